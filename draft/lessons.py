@@ -1,5 +1,8 @@
 """Learns from verdicts: the worth of guesses, and how often the small model is right."""
 
+from collections import OrderedDict
+from typing import Final
+
 from draft.budget import AcceptanceEstimate
 from draft.calibration import EdgeCalibration
 from draft.draft_state import DraftState
@@ -8,23 +11,39 @@ from draft.grown_trees import JudgedGuess
 from engine.sequences.sequence import Sequence
 from engine.trees.token_tree import SOURCE_BIT
 
+_MAX_CALIBRATIONS: Final = 64
+
 
 class Lessons:
     """Learns from every guess whose parent was accepted, whether the guess was verified or not.
 
-    acceptance: of all sequences, the value at which a new one begins.
+    acceptance: of all sequences, the value at which a new one begins. An adapter moves the large
+    model away from the small one by its own measure, so each has a calibration of its own where
+    trees grow on the host; `calibration` is the base's, and that of all trees on the device.
     """
 
     def __init__(self, calibration: EdgeCalibration) -> None:
         self.calibration = calibration
         self.acceptance = AcceptanceEstimate()
-        self._calibrated: dict[bool, Calibrate] = {
-            is_greedy: calibration.of_requests(is_greedy=is_greedy) for is_greedy in (False, True)
-        }
+        self._of_adapters: OrderedDict[str, EdgeCalibration] = OrderedDict()
 
     def calibrate(self, sequence: Sequence) -> Calibrate:
-        """Return the calibration for a sequence's way of sampling."""
-        return self._calibrated[sequence.request.sampling.is_greedy]
+        """Return the calibration for a sequence's adapter and way of sampling."""
+        is_greedy = sequence.request.sampling.is_greedy
+        return self._calibration_of(sequence).of_requests(is_greedy=is_greedy)
+
+    def _calibration_of(self, sequence: Sequence) -> EdgeCalibration:
+        """Return its adapter's; of too many, the one wanted least recently goes."""
+        adapter = sequence.adapters.get("large")
+        if adapter is None:
+            return self.calibration
+        found = self._of_adapters.get(adapter.digest)
+        if found is None:
+            found = self._of_adapters[adapter.digest] = EdgeCalibration()
+        self._of_adapters.move_to_end(adapter.digest)
+        if len(self._of_adapters) > _MAX_CALIBRATIONS:
+            self._of_adapters.popitem(last=False)
+        return found
 
     def learn_tree(self, state: DraftState, tree: GrowingTree, emitted: list[int]) -> None:
         """Learn from the verdict on a tree that grew on the host."""
@@ -37,8 +56,9 @@ class Lessons:
             best = max(named, key=lambda guess: guess.model_confidence, default=None)
             self.learn_first(state, None if best is None else best.token_id, emitted)
         is_greedy = state.sequence.request.sampling.is_greedy
+        calibration = self._calibration_of(state.sequence)
         for guess, was_right in tree.judged(emitted):
-            self.calibration.observe(
+            calibration.observe(
                 guess.confidence,
                 was_right,
                 sources=guess.evidence,

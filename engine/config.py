@@ -17,7 +17,8 @@ class EngineConfig:
     until they have taken this share of the large pass's time, so that a small answer runs at a pace
     of its own; `min_small_passes` and `max_small_passes` bound their number. overlap: host work
     that a step leaves behind (events to send, verdicts to learn from) is done while a GPU is busy
-    with the next step; off, for debugging, before it.
+    with the next step; off, for debugging, before it. max_adapters, max_adapter_bytes: of each
+    model's LoRA adapters that are resident at once.
     """
 
     max_sequences: int = 64
@@ -29,3 +30,5 @@ class EngineConfig:
     min_small_passes: int = 4
     max_small_passes: int = 32
     overlap: bool = True
+    max_adapters: int = 64
+    max_adapter_bytes: int = 1 << 30

@@ -20,9 +20,11 @@ from engine.events import (
 from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
 from engine.passes.runner import ModelRunner, PassOutput
 from engine.protocols import Drafter, Verdict, Verifier
+from engine.queue.adapter_queue import AdapterQueue
 from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.queue.grammar_queue import GrammarQueue
 from engine.queue.policy import QueuePolicy
+from engine.queue.preparation import Preparation
 from engine.queue.scheduler import PassPlan, Scheduler
 from engine.queue.slo_queue import SloQueue
 from engine.request import EngineRequest, Tier
@@ -38,8 +40,8 @@ from engine.step.timed_passes import TimedPasses
 from engine.trees.speculation_counts import SpeculationCounts
 from engine.trees.verify_items import VerifiedPass, VerifyItem, cut_at_end, emission, prefill_done
 
-# How long an engine that has nothing else to do sleeps for a grammar; commands wait behind it.
-_GRAMMAR_PAUSE_S = 0.003
+# How long an idle engine sleeps for a grammar or an adapter; commands wait behind it.
+_PREPARATION_PAUSE_S = 0.003
 
 
 class Engine:
@@ -79,7 +81,8 @@ class Engine:
         self._tier_switcher = TierSwitcher(
             runners=self._runners, scheduler=self.scheduler, drafter=drafter
         )
-        self._grammars = GrammarQueue(grammars or {}, clock=clock)
+        self.adapters = AdapterQueue(self._runners, self._config)
+        self._preparation = Preparation(GrammarQueue(grammars or {}, clock=clock), self.adapters)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[EngineEvent] = []
         self._speculation = SpeculationCounts()
@@ -124,11 +127,10 @@ class Engine:
         check_prompt(request, runner)
         if request.cascade is not None:
             check_cascade(request, self._runners.get("small"), self._drafter)
-        if request.grammar is not None:
-            self._grammars.check(request)
+        self._preparation.check(request)
         check_room(
             request,
-            (*self.scheduler.waiting, *self._grammars.sequences()),
+            (*self.scheduler.waiting, *self._preparation.sequences()),
             max_waiting=self._config.max_waiting,
         )
         sequence = Sequence(
@@ -140,21 +142,21 @@ class Engine:
             token_ids=list(request.prompt_token_ids),
             rules=build_rules(request.sampling, num_prompt_tokens=len(request.prompt_token_ids)),
         )
-        if request.objective.refuses:
-            self._gate.check(sequence, sequence.submitted_s)
         try:
-            if request.grammar is not None:
-                self._grammars.add(sequence)
-            else:
+            has_adapters = self.adapters.add(sequence)
+            if request.objective.refuses:
+                self._gate.check(sequence, sequence.submitted_s)
+            if has_adapters and self._preparation.add_grammar(sequence):
                 self.scheduler.add(sequence)
         except BaseException:
+            self._preparation.forget(sequence)
             self._gate.forget(sequence)
             raise
         self._sequences[request.request_id] = sequence
 
     def warm_up_grammars(self) -> None:
         """Start what compiles grammars now, in the background, not at the first grammar."""
-        self._grammars.warm_up()
+        self._preparation.warm_up_grammars()
 
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
@@ -193,8 +195,8 @@ class Engine:
                 sequence,
                 tier,
                 keeps_answer=keeps_answer,
-                # Where it waits for a grammar it has not begun: nothing is held.
-                is_queued=request_id not in self._grammars,
+                # Where it waits for a grammar or an adapter it has not begun: nothing is held.
+                is_queued=request_id not in self._preparation,
             )
             self._events.append(switched)
         if sequence.failure is not None:
@@ -205,7 +207,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True if `step` would do anything. Answers that are held are no work."""
-        return bool(len(self._sequences) > len(self.scheduler.held) or self._events)
+        is_open = len(self._sequences) > len(self.scheduler.held)
+        return is_open or bool(self._events) or self.adapters.is_called
 
     @property
     def overlaps(self) -> bool:
@@ -229,7 +232,7 @@ class Engine:
         """
         if while_busy is not None:
             self._host_work.defer(while_busy)
-        self._admit_compiled()
+        self._admit_prepared()
         with self._steps.timed():
             if self._has_runnable:
                 plan = self.scheduler.plan_step(self._clock())
@@ -264,21 +267,21 @@ class Engine:
 
     @property
     def _num_idle(self) -> int:
-        """Sequences that no pass can be for: they wait for a grammar, or for a decision."""
-        return len(self._grammars) + len(self.scheduler.held)
+        """Sequences that no pass can be for: they wait for a grammar, an adapter, a decision."""
+        return len(self._preparation) + len(self.scheduler.held)
 
-    def _admit_compiled(self) -> None:
-        """Queue the sequences whose grammar is there; end those that can have none."""
-        if not len(self._grammars):
+    def _admit_prepared(self) -> None:
+        """Queue the sequences whose grammar and adapter are there; end those that can have none."""
+        if not self._preparation.is_busy:
             return
         if not self._has_runnable and not self._events:
-            self._grammars.pause(_GRAMMAR_PAUSE_S)
-        for sequence, error in self._grammars.take_ready():
+            self._preparation.pause(_PREPARATION_PAUSE_S)
+        for sequence, error in self._preparation.take_ready():
             if error is None:
                 self.scheduler.add(sequence)
                 continue
             sequence.status = SequenceStatus.FINISHED
-            self._forget(sequence, code="invalid_grammar", message=str(error))
+            self._forget(sequence, code=error.code, message=str(error))
 
     # ---- after a pass ---------------------------------------------------------------------
 
@@ -346,6 +349,7 @@ class Engine:
     def _forget(self, sequence: Sequence, *, code: str, message: str) -> None:
         """Drop a sequence that the scheduler does not have any more, and say why."""
         self._gate.forget(sequence)
+        self._preparation.forget(sequence)
         del self._sequences[sequence.request_id]
         self._events.append(
             Failed(
@@ -360,6 +364,7 @@ class Engine:
         sequence.finish_reason = reason
         self._gate.forget(sequence)
         self._take_out(sequence)
+        self._preparation.forget(sequence)
         del self._sequences[sequence.request_id]
         self._events.append(
             Finished(
@@ -372,7 +377,7 @@ class Engine:
 
     def _take_out(self, sequence: Sequence) -> None:
         """Take a sequence from the queue that has it, and give back what it holds."""
-        if self._grammars.discard(sequence.request_id):
+        if self._preparation.discard(sequence.request_id):
             sequence.status = SequenceStatus.FINISHED
         else:
             self.scheduler.remove(sequence)
@@ -382,7 +387,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""
         return snapshot(
-            self._runners, self.scheduler, self._grammars, self._speculation, self._steps
+            self._runners, self.scheduler, self._preparation, self._speculation, self._steps
         )
 
     def info(self) -> EngineInfo:

@@ -86,6 +86,12 @@ class UnsupportedModelError(EngineError):
     code = "unsupported_model"
 
 
+class InvalidAdapterError(EngineError):
+    """An adapter's files cannot be used: missing, broken, of another base, or of another kind."""
+
+    code = "invalid_adapter"
+
+
 class EngineDiedError(EngineError):
     """The engine's process ended while requests were in flight."""
 

@@ -232,6 +232,19 @@ NO_OBJECTIVE: Final = LatencyObjective()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRef:
+    """A LoRA adapter of a tier's model: its name, and the folder that holds its files.
+
+    `version`: another one is read anew, also where the folder is the same.
+    """
+
+    name: str
+    tier: Tier
+    folder: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One sequence to generate. The n choices of an API request are n engine requests.
 
@@ -246,7 +259,8 @@ class EngineRequest:
     tier, and where it ends by itself it is held (`AnswerHeld`) until `settle` or `switch_tier`.
     `tenant` shares the queue's fairness, by `weight` against others; `priority` is HIGH, NORMAL or
     LOW. They and the `objective` decide when the answer starts, never what it is. `traces`: what is
-    emitted says where it came from (engine/trace.py).
+    emitted says where it came from (engine/trace.py). `adapters`: at most one of each tier; the
+    tier's answer is that of its model with the adapter. The small model drafts without one.
     """
 
     request_id: str
@@ -268,9 +282,16 @@ class EngineRequest:
     priority: int = NORMAL
     objective: LatencyObjective = NO_OBJECTIVE
     traces: bool = False
+    adapters: tuple[AdapterRef, ...] = ()
+
+    def adapter(self, tier: Tier) -> AdapterRef | None:
+        """Return the adapter of a tier's answer; None for the model as it is."""
+        return next((ref for ref in self.adapters if ref.tier == tier), None)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a weight, a priority or an arrival that no queue could use."""
+        if len({ref.tier for ref in self.adapters}) < len(self.adapters):
+            raise ValueError("adapters has two of one tier")
         if not 0.0 < self.weight < math.inf:
             raise ValueError(f"weight={self.weight} must be positive and finite")
         if self.priority not in (HIGH, NORMAL, LOW):

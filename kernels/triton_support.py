@@ -135,6 +135,7 @@ _COUNTS = frozenset(
         "num_tokens",
         "odd_count",
         "odd_num_sequences",
+        "site",
         "stride",
         "words_stride",
     }

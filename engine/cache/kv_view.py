@@ -1,8 +1,12 @@
 """One sequence's window into one model's KV cache."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from engine.cache.block_pool import BlockHash, BlockPool, OutOfBlocksError, chain_hash
+
+if TYPE_CHECKING:  # it loads torch, which the queue does without
+    from kernels.layers.lora import LoraWeights
 
 
 class KVView:
@@ -13,10 +17,20 @@ class KVView:
 
     Where layers with a window have a smaller cache, `window_table` says where the same blocks lie
     in it: 0 for those that the window has passed. It is empty where they have none.
+
+    `adapter`: of every row whose keys and values it holds; its hash is part of `root`.
     """
 
-    def __init__(self, pool: BlockPool, *, root: BlockHash, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        root: BlockHash,
+        prefix_caching: bool = True,
+        adapter: "LoraWeights | None" = None,
+    ) -> None:
         self.pool = pool
+        self.adapter = adapter
         self.block_table: list[int] = []
         self.window_table: list[int] = []
         self._num_passed = 0  # leading blocks of which the window block is not held

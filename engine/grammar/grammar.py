@@ -28,6 +28,8 @@ _MASK_S: Final = 0.01
 class InvalidGrammarError(ValueError):
     """The grammar cannot be enforced; the message is for the client."""
 
+    code = "invalid_grammar"
+
 
 class TokenMatcher(Protocol):
     """A place in a grammar: behind the tokens that were accepted."""

@@ -12,6 +12,7 @@ from kernels.attention.row_plan import RowPlan
 from kernels.cpu.panel_linear import PanelLinear
 from kernels.layers.compiled_layer import MAX_ROWS, CompiledLayer, LayerRows
 from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
+from kernels.layers.lora import CompiledLoraRows, LoraRows
 from kernels.layers.rope import RotaryTable
 
 
@@ -61,14 +62,16 @@ class CompiledLayers:
         kv_cache: KVCache,
         *,
         count: int,
+        lora: LoraRows | None = None,
     ) -> Tensor | None:
         """Run the first `count` layers; return what the last of them adds to the residual stream.
 
         residual: [n, hidden]; what the others add is added to it. slots: [n] each, of layers
-        without a window and with one. None for no layer.
+        without a window and with one. lora: the rows' adapters. None for no layer.
         """
         assert isinstance(plan, RowPlan)
-        rows = LayerRows(residual, positions.contiguous())
+        assert lora is None or isinstance(lora, CompiledLoraRows), "rows are bfloat16 here"
+        rows = LayerRows(residual, positions.contiguous(), lora)
         slots = (slots[0].contiguous(), slots[1].contiguous())
         for index, (layer, compiled) in enumerate(self._layers[:count]):
             keys = plan.keys if layer.has_window or plan.full is None else plan.full.keys

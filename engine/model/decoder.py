@@ -14,7 +14,7 @@ from engine.model.compiled_layers import CompiledLayers
 from engine.model.config import ModelConfig
 from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
-from engine.model.layers import LayerReader, Norm
+from engine.model.layers import LayerReader, Norm, normalise
 from engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
 from engine.model.quantised.formats import Rounding
 from engine.model.quantised.scheme import (
@@ -30,7 +30,8 @@ from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv_reference
 from kernels.layers.compiled_rows import can_place_heads, place_heads
 from kernels.layers.embedding import embed_tokens
-from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from kernels.layers.lora import LayerLora, LoraRows, Projection, project
+from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import RotaryTable, rotate
 from kernels.layers.row_invariant_ops import (
     row_invariant_rotate,
@@ -72,7 +73,12 @@ class _Pass:
     kv_cache: KVCache
     is_fused: bool
     is_placed: bool
+    lora: LoraRows | None
     turns: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def layer_lora(self, index: int) -> LayerLora | None:
+        """Return the rows' adapters in a layer; None where no row has one."""
+        return None if self.lora is None else LayerLora(self.lora, index)
 
 
 class DecoderModel:
@@ -229,7 +235,7 @@ class DecoderModel:
         )
 
     @torch.inference_mode()
-    def forward(
+    def forward(  # noqa: PLR0913 - all of a pass
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -239,12 +245,14 @@ class DecoderModel:
         logit_rows: Tensor | None,
         *,
         logits_out: Tensor | None = None,
+        lora: LoraRows | None = None,
     ) -> ForwardOutput:
         """Run n rows; write their keys and values; return logits of the rows in `logit_rows`.
 
         token_ids, positions, slot_mapping: [n] int64 (a slot of -1 keeps nothing); logit_rows: [m]
         int64, indices of rows, or None for all of them. Rows that are not in logit_rows only fill
-        the cache. logits_out: float32 [m, vocab_size] that the logits are written to.
+        the cache. logits_out: float32 [m, vocab_size] that the logits are written to. lora: the
+        rows' adapters, None where no row has one.
         On a GPU nothing waits for the device, so that CUDA graphs can hold a pass.
         """
         here = _Pass(
@@ -254,6 +262,7 @@ class DecoderModel:
             kv_cache=kv_cache,
             is_fused=uses_triton(self.device),
             is_placed=self._can_place and kv_cache.dtype == self.dtype,
+            lora=lora,
         )
         if not (here.is_fused or here.is_placed):
             here.turns = tuple(table.gather(positions) for table in self._rotary)
@@ -269,25 +278,29 @@ class DecoderModel:
             # The last layer computes fewer rows where fewer are wanted.
             num_done = last + (some_rows is None)
             update = compiled.run(
-                residual, positions, here.slots, attention, kv_cache, count=num_done
+                residual, positions, here.slots, attention, kv_cache, count=num_done, lora=lora
             )
         for index, layer in islice(enumerate(self._layers), num_done, None):
-            normed = _normalise(layer.before_attention, update, residual, here)
+            normed = normalise(layer.before_attention, update, residual, is_fused=here.is_fused)
             attended = self._attend(index, normed, here)
+            own_lora = here.layer_lora(index)
             if index == last and some_rows is not None:
                 # Past the last cache write only the wanted rows matter.
                 attended = attended.index_select(0, some_rows)
                 residual = residual.index_select(0, some_rows)
+                if own_lora is not None:
+                    own_lora = LayerLora(own_lora.rows.select(some_rows), index)
                 if self.config.is_parallel:
                     normed = normed.index_select(0, some_rows)
-            update = self._added(layer.after_attention, layer.output(attended))
-            if self.config.is_parallel:
-                update.add_(self._added(layer.after_mlp, layer.mlp(normed, is_fused=here.is_fused)))
-                continue
-            normed = _normalise(layer.before_mlp, update, residual, here)
-            update = self._added(layer.after_mlp, layer.mlp(normed, is_fused=here.is_fused))
+            output = project(layer.output, attended, Projection.OUTPUT, own_lora)
+            update = self._added(layer.after_attention, output)
+            if not self.config.is_parallel:
+                normed = normalise(layer.before_mlp, update, residual, is_fused=here.is_fused)
+            inner = layer.mlp(normed, is_fused=here.is_fused, lora=own_lora)
+            added = self._added(layer.after_mlp, inner)
+            update = update.add_(added) if self.config.is_parallel else added
         assert update is not None
-        hidden = _normalise(self._final_norm, update, residual, here)
+        hidden = normalise(self._final_norm, update, residual, is_fused=here.is_fused)
         if logit_rows is not None and some_rows is None:
             hidden = hidden.index_select(0, logit_rows)
         return ForwardOutput(logits=self._logits(hidden, logits_out), hidden=hidden)
@@ -319,7 +332,7 @@ class DecoderModel:
         """Attention of one layer up to the output projection: [n, heads * head_dim]."""
         config, layer = self.config, self._layers[index]
         num_rows, num_query_heads = len(normed), config.num_query_heads
-        projected = layer.qkv(normed)
+        projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
         if layer.row_norms is not None:
             self._normalise_rows(projected, layer.row_norms)
         heads = projected.view(num_rows, -1, config.head_dim)  # queries, keys, values
@@ -382,17 +395,3 @@ class DecoderModel:
         query, key = projected[:, :query_size], projected[:, query_size : query_size + kv_size]
         query.copy_(norms[0](query))
         key.copy_(norms[1](key))
-
-
-def _normalise(norm: Norm | None, update: Tensor | None, residual: Tensor, here: _Pass) -> Tensor:
-    """The norm of the residual stream, to which the update is added first. All: [n, width].
-
-    Without a norm: the stream itself.
-    """
-    if norm is None:
-        return residual if update is None else residual.add_(update)
-    if here.is_fused and isinstance(norm, RmsNorm):
-        if update is None:
-            return rms_norm(residual, norm.weight, norm.eps)
-        return add_rms_norm(update, residual, norm.weight, norm.eps)
-    return norm(residual) if update is None else norm.add(update, residual)

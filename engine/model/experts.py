@@ -12,6 +12,7 @@ from engine.model.quantised.scheme import Weight, WeightSource
 from engine.model.weights import CheckpointReader
 from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
 from kernels.experts.route import RoutingRule, route
+from kernels.layers.lora import LayerLora
 from kernels.layers.row_invariant_linear import Product, make_linear
 
 # Rows are spread to so many equal values: a vector loop leaves nothing of them over.
@@ -41,8 +42,8 @@ class SparseMlp:
         self._shared = shared
         self._shared_gate = shared_gate
 
-    def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
-        """is_fused: Triton's kernels run."""
+    def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
+        """is_fused: Triton's kernels run; lora: None of its products takes adapters."""
         routed = route(self._router(rows), self._rule, self._correction)
         result = self._experts(rows, routed)
         if self._shared is None:

@@ -12,7 +12,8 @@ from engine.model.quantised.scheme import Weight, WeightSource
 from engine.model.weights import CheckpointReader
 from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.layer_norm import LayerNorm
-from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.lora import LayerLora, Projection, project
+from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig
 from kernels.layers.row_invariant_linear import Product, make_linear, make_norm
 from kernels.layers.row_invariant_ops import make_gate
@@ -26,11 +27,23 @@ _TIED_HEAD_COPY_SHARE = 0.15
 _TIED_HEAD_COPY_BYTES = 128 << 20
 
 
+def turned_rows(config: ModelConfig, rope: RopeConfig, num_rows: int) -> Tensor | None:
+    """Return the order of a qkv projection's rows that the rotation wants; None for their own."""
+    order = rope.dimension_order()
+    if order is None:
+        return None
+    num_turned = config.num_query_heads + config.num_kv_heads
+    heads = torch.arange(num_turned).unsqueeze(1) * config.head_dim
+    rows = torch.arange(num_rows)
+    rows[: num_turned * config.head_dim] = (heads + torch.tensor(order)).view(-1)
+    return rows
+
+
 class Mlp(Protocol):
     """The map between a layer's norms: [n, width] -> [n, width]."""
 
-    def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
-        """Return the rows' outputs. is_fused: use Triton's kernels."""
+    def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
+        """Return the rows' outputs. is_fused: use Triton's kernels; lora: the rows' adapters."""
 
 
 class GatedMlp:
@@ -48,10 +61,11 @@ class GatedMlp:
         # Not the kernel's launcher: on the CPU, choosing is not free.
         self._gate = make_gate(activation, deterministic=deterministic)
 
-    def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
+    def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
         """is_fused: Triton's kernel gates."""
-        inner = self.gate_up(rows)
-        return self.down(gated_mul(inner, self.activation) if is_fused else self._gate(inner))
+        inner = project(self.gate_up, rows, Projection.GATE_UP, lora)
+        gated = gated_mul(inner, self.activation) if is_fused else self._gate(inner)
+        return project(self.down, gated, Projection.DOWN, lora)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +175,7 @@ class LayerReader:
 
     def _qkv(self, prefix: str, rope: RopeConfig, sizes: tuple[int, int, int]) -> Product:
         names, width = self.config.names.qkv, self.config.hidden_size
-        rows = self._turned_rows(rope, sum(sizes))
+        rows = turned_rows(self.config, rope, sum(sizes))
 
         def read(kind: str, *width: int) -> Tensor:
             joined = self._joined(prefix, names, sizes, kind, *width)
@@ -170,17 +184,6 @@ class LayerReader:
         weight = self._weight(prefix, names, lambda: read("weight", width))
         bias = read("bias") if self.config.attention_bias else None
         return self._linear(weight, bias)
-
-    def _turned_rows(self, rope: RopeConfig, num_rows: int) -> Tensor | None:
-        """Return the order of the projection's rows that the rotation wants; None for their own."""
-        order = rope.dimension_order()
-        if order is None:
-            return None
-        num_turned = self.config.num_query_heads + self.config.num_kv_heads
-        heads = torch.arange(num_turned).unsqueeze(1) * self.config.head_dim
-        rows = torch.arange(num_rows)
-        rows[: num_turned * self.config.head_dim] = (heads + torch.tensor(order)).view(-1)
-        return rows
 
     def _head_norm(self, prefix: str, rope: RopeConfig) -> RmsNorm:
         """Return the norm with a row of weights for each query and key head."""
@@ -236,3 +239,19 @@ class LayerReader:
         return torch.cat(
             [self.reader.read(f"{prefix}{name}.{kind}", (size, *width)) for name, size in parts]
         )
+
+
+def normalise(
+    norm: Norm | None, update: Tensor | None, residual: Tensor, *, is_fused: bool
+) -> Tensor:
+    """Return the norm of the residual stream, to which the update is added first. All: [n, width].
+
+    Without a norm: the stream itself. is_fused: Triton's kernels run.
+    """
+    if norm is None:
+        return residual if update is None else residual.add_(update)
+    if is_fused and isinstance(norm, RmsNorm):
+        if update is None:
+            return rms_norm(residual, norm.weight, norm.eps)
+        return add_rms_norm(update, residual, norm.weight, norm.eps)
+    return norm(residual) if update is None else norm.add(update, residual)

@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
 from kernels.attention.paged_attention import AttentionBatch, Plan
+from kernels.layers.lora import LoraRows
 
 if TYPE_CHECKING:
     from engine.model.decoder import ForwardOutput
@@ -36,7 +37,7 @@ class CausalModel(Protocol):
         """Plan a pass for this model's heads, windows, dtype and device."""
         ...
 
-    def forward(
+    def forward(  # noqa: PLR0913 - all of a pass
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -46,6 +47,10 @@ class CausalModel(Protocol):
         logit_rows: Tensor | None,
         *,
         logits_out: Tensor | None = None,
+        lora: LoraRows | None = None,
     ) -> "ForwardOutput":
-        """Run rows, write their keys and values, return the wanted rows' logits."""
+        """Run rows, write their keys and values, return the wanted rows' logits.
+
+        lora: the rows' adapters, None where no row has one.
+        """
         ...

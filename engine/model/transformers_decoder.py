@@ -31,6 +31,7 @@ from engine.model.transformers_probe import is_tied, rows_of_heads
 from engine.model.weights import required_text_prefix
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
 from kernels.kv.write_kv import write_kv
+from kernels.layers.lora import LoraRows
 from kernels.layers.row_invariant_linear import make_linear
 
 ATTENTION_NAME: Final = "outrider"
@@ -165,7 +166,7 @@ class TransformersModel:
         )
 
     @torch.inference_mode()
-    def forward(
+    def forward(  # noqa: PLR0913 - all of a pass
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -175,8 +176,9 @@ class TransformersModel:
         logit_rows: Tensor | None,
         *,
         logits_out: Tensor | None = None,
+        lora: LoraRows | None = None,
     ) -> ForwardOutput:
-        """Run n rows; arguments and result are those of `DecoderModel.forward`."""
+        """Run n rows; as `DecoderModel.forward`, but there are no adapters (`lora_modules`)."""
         here = _Pass(
             slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
             attention=attention,

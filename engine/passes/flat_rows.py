@@ -1,12 +1,15 @@
 """The rows of a pass as host lists: slices laid out one behind the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
 from kernels.attention.paged_attention import AttentionBatch
+from kernels.layers.lora import LoraRows, LoraWeights, gather_lora
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class FlatRows:
     window_tables: list[list[int]] = field(default_factory=list)
     tree_starts: list[int] = field(default_factory=list)
     ancestor_masks: list[list[int] | None] = field(default_factory=list)
+    adapters: list[LoraWeights | None] = field(default_factory=list)  # of each sequence
 
     def add(self, piece: ForwardSlice, block_size: int) -> None:
         """Append one slice."""
@@ -67,6 +71,7 @@ class FlatRows:
         self.window_tables.append(piece.view.window_table)
         self.tree_starts.append(end if piece.tree_start is None else piece.tree_start)
         self.ancestor_masks.append(piece.ancestor_masks)
+        self.adapters.append(piece.view.adapter)
 
     def add_device_rows(self, rows: DeviceRows) -> list[int]:
         """Append what the device holds, which is waited for: all rows that are no padding.
@@ -94,6 +99,7 @@ class FlatRows:
             self.window_tables.append(view.window_table)
             self.tree_starts.append(tree_start)
             self.ancestor_masks.append([masks[row] for row in real])
+            self.adapters.append(view.adapter)
         self.logit_rows += range(len(self.logit_rows), len(self.token_ids))
         return found
 
@@ -107,6 +113,13 @@ class FlatRows:
         )
         return total / max(len(self.token_ids), 1)
 
+    def lora(self, *, deterministic: bool) -> LoraRows | None:
+        """Return the rows with their adapters; None where no row has one."""
+        if not any(self.adapters):
+            return None
+        counts = [end - start for start, end in pairwise(self.query_indptr)]
+        return gather_lora(*number_adapters(self.adapters, counts), deterministic=deterministic)
+
     def attention_batch(self) -> AttentionBatch:
         """Return what the attention kernel needs to know."""
         return AttentionBatch(
@@ -117,3 +130,18 @@ class FlatRows:
             tree_starts=self.tree_starts,
             ancestor_masks=self.ancestor_masks,
         )
+
+
+def number_adapters(
+    adapters: Sequence[LoraWeights | None], counts: Sequence[int]
+) -> tuple[list[LoraWeights], list[int]]:
+    """Return the different adapters, and for each row the number of its own, -1 for none.
+
+    adapters: of each sequence; counts: its rows.
+    """
+    numbers: dict[LoraWeights, int] = {}
+    slots: list[int] = []
+    for adapter, count in zip(adapters, counts, strict=True):
+        number = -1 if adapter is None else numbers.setdefault(adapter, len(numbers))
+        slots += [number] * count
+    return list(numbers), slots

@@ -20,6 +20,7 @@ from engine.passes.tile_plans import TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES
 from kernels.attention.stage_rows import stage_rows
 from kernels.kv.compact_kv import compact_kv
+from kernels.layers.lora import LoraWeights
 from kernels.triton_support import uses_triton
 
 __all__ = ["ForwardSlice", "ModelRunner", "PassOutput", "PassTime", "PassTimes"]
@@ -111,12 +112,16 @@ class ModelRunner:
         """Width of the logits."""
         return self.model.config.vocab_size
 
-    def new_view(self, cache_salt: str) -> KVView:
-        """An empty view whose prefix cache is shared only under the same salt."""
+    def new_view(self, cache_salt: str, adapter: LoraWeights | None = None) -> KVView:
+        """An empty view whose prefix cache is shared only under the same salt and adapter."""
+        numerics = self.model.numerics
+        if adapter is not None:
+            numerics += f"+{adapter.digest}"
         return KVView(
             self.pool,
-            root=root_hash(self.model.numerics, str(self.kv_cache.dtype), cache_salt),
+            root=root_hash(numerics, str(self.kv_cache.dtype), cache_salt),
             prefix_caching=self.prefix_caching,
+            adapter=adapter,
         )
 
     # ---- keys and values that move --------------------------------------------------------
@@ -229,7 +234,13 @@ class ModelRunner:
         logit_rows = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self.device)
         self._clock.start_work()
         output = self.model.forward(
-            integers[0], integers[1], integers[2], plan, self.kv_cache, logit_rows
+            integers[0],
+            integers[1],
+            integers[2],
+            plan,
+            self.kv_cache,
+            logit_rows,
+            lora=rows.lora(deterministic=self.model.deterministic),
         )
         return PassOutput(logits=output.logits, hidden=output.hidden)
 
@@ -240,7 +251,10 @@ class ModelRunner:
             self._clock.start_work()
             return self._nothing()
         shape = self._plans().shape(staged.rows_per_sequence)
-        captured = None if self._graphs is None else self._graphs.find(staged, shape)
+        lora = staged.lora()  # no recording has adapters' products
+        captured = None
+        if self._graphs is not None and lora is None:
+            captured = self._graphs.find(staged, shape)
         if captured is not None:
             assert self._graphs is not None
             packed = self._buffers.pack(staged, captured.layout)
@@ -273,7 +287,13 @@ class ModelRunner:
         if not staged.wants_all_logits:
             logit_rows = layout.tensor(words, "logit_rows")[: len(staged.logit_rows)]
         output = self.model.forward(
-            inputs.token_ids, inputs.positions, inputs.slots, plan, self.kv_cache, logit_rows
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slots,
+            plan,
+            self.kv_cache,
+            logit_rows,
+            lora=lora,
         )
         return PassOutput(logits=output.logits, hidden=output.hidden)
 

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import ForwardSlice
+from engine.passes.flat_rows import ForwardSlice, number_adapters
 from kernels.arrays import Ints32, Ints64
 from kernels.attention.attention_tiles import MAX_TREE_NODES
 from kernels.attention.stage_rows import NUM_WORDS, PassInputs, TreeRows
+from kernels.layers.lora import TritonLoraRows
 
 # Parts begin at multiples of so many 8-byte words: Triton compiles a kernel anew for pointers that
 # are not divisible by 16, and a row of 64 bytes is read at once.
@@ -183,6 +184,22 @@ class StagedPass:
         """About how many rows the longest sequence has; device rows are shared out evenly."""
         of_device = -(-self.num_device_rows // max(self.num_device_sequences, 1))
         return max(of_device, int(self.counts.max(initial=0)))
+
+    def lora(self) -> TritonLoraRows | None:
+        """Return the rows with their adapters; None where no row has one."""
+        views = [] if self.device_rows is None else self.device_rows.views
+        adapters = [view.adapter for view in (*views, *(each.view for each in self.slices))]
+        if not any(adapters):
+            return None
+        counts = [1] * len(views) + self.counts.tolist()
+        numbers, host = number_adapters(adapters, counts)
+        slots = torch.tensor(host, dtype=torch.int32)
+        if self.device_rows is not None:  # the device knows whose its rows are
+            index = self.device_rows.sequence_index
+            of_views = slots[: len(views)].to(index.device, non_blocking=True)
+            rest = slots[len(views) :].to(index.device, non_blocking=True)
+            slots = torch.cat((of_views[index], rest))
+        return TritonLoraRows(numbers, slots)
 
     def max_keys(self, block_size: int) -> int:
         """Count how many keys a sequence has at most."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # they load torch, which the queue does without
     from engine.grammar.grammar import GrammarState
     from engine.sequences.logit_rules import LogitRule
     from engine.sequences.noise import SequenceNoise
+    from kernels.layers.lora import LoraWeights
 
 _arrival_numbers = itertools.count()
 
@@ -77,6 +78,8 @@ class Sequence:
     num_preemptions: int = 0
     # Of every tier that did any for it, whatever became of that.
     work: dict[Tier, WorkCounts] = field(default_factory=dict)
+    # Its adapters, from when they are there until it ends.
+    adapters: "dict[Tier, LoraWeights]" = field(default_factory=dict)
     arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))
 
     @property

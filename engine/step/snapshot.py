@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.events import EngineStats, TierStats
 from engine.passes.runner import ModelRunner
-from engine.queue.grammar_queue import GrammarQueue
+from engine.queue.preparation import Preparation
 from engine.queue.scheduler import Scheduler
 from engine.request import Tier
 from engine.trees.speculation_counts import SpeculationCounts
@@ -38,14 +38,15 @@ class StepCounts:
 def snapshot(
     runners: Mapping[Tier, ModelRunner],
     scheduler: Scheduler,
-    grammars: GrammarQueue,
+    preparation: Preparation,
     speculation: SpeculationCounts,
     steps: StepCounts,
 ) -> EngineStats:
     """Take the gauges and counters of an engine of these parts."""
     return EngineStats(
         tiers={
-            tier: _tier_stats(tier, runner, scheduler, grammars) for tier, runner in runners.items()
+            tier: _tier_stats(tier, runner, scheduler, preparation)
+            for tier, runner in runners.items()
         },
         num_steps=steps.num_steps,
         num_drafts=speculation.num_drafts,
@@ -61,12 +62,12 @@ def snapshot(
 
 
 def _tier_stats(
-    tier: Tier, runner: ModelRunner, scheduler: Scheduler, grammars: GrammarQueue
+    tier: Tier, runner: ModelRunner, scheduler: Scheduler, preparation: Preparation
 ) -> TierStats:
     counters = scheduler.counters[tier]
     return TierStats(
         num_running=len(scheduler.running[tier]),
-        num_waiting=grammars.count(tier)
+        num_waiting=preparation.count(tier)
         + sum(sequence.tier == tier for sequence in scheduler.waiting),
         num_blocks=runner.pool.num_blocks,
         num_used_blocks=runner.pool.num_used,

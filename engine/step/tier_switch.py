@@ -68,7 +68,8 @@ class TierSwitcher:
         To be called after `check`. is_queued: whether the scheduler has the sequence.
         """
         runner, request = self._runners[tier], sequence.request
-        old_view, sequence.view = sequence.view, runner.new_view(request.cache_salt)
+        old_view = sequence.view
+        sequence.view = runner.new_view(request.cache_salt, sequence.adapters.get(tier))
         if is_queued:
             self._scheduler.remove(sequence)
             is_drafted = request.speculation.enabled or request.cascade is not None

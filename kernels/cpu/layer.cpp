@@ -29,16 +29,16 @@ class LayerRun {
         uint16_t* gated = take(memory, layer_.inner);
         int32_t failed = normalise(call_.update, !call_.is_first, layer_.attention_norm,
                                    layer_.attention_offset, normed);
-        if (!failed) failed = multiply(kQkv, normed, projected_rows);
+        if (!failed) failed = project(kQkv, normed, layer_.hidden, projected_rows, projected());
         if (!failed) failed = place(projected_rows, query);
         if (!failed) failed = attend(query, attended);
-        if (!failed) failed = multiply(kOutput, attended, attended_up);
+        if (!failed) failed = project(kOutput, attended, queries(), attended_up, layer_.hidden);
         if (!failed) {
             failed = normalise(attended_up, true, layer_.mlp_norm, layer_.mlp_offset, normed);
         }
-        if (!failed) failed = multiply(kGateUp, normed, gate_up);
+        if (!failed) failed = project(kGateUp, normed, layer_.hidden, gate_up, 2 * layer_.inner);
         if (!failed) failed = gate(gate_up, gated);
-        if (!failed) failed = multiply(kDown, gated, call_.update);
+        if (!failed) failed = project(kDown, gated, layer_.inner, call_.update, layer_.hidden);
         return failed;
     }
 
@@ -72,6 +72,15 @@ class LayerRun {
         norm.y = y;
         norm.offset = offset;
         return outrider_normalise(&norm, set_, threads_for(rows() * layer_.hidden));
+    }
+
+    // The product, and what the rows' adapters add to it. x: [rows, width], y: [rows, columns].
+    int32_t project(Projection which, const uint16_t* x, int64_t width, uint16_t* y,
+                    int64_t columns) const {
+        const int32_t failed = multiply(which, x, y);
+        if (failed || !call_.lora) return failed;
+        return outrider_lora(call_.lora, call_.lora_site + which, x, width, y, columns, set_,
+                             threads_);
     }
 
     int32_t multiply(Projection which, const uint16_t* x, uint16_t* y) const {

@@ -39,6 +39,8 @@ struct LayerCall {
     int64_t num_positions, num_slots;
     uint16_t *keys, *values;
     const Attention* attention;  // with the fields that say what each row sees
+    const LoraRows* lora;        // or null
+    int64_t lora_site;           // of the first projection; the others follow
     int32_t is_first;            // nothing is added to the residual stream before
 };
 
@@ -52,4 +54,6 @@ int32_t outrider_normalise(const outrider::Norm*, int32_t, int32_t);
 int32_t outrider_gate(const outrider::Gate*, int32_t, int32_t);
 int32_t outrider_place(const outrider::Heads*, int32_t, int32_t);
 int32_t outrider_attend(const outrider::Attention*, int32_t, int32_t);
+int32_t outrider_lora(const outrider::LoraRows*, int64_t, const uint16_t*, int64_t, uint16_t*,
+                      int64_t, int32_t, int32_t);
 }

@@ -17,7 +17,7 @@ import torch  # before the library: it brings the OpenMP runtime whose threads a
 from kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 7  # as kVersion in products.cpp
+_VERSION: Final = 8  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -231,7 +231,39 @@ class LayerCall(ctypes.Structure):
         ("keys", _Address),
         ("values", _Address),
         ("attention", _Address),
+        ("lora", _Address),
+        ("lora_site", _Int64),
         ("is_first", _Int32),
+    )
+
+
+class LoraPartStruct(ctypes.Structure):
+    """A low-rank product as the library reads it (struct LoraPart in lora.h)."""
+
+    _fields_ = (
+        ("a", _Address),
+        ("b", _Address),
+        ("start", _Int64),
+        ("size", _Int64),
+        ("rank", _Int64),
+        ("scale", ctypes.c_float),
+    )
+
+
+class LoraSiteStruct(ctypes.Structure):
+    """An adapter's products for one projection as the library reads them (struct LoraSite)."""
+
+    _fields_ = (("parts", _Address), ("num_parts", _Int64))
+
+
+class LoraRowsStruct(ctypes.Structure):
+    """The rows of a pass by adapter as the library reads them (struct LoraRows in lora.h)."""
+
+    _fields_ = (
+        ("num_adapters", _Int64),
+        ("adapters", _Address),
+        ("starts", _Address),
+        ("rows", _Address),
     )
 
 
@@ -260,6 +292,7 @@ class ProductLibrary:
             self._place = library.outrider_place
             self._rank = library.outrider_rank
             self._layer = library.outrider_layer
+            self._lora = library.outrider_lora
         except AttributeError as error:
             raise OSError(f"{path} does not hold the products: {error}") from error
         if version != _VERSION:
@@ -278,6 +311,11 @@ class ProductLibrary:
             function.restype = _Int32
         self._plan_rows.argtypes, self._plan_rows.restype = (_Address,), _Int64
         self._layer.argtypes, self._layer.restype = (_Address, _Address, _Int32, _Int32), _Int32
+        self._lora.argtypes = (
+            *(_Address, _Int64, _Address, _Int64, _Address, _Int64),
+            *(_Int32, _Int32),
+        )
+        self._lora.restype = _Int32
         for function in (self._attend, self._normalise, self._gate, self._place, self._rank):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
         self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
@@ -360,6 +398,29 @@ class ProductLibrary:
     def rank(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
         """Rank rows, given by the address of a `LikeliestCall`."""
         self._rank(call, instruction_set, num_threads)
+
+    def add_lora(
+        self,
+        rows: int,
+        site: int,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        instruction_set: InstructionSet,
+        num_threads: int,
+    ) -> None:
+        """Add low-rank products to y. rows: address of a `LoraRowsStruct`; x, y contiguous."""
+        failed = self._lora(
+            rows,
+            site,
+            x.data_ptr(),
+            x.shape[1],
+            y.data_ptr(),
+            y.shape[1],
+            instruction_set,
+            num_threads,
+        )
+        if failed:
+            raise MemoryError(f"adapters' products of {x.shape[0]} rows found no memory")
 
     def run_layer(
         self, layer: int, call: int, instruction_set: InstructionSet, num_threads: int

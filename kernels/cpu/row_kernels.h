@@ -237,6 +237,4 @@ void rank(const outrider::Likeliest& likeliest, int64_t first, int64_t last) {
     }
 }
 
-constexpr outrider::RowOps kRowOps = {normalise, gate, place, rank};
-
 }  // namespace

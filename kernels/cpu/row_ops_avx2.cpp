@@ -3,7 +3,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #pragma GCC target("avx2,fma")
-#include "row_kernels.h"
+#include "lora_kernels.h"
 
 const outrider::RowOps* outrider::avx2_row_ops() { return &kRowOps; }
 #else

@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "lora.h"
+
 namespace outrider {
 
 // y = v * weight / sqrt(sum of v^2 + offset), where v is the row of `x`, or what a residual stream
@@ -67,6 +69,8 @@ struct RowOps {
     void (*gate)(const Gate&, int64_t first, int64_t last);
     void (*place)(const Heads&, int64_t first, int64_t last);
     void (*rank)(const Likeliest&, int64_t first, int64_t last);
+    void (*lora_shrink)(const LoraTile&, int64_t first, int64_t last);  // ranks, into `inner`
+    void (*lora_expand)(const LoraTile&, int64_t first, int64_t last);  // columns of the part
 };
 
 // Null where it is not known.

@@ -17,6 +17,7 @@ from kernels.cpu.product_library import LayerCall, LayerStruct, product_support
 from kernels.cpu.row_attention import RowKeys
 from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
 from kernels.layers.gated_mul import Activation
+from kernels.layers.lora import CompiledLoraRows, Projection
 from kernels.layers.rms_norm import RmsNorm
 
 # Beyond, Python's share of a pass is nothing, and torch's allocator keeps what a layer works in.
@@ -92,16 +93,20 @@ class LayerRows:
 
     __slots__ = ("_call", "_held", "residual", "update")
 
-    def __init__(self, residual: Tensor, positions: Tensor) -> None:
+    def __init__(
+        self, residual: Tensor, positions: Tensor, lora: CompiledLoraRows | None = None
+    ) -> None:
+        """lora: the rows' adapters; layers are those of a model, from its first on."""
         self.residual = residual
         self.update = torch.empty_like(residual)
         """[n, hidden]: what the last layer adds to the residual stream; not added yet."""
-        self._held: tuple[object, ...] = (positions,)
+        self._held: tuple[object, ...] = (positions, lora)
         self._call = LayerCall(
             num_rows=len(residual),
             update=self.update.data_ptr(),
             residual=residual.data_ptr(),
             positions=positions.data_ptr(),
+            lora=None if lora is None else ctypes.addressof(lora.struct),
             is_first=True,
         )
 
@@ -127,3 +132,4 @@ class LayerRows:
         call.attention = ctypes.addressof(keys.struct)
         layer.run(call)
         call.is_first = False
+        call.lora_site += len(Projection)

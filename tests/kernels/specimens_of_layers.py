@@ -13,6 +13,7 @@ from kernels.kv.write_kv import write_kv
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.integer_linear import IntegerLinear
+from kernels.layers.lora import LoraPart, LoraWeights, TritonLoraRows
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.layers.row_invariant_linear import row_invariant_linear
@@ -23,6 +24,7 @@ from tests.kernels.specimen import (
     FP16,
     FP32,
     HEADS,
+    I32,
     NUM_ROWS,
     QWEN3_8B,
     VOCAB_SIZE,
@@ -123,6 +125,19 @@ def _experts(gate: GateKind, dtype: torch.dtype, num_rows: int, *, has_bias: boo
     grouped_mlp(torch.empty(num_rows, width, dtype=dtype), routed, stack, gate=gate)
 
 
+def _lora(width: int, columns: int, dtype: torch.dtype) -> None:
+    part = LoraPart(
+        a=torch.empty(16, width, dtype=dtype),
+        b=torch.empty(16, columns, dtype=dtype),
+        start=0,
+        scale=2.0,
+    )
+    rows = TritonLoraRows([LoraWeights([[part]], digest="")], integers(NUM_ROWS, dtype=I32))
+    rows.add(
+        0, torch.empty(NUM_ROWS, width, dtype=dtype), torch.empty(NUM_ROWS, columns, dtype=dtype)
+    )
+
+
 LAYERS = (
     *(
         Specimen(stem=stem, name=heads.name, run=partial(run, heads), is_long=heads.is_long)
@@ -193,6 +208,10 @@ LAYERS = (
             ("float32", (192, 512, FP32), False),
             ("odd sizes, bias", (200, 333, BF16), True),
         )
+    ),
+    *(
+        Specimen(stem="lora", name=f"{sizes}, {dtype}", run=partial(_lora, *sizes, dtype))
+        for sizes, dtype in (((4096, 6144), BF16), ((12288, 4096), FP16), ((192, 333), FP32))
     ),
     *(
         Specimen(

@@ -493,7 +493,7 @@ def test_compiling_for_too_long_ends_the_request(slow: SlowCompiler) -> None:
     now_s = 0.0
     queue = GrammarQueue({"large": slow}, timeout_s=20.0, clock=lambda: now_s)
     engine = make_engine(tiny_pair(), grammars={"large": slow})
-    engine._grammars = queue
+    engine._preparation.grammars = queue
     engine.submit(with_grammar(make_request("a", [3, 4])))
     now_s = 19.0
     assert engine.step() == []

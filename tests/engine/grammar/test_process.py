@@ -269,7 +269,7 @@ def test_a_grammar_is_given_up_only_when_no_request_waits_for_it() -> None:
     engine = make_engine(tiny_pair(), grammars={"large": Sharing()})
     for name in ("a", "b"):
         engine.submit(replace(make_request(name, [3, 4]), grammar=SIMPLE))
-    assert isinstance(engine._grammars, GrammarQueue)
+    assert isinstance(engine._preparation.grammars, GrammarQueue)
     engine.abort("a")
     assert not future.cancelled()
     engine.abort("b")

@@ -99,7 +99,7 @@ def test_a_request_that_cannot_be_queued_leaves_nothing_behind(
         monkeypatch.setattr(engine.scheduler._policy, "added", _breaks)
     else:
         object.__setattr__(request, "grammar", schema_spec({"type": "object"}))
-        monkeypatch.setattr(engine._grammars, "add", _breaks)
+        monkeypatch.setattr(engine._preparation.grammars, "add", _breaks)
     replies = told(engine, request)
     assert isinstance(replies[0], Refused)
     assert "RuntimeError" in replies[0].error.message
