@@ -26,6 +26,9 @@ setup(
                 "kernels/cpu/row_ops_avx2.cpp",
                 "kernels/cpu/row_ops_avx512.cpp",
                 "kernels/cpu/row_plan.cpp",
+                "kernels/cpu/stored.cpp",
+                "kernels/cpu/stored_avx2.cpp",
+                "kernels/cpu/stored_avx512.cpp",
             ],
             depends=[
                 "kernels/cpu/attend_tile.h",
@@ -41,6 +44,7 @@ setup(
                 "kernels/cpu/row_kernels.h",
                 "kernels/cpu/row_plan.h",
                 "kernels/cpu/rows.h",
+                "kernels/cpu/stored.h",
             ],
             language="c++",
             # No contraction: a sum and a product fused on one processor only would change bits.

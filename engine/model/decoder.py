@@ -16,11 +16,12 @@ from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
 from engine.model.layers import LayerReader, Norm, normalise
 from engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
-from engine.model.quantised.formats import Rounding
+from engine.model.quantised.formats import DECODE, Decode, Rounding
 from engine.model.quantised.scheme import (
     RoundedWeights,
     StoredWeights,
     computing_dtype,
+    stored_dtype,
 )
 from engine.model.read_config import read_model_config
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
@@ -33,6 +34,7 @@ from kernels.layers.embedding import embed_tokens
 from kernels.layers.lora import LayerLora, LoraRows, Projection, project
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import RotaryTable, rotate
+from kernels.layers.row_invariant_linear import can_keep_stored, keeps_stored_weights
 from kernels.layers.row_invariant_ops import (
     row_invariant_rotate,
     row_invariant_softcap,
@@ -146,12 +148,13 @@ class DecoderModel:
         self.fingerprint = reader.fingerprint
         self.num_parameters = reader.num_parameters
         self.weight_bytes = reader.num_parameters * dtype.itemsize
-        if isinstance(weights, RoundedWeights):
-            weights.finish()
+        weights.finish()
+        spared = weights.num_rounded
+        if isinstance(weights, RoundedWeights):  # a tied head's copy may be rounded, too
             is_copied = config.tie_word_embeddings and weights.is_head_rounded
-            spared = weights.num_rounded - is_copied * self._embedding.numel()
-            self.weight_bytes += weights.num_bytes - spared * dtype.itemsize
-        self.scheme = weights.scheme or str(dtype).removeprefix("torch.")
+            spared -= is_copied * self._embedding.numel()
+        self.weight_bytes += weights.num_bytes - spared * dtype.itemsize
+        self.scheme = weights.scheme or weights.held or str(dtype).removeprefix("torch.")
         self.numerics = numerics_fingerprint(
             checkpoint=self.fingerprint,
             scheme=self.scheme,
@@ -169,18 +172,20 @@ class DecoderModel:
         device: str | torch.device = "cpu",
         deterministic: bool | None = False,
         max_context: int | None = None,
-        rounding: Rounding | None = None,
+        rounding: Rounding | Decode | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> "DecoderModel":
         """Load a checkpoint from a local folder or, if there is none, from the hub.
 
         `dtype` "auto" is the checkpoint's own; `deterministic`: see the class, None for where it
-        costs nothing (`is_deterministic_anyway`); `max_context`: the
-        positions to be served, where they are fewer than the model's: longrope's frequencies
-        depend on it; `rounding`: of weights, None for none. Raises UnsupportedModelError
-        for what the engine cannot run and for missing, misshapen or
-        unexpected tensors.
+        costs nothing (`is_deterministic_anyway`); `max_context`: the positions to be served, where
+        they are fewer than the model's: longrope's frequencies depend on it; `rounding`: of
+        weights, None for none, "decode" for plain ones where products could also hold them as they
+        are stored. Raises UnsupportedModelError for what the engine cannot run and for missing,
+        misshapen or unexpected tensors.
         """
+        may_stay = rounding is None
+        rounding = None if rounding == DECODE else rounding
         folder = resolve_checkpoint(path_or_id)
         config = read_model_config(folder)
         name = config.dtype if dtype == "auto" else dtype
@@ -193,6 +198,11 @@ class DecoderModel:
         except ValueError as error:
             raise UnsupportedModelError(f"{path_or_id}: {error}") from None
         target = torch.device(device)
+        keeps = None
+        if may_stay and keeps_stored_weights(torch.bfloat16, target):
+            if dtype == "auto":
+                wanted = stored_dtype(config.weight_format, wanted)
+            keeps = partial(can_keep_stored, device=target) if wanted == torch.bfloat16 else None
         if deterministic is None:
             deterministic = is_deterministic_anyway(wanted, target, head_dim=config.head_dim)
         with (
@@ -204,6 +214,7 @@ class DecoderModel:
                 on_progress=on_progress,
                 text_only=config.is_text_part,
                 weight_format=config.weight_format,
+                keeps=keeps,
             ) as reader,
         ):
             weights: StoredWeights | RoundedWeights = StoredWeights()

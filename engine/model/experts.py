@@ -8,13 +8,16 @@ from torch import Tensor
 
 from engine.model.config import ExpertsConfig, ModelConfig
 from engine.model.layers import GatedMlp
-from engine.model.quantised.scheme import Weight, WeightSource
+from engine.model.quantised.scheme import WeightSource
 from engine.model.weights import CheckpointReader
 from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
 from kernels.experts.route import RoutingRule, route
 from kernels.layers.lora import LayerLora
 from kernels.layers.row_invariant_linear import Product, make_linear
+from kernels.quantised.stored_weight import StoredWeight
+from kernels.quantised.weight import QuantisedWeight
 
+Weight = Tensor | QuantisedWeight
 # Rows are spread to so many equal values: a vector loop leaves nothing of them over.
 _SPREAD = 64
 
@@ -140,7 +143,7 @@ class _MixtureReader:
             return torch.cat([self._read(name, rows, width) for name in names])
 
         tensors = [self._prefix + name for name in names]
-        return self._weights.weight(tensors[0], read, tensors)
+        return _held(self._weights.weight(tensors[0], read, tensors))
 
     def _stacked(self) -> Iterator[ExpertWeights]:
         """Read gpt-oss' experts: all in one tensor, transposed, gate and up in turn."""
@@ -163,7 +166,7 @@ class _MixtureReader:
 
     def _of_stack(self, name: str, read: Callable[[], Tensor]) -> Weight:
         """Return the weight of one expert of a tensor that holds all of them."""
-        return self._weights.weight(self._prefix + name, read, ())
+        return _held(self._weights.weight(self._prefix + name, read, ()))
 
     def _shared(self, size: int) -> GatedMlp:
         name, width = self._experts.names.shared, self._config.hidden_size
@@ -174,6 +177,12 @@ class _MixtureReader:
             self._config.activation,
             deterministic=self._deterministic,
         )
+
+
+def _held(weight: Weight | StoredWeight) -> Weight:
+    """Return a weight as experts' kernels hold it: quantised checkpoints are decoded for them."""
+    assert not isinstance(weight, StoredWeight), "experts are read as plain numbers"
+    return weight
 
 
 def _halves(rows: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig
 from kernels.layers.row_invariant_linear import Product, make_linear, make_norm
 from kernels.layers.row_invariant_ops import make_gate
+from kernels.quantised.stored_weight import StoredWeight, joined
 
 Norm = RmsNorm | LayerNorm
 # A tied head gets a packed copy of the embedding table (look-ups need plain rows) while the copy
@@ -140,7 +141,7 @@ class LayerReader:
         """
         config, name, shape = self.config, "lm_head.weight", embedding.shape
         if not config.tie_word_embeddings:
-            head = self.weights.weight(name, lambda: self.reader.read(name, shape), [name])
+            head = self.weights.weight(name, lambda: self.reader.read_weight(name, shape), [name])
             return self._linear(head)
         spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * self.reader.total_bytes
         can_pack = embedding.nbytes <= spare_bytes
@@ -177,12 +178,18 @@ class LayerReader:
         names, width = self.config.names.qkv, self.config.hidden_size
         rows = turned_rows(self.config, rope, sum(sizes))
 
-        def read(kind: str, *width: int) -> Tensor:
-            joined = self._joined(prefix, names, sizes, kind, *width)
-            return joined if rows is None else joined.index_select(0, rows.to(joined.device))
+        def read() -> Tensor | StoredWeight:
+            together = self._joined_weight(prefix, names, sizes, width)
+            if rows is None:
+                return together
+            if isinstance(together, StoredWeight):
+                return together.rows(rows.to(together.codes.device))
+            return together.index_select(0, rows.to(together.device))
 
-        weight = self._weight(prefix, names, lambda: read("weight", width))
-        bias = read("bias") if self.config.attention_bias else None
+        weight, bias = self._weight(prefix, names, read), None
+        if self.config.attention_bias:
+            bias = self._joined(prefix, names, sizes, "bias")
+            bias = bias if rows is None else bias.index_select(0, rows.to(bias.device))
         return self._linear(weight, bias)
 
     def _head_norm(self, prefix: str, rope: RopeConfig) -> RmsNorm:
@@ -213,9 +220,7 @@ class LayerReader:
     ) -> Product:
         """Return the product with the weights of `names`, of `sizes` rows together."""
         return self._linear(
-            self._weight(
-                prefix, names, lambda: self._joined(prefix, names, sizes, "weight", width)
-            ),
+            self._weight(prefix, names, lambda: self._joined_weight(prefix, names, sizes, width)),
             self._joined(prefix, names, sizes, "bias") if bias else None,
         )
 
@@ -224,20 +229,42 @@ class LayerReader:
         keeps_bits = self.deterministic or self.weights.scheme is not None
         return make_linear(weight, bias, pack=pack, deterministic=keeps_bits)
 
-    def _weight(self, prefix: str, names: tuple[str, ...], read: Callable[[], Tensor]) -> Weight:
+    def _weight(
+        self, prefix: str, names: tuple[str, ...], read: Callable[[], Tensor | StoredWeight]
+    ) -> Weight:
         """Return the weight of the product that `names` make together."""
         tensors = [f"{prefix}{name}.weight" for name in names]
         return self.weights.weight(tensors[0], read, tensors)
 
+    def _joined_weight(
+        self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], width: int
+    ) -> Tensor | StoredWeight:
+        """Return weights one below the other, as they are stored where products hold them so."""
+        shapes = [sum(sizes)] if len(names) == 1 else sizes
+        parts = [
+            self.reader.read_weight(f"{prefix}{name}.weight", (size, width))
+            for name, size in zip(names, shapes, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        stored = [part for part in parts if isinstance(part, StoredWeight)]
+        together = joined(stored) if len(stored) == len(parts) else None
+        if together is not None:
+            return together
+        dtype = self.reader.dtype
+        return torch.cat(
+            [part.decoded(dtype) if isinstance(part, StoredWeight) else part for part in parts]
+        )
+
     def _joined(
-        self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], kind: str, *width: int
+        self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], kind: str
     ) -> Tensor:
-        """Return tensors one below the other; a single name holds them all."""
+        """Return vectors one behind the other; a single name holds them all."""
         if len(names) == 1:
-            return self.reader.read(f"{prefix}{names[0]}.{kind}", (sum(sizes), *width))
+            return self.reader.read(f"{prefix}{names[0]}.{kind}", (sum(sizes),))
         parts = zip(names, sizes, strict=True)
         return torch.cat(
-            [self.reader.read(f"{prefix}{name}.{kind}", (size, *width)) for name, size in parts]
+            [self.reader.read(f"{prefix}{name}.{kind}", (size,)) for name, size in parts]
         )
 
 

@@ -8,7 +8,7 @@ import torch
 from engine.errors import UnsupportedModelError
 from engine.model.decoder import DTYPES, DecoderModel, DtypeName
 from engine.model.protocol import CausalModel
-from engine.model.quantised.formats import Rounding
+from engine.model.quantised.formats import Decode, Rounding
 from engine.model.read_config import read_model_config
 from engine.model.weights import ProgressCallback, resolve_checkpoint
 
@@ -22,7 +22,7 @@ def load_model(
     device: str | torch.device = "cpu",
     deterministic: bool | None = False,
     max_context: int | None = None,
-    rounding: Rounding | None = None,
+    rounding: Rounding | Decode | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> CausalModel:
     """Load a checkpoint from a local folder or, if there is none, from the hub.
@@ -33,8 +33,6 @@ def load_model(
     config = read_model_config(folder)
     if config.is_native:
         log.info("%s: %s, the engine's own decoder", path_or_id, config.architecture)
-        if config.weight_format is not None:
-            log.info("%s: weights decoded from %s", path_or_id, config.weight_format.method)
         return DecoderModel.load(
             path_or_id,
             dtype=dtype,
@@ -44,7 +42,7 @@ def load_model(
             rounding=rounding,
             on_progress=on_progress,
         )
-    if rounding is not None:
+    if isinstance(rounding, Rounding):
         raise UnsupportedModelError(
             f"{path_or_id} is {config.architecture}, which runs through transformers: its weights "
             "cannot be quantised here. Leave models.quantize off for it."

@@ -18,6 +18,7 @@ from engine.model.gguf.header import read_header
 from engine.model.gguf.tensors import GgufFile, tensor_names
 from engine.model.quantised.decoders import decoder_of
 from engine.model.quantised.formats import WeightFormat
+from kernels.quantised.stored_weight import StoredWeight
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -51,7 +52,8 @@ class CheckpointReader:
     """Hands out each tensor of a checkpoint by name, once, in the wanted dtype.
 
     With `text_only`, names are those of the text model of a checkpoint that takes images, too, and
-    its other tensors are left alone. `weight_format` decodes quantised weights.
+    its other tensors are left alone. `weight_format` says how weights
+    are quantised: they are decoded, but for those that `keeps` says products hold as they are.
 
     A context manager. Tensors are read from the file when they are asked for; nothing but the
     one handed out stays in memory. `on_progress(done_bytes, total_bytes)` is called after each.
@@ -66,12 +68,14 @@ class CheckpointReader:
         on_progress: ProgressCallback | None = None,
         text_only: bool = False,
         weight_format: WeightFormat | None = None,
+        keeps: Callable[[StoredWeight], bool] | None = None,
     ) -> None:
         """Find the files; raises UnsupportedModelError if there are none or one is broken."""
         self._folder = folder
         self._dtype = dtype
         self._device = torch.device(device)
         self._on_progress = on_progress
+        self._keeps = keeps
         self._decoder = None if weight_format is None else decoder_of(weight_format)
         self._file_of = _locate_tensors(folder)
         self._gguf = GgufFile(folder / LINK) if LINK in self._file_of.values() else None
@@ -128,15 +132,11 @@ class CheckpointReader:
     def read(self, name: str, shape: Iterable[int]) -> Tensor:
         """The tensor `name`; raises UnsupportedModelError if it is missing or misshapen."""
         stored = self._decoded(name)
-        if stored is None:
+        if not isinstance(stored, Tensor):
             if name not in self._file_of:
                 raise UnsupportedModelError(f"{self._folder}: the tensor {name} is missing.")
             stored = self.raw(name)
-        if tuple(stored.shape) != tuple(shape):
-            raise UnsupportedModelError(
-                f"{self._folder}: the tensor {name} has the shape {list(stored.shape)}, but "
-                f"config.json requires {list(shape)}."
-            )
+        self._expect_shape(name, stored.shape, shape)
         if not stored.dtype.is_floating_point or stored.dtype.itemsize < 2:
             raise UnsupportedModelError(
                 f"{self._folder}: the tensor {name} is stored as {stored.dtype}, but config.json "
@@ -144,24 +144,48 @@ class CheckpointReader:
             )
         # copy: the stored tensor may be a view of the file's memory map, which is closed soon
         tensor: Tensor = stored.to(device=self._device, dtype=self._dtype, copy=True)
-        self.num_parameters += tensor.numel()
+        self._count(tensor.numel())
+        return tensor.contiguous()
+
+    def read_weight(self, name: str, shape: Iterable[int]) -> Tensor | StoredWeight:
+        """Return a product's weight as it is stored, where products can hold it so.
+
+        Else, and with the errors, as `read`.
+        """
+        found = None if self._keeps is None else self._decoded(name, as_stored=True)
+        if not isinstance(found, StoredWeight) or self._keeps is None or not self._keeps(found):
+            return self.read(name, shape)
+        self._expect_shape(name, found.shape, shape)
+        self._count(found.codes.numel())
+        return found.to(self._device)
+
+    def _expect_shape(self, name: str, found: Iterable[int], wanted: Iterable[int]) -> None:
+        if tuple(found) != tuple(wanted):
+            raise UnsupportedModelError(
+                f"{self._folder}: the tensor {name} has the shape {list(found)}, but "
+                f"config.json requires {list(wanted)}."
+            )
+
+    def _count(self, num_parameters: int) -> None:
+        self.num_parameters += num_parameters
         if self._on_progress is not None:
             self._on_progress(min(self.done_bytes, self.total_bytes), self.total_bytes)
-        return tensor.contiguous()
 
     def raw(self, name: str) -> Tensor:
         """Return a tensor as it is stored, a view of the file. Raises ValueError without it."""
         if name not in self._file_of:
             raise ValueError(f"the tensor {name} is missing")
         if self._gguf is not None:
-            return self._note(name, self._gguf.get_tensor(name), self._gguf.num_bytes(name))
+            self._note(name, self._gguf.num_bytes(name))
+            return self._gguf.get_tensor(name)
         stored: Tensor = self._file(self._file_of[name]).get_tensor(
             self._name_in_file.get(name, name)
         )
         self._open_bytes += stored.nbytes
-        return self._note(name, stored, stored.nbytes)
+        self._note(name, stored.nbytes)
+        return stored
 
-    def _note(self, name: str, stored: Tensor, num_bytes: int) -> Tensor:
+    def _note(self, name: str, num_bytes: int) -> None:
         """Count a tensor as read."""
         if name in self._unread:
             self._unread.discard(name)
@@ -170,13 +194,22 @@ class CheckpointReader:
         if self._freed_bytes > _GIVE_BACK_AFTER_BYTES:
             self._freed_bytes = 0
             give_back_freed_memory()
-        return stored
 
-    def _decoded(self, name: str) -> Tensor | None:
-        """Return a quantised weight's numbers; None for one that is stored plainly."""
+    def _decoded(self, name: str, *, as_stored: bool = False) -> Tensor | StoredWeight | None:
+        """Return a quantised weight's numbers, or, `as_stored`, what products hold of them.
+
+        None for one that is stored plainly, and for one that has to be decoded.
+        """
+        if self._gguf is not None and as_stored and name in self._file_of:
+            found = self._gguf.packed(name)
+            if found is not None:
+                self._note(name, self._gguf.num_bytes(name))
+            return found
         if self._decoder is None:
             return None
         try:
+            if as_stored:
+                return self._decoder.packed(self, name)
             return self._decoder.decode(self, name)
         except (ValueError, ArithmeticError, RuntimeError) as error:  # torch's: shapes, memory
             raise UnsupportedModelError(f"{self._place_of(name)}: {name}: {error}") from error

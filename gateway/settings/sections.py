@@ -2,12 +2,12 @@
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
-from engine.model.quantised.formats import SCHEMES, SchemeName
+from engine.model.quantised.formats import DECODE, SCHEMES, Decode, SchemeName
 from engine.request import SOURCES, TIERS, Source, Tier
 from gateway.schema.kinds import ToolFormatName
 from router.words import CascadeMode
@@ -33,16 +33,19 @@ def split_list(value: object) -> object:
     return value
 
 
-def schemes(text: str) -> dict[Tier, SchemeName]:
-    """Read "int8" or "large=int8,small=int8" as each tier's scheme. Raises ValueError."""
-    found: dict[Tier, SchemeName] = {}
+_SCHEMES: Final[tuple[SchemeName | Decode, ...]] = (*SCHEMES, DECODE)
+
+
+def schemes(text: str) -> dict[Tier, SchemeName | Decode]:
+    """Read "int8" or "large=int8,small=decode" as each tier's weights. Raises ValueError."""
+    found: dict[Tier, SchemeName | Decode] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         tier, has_tier, scheme = (each.strip() for each in part.rpartition("="))
         tiers = [each for each in TIERS if not has_tier or each == tier]
-        named = [each for each in SCHEMES if each == scheme]
+        named = [each for each in _SCHEMES if each == scheme]
         if not tiers or not named:
             raise ValueError(
-                f"{part}: write a scheme ({', '.join(SCHEMES)}) for both tiers, or one for a tier "
+                f"{part}: write a scheme ({', '.join(_SCHEMES)}) for both tiers, or one for a tier "
                 f"({' or '.join(TIERS)}) as in large=int8"
             )
         found |= dict.fromkeys(tiers, named[0])
@@ -107,13 +110,19 @@ class ModelSettings(Section):
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""
     """Round weights when they are loaded: int8 or int4 for both tiers, large=int8 for one. Takes
-    half or nearly a quarter of bfloat16's memory, and less time on CPUs."""
+    half or nearly a quarter of bfloat16's memory, and less time on CPUs. decode: make plain numbers
+    of weights that a checkpoint stores quantised; they stay as they are otherwise."""
     tool_format: Literal["auto", ToolFormatName] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
 
     def scheme(self, tier: Literal["large", "small"]) -> SchemeName | None:
         """Return how a tier's weights are rounded."""
-        return schemes(self.quantize).get(tier)
+        found = schemes(self.quantize).get(tier)
+        return None if found == DECODE else found
+
+    def decodes(self, tier: Literal["large", "small"]) -> bool:
+        """Return whether a tier's weights become plain numbers, though products could hold them."""
+        return schemes(self.quantize).get(tier) == DECODE
 
     @property
     def is_any(self) -> bool:

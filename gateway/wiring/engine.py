@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
-from engine.model.quantised.formats import Rounding
+from engine.model.quantised.formats import DECODE, Decode, Rounding
 from engine.request import TIERS, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.paths import cache_folder
@@ -104,8 +104,10 @@ def _deterministic(settings: Settings) -> bool | None:
     return False if options.kv_cache_dtype == "fp8" else None
 
 
-def _rounding(settings: Settings, tier: Tier) -> Rounding | None:
+def _rounding(settings: Settings, tier: Tier) -> Rounding | Decode | None:
     """Return how a tier's weights are rounded; they are kept beside other files of its kind."""
+    if settings.models.decodes(tier):
+        return DECODE
     scheme = settings.models.scheme(tier)
     if scheme is None:
         return None

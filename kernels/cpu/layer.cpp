@@ -91,6 +91,10 @@ class LayerRun {
             return outrider_int4_multiply(static_cast<const Int4Product*>(product), x, rows(), y,
                                           threads);
         }
+        if (layer_.kinds[which] == kStored) {
+            return outrider_stored_multiply(static_cast<const StoredProduct*>(product), x, rows(),
+                                            y, threads);
+        }
         return outrider_multiply(static_cast<const Product*>(product), x, rows(), y, threads);
     }
 

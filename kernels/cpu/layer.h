@@ -7,10 +7,12 @@
 #include "int4.h"
 #include "products.h"
 #include "rows.h"
+#include "stored.h"
 
 namespace outrider {
 
-constexpr int32_t kInt4 = 2;  // after enum Kind: the product is an Int4Product
+// After enum Kind: the product is an Int4Product, or a StoredProduct.
+constexpr int32_t kInt4 = 2, kStored = 3;
 enum Projection : int32_t { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3, kProjections = 4 };
 
 // What stays of a layer; product_library.py declares the fields of both structures in this order.
@@ -50,6 +52,8 @@ extern "C" {
 int32_t outrider_multiply(const outrider::Product*, const uint16_t*, int64_t, uint16_t*, int32_t);
 int32_t outrider_int4_multiply(const outrider::Int4Product*, const uint16_t*, int64_t, uint16_t*,
                                int32_t);
+int32_t outrider_stored_multiply(const outrider::StoredProduct*, const uint16_t*, int64_t,
+                                 uint16_t*, int32_t);
 int32_t outrider_normalise(const outrider::Norm*, int32_t, int32_t);
 int32_t outrider_gate(const outrider::Gate*, int32_t, int32_t);
 int32_t outrider_place(const outrider::Heads*, int32_t, int32_t);

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from kernels.cpu.product_library import (
     InstructionSet,
-    Int4Struct,
     Kind,
     ProductLibrary,
     ProductStruct,
@@ -92,7 +91,7 @@ class PanelLinear:
         totals = None if scales is None else weight.sum(1, dtype=torch.int32)
         # The library has addresses only: these keep what stands there.
         self._held = (panels, bias_f32, scales_f32, totals)
-        self._product: ProductStruct | Int4Struct = ProductStruct(
+        self._product: ctypes.Structure = ProductStruct(
             out_features=self.out_features,
             in_features=self.in_features,
             panels=panels.data_ptr(),

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     BFLOAT16 = 0
     INT8 = 1
     INT4 = 2
+    STORED = 3
 
 
 class InstructionSet(IntEnum):
@@ -272,7 +273,8 @@ class ProductLibrary:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self._memory = HugePageMemory()
+        self.functions = library
+        self.memory = HugePageMemory()
         try:
             library.outrider_products_version.restype = _Int32
             version = library.outrider_products_version()
@@ -334,7 +336,7 @@ class ProductLibrary:
         """Return the panels of a contiguous weight [out_features, in_features]: uint8 [bytes]."""
         out_features, in_features = weight.shape
         num_bytes = self._packed_bytes(kind, out_features, in_features)
-        panels = self._memory.take(num_bytes)
+        panels = self.memory.take(num_bytes)
         self._pack(
             kind,
             weight.data_ptr(),
@@ -355,7 +357,7 @@ class ProductLibrary:
         (out_features, in_features), num_groups = codes.shape, scales.shape[1]
         group_size = in_features // num_groups
         codes, scales = codes.contiguous(), scales.contiguous()
-        panels = self._memory.take(self._int4_bytes(out_features, in_features, group_size))
+        panels = self.memory.take(self._int4_bytes(out_features, in_features, group_size))
         self._int4_pack(
             codes.data_ptr(),
             scales.data_ptr(),

@@ -190,7 +190,8 @@ void multiply_panels(void* data) {
     }
 }
 
-// Packs all rows, group by group as multiply_chunk takes them.
+}  // namespace
+
 void pack_rows(const char* x, int64_t row_bytes, int64_t num_rows, int64_t steps,
                int64_t max_group_rows, char* packed) {
     for (int64_t chunk = 0; chunk < num_rows; chunk += kChunkRows) {
@@ -203,8 +204,6 @@ void pack_rows(const char* x, int64_t row_bytes, int64_t num_rows, int64_t steps
         }
     }
 }
-
-}  // namespace
 
 const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
     if (instruction_set == kAvx512) return avx512_kernels(Kind(kind));
@@ -239,7 +238,9 @@ EXPORT int32_t outrider_best_instruction_set(int32_t kind) {
                             __builtin_cpu_supports("avx512bf16") &&
                             __builtin_cpu_supports("avx512vnni");
     if (has_avx512) return kAvx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kAvx2;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c) return kAvx2;
 #endif
     (void)kind;
     return kNone;

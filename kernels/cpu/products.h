@@ -110,4 +110,8 @@ const Kernels* kernels_of(int32_t kind, int32_t instruction_set);
 const Kernels* avx512_kernels(Kind kind);
 const Kernels* avx2_kernels(Kind kind);
 
+// Packs all rows, group by group of at most so many, chunk after chunk: [steps][rows][4 bytes] each.
+void pack_rows(const char* x, int64_t row_bytes, int64_t num_rows, int64_t steps,
+               int64_t max_group_rows, char* packed);
+
 }  // namespace outrider

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.cpu.int4_panel_linear import Int4PanelLinear
 from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, can_use_panels, prefers_onednn
 from kernels.cpu.product_library import product_support
+from kernels.cpu.stored_panel_linear import StoredPanelLinear, can_hold_stored
 from kernels.layers.compiled_rows import CompiledNorm, can_run_rows
 from kernels.layers.int4_linear import Int4Linear
 from kernels.layers.int8_linear import Int8Linear
@@ -22,6 +23,7 @@ from kernels.layers.integer_linear import IntegerLinear, can_use_integer_tiles
 from kernels.layers.linear import PACK_ROWS, Linear, can_pack
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.row_invariant_ops import RowInvariantNorm
+from kernels.quantised.stored_weight import StoredWeight
 from kernels.quantised.weight import QuantisedWeight
 from kernels.triton_support import dot, is_automatic, jit, launch, rounded, tl, uses_triton
 
@@ -251,7 +253,7 @@ def computes_in_panels(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_linear(
-    weight: Tensor | QuantisedWeight,
+    weight: Tensor | QuantisedWeight | StoredWeight,
     bias: Tensor | None = None,
     *,
     pack: bool = True,
@@ -268,12 +270,26 @@ def make_linear(
     """
     if isinstance(weight, QuantisedWeight):
         return _make_quantised(weight, bias)
+    if isinstance(weight, StoredWeight):
+        if can_keep_stored(weight, weight.codes.device):
+            return StoredPanelLinear(weight, bias)
+        weight = weight.decoded()
     may_use_panels = pack and is_automatic() and (deterministic or not prefers_onednn())
     if may_use_panels and can_use_panels(weight):
         return PanelLinear(weight, bias)
     if deterministic:
         return RowInvariantLinear(weight, bias, pack=pack)
     return Linear(weight, bias, pack=pack)
+
+
+def keeps_stored_weights(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if `make_linear` has products with weights as checkpoints store them."""
+    return computes_in_panels(dtype, device)
+
+
+def can_keep_stored(weight: StoredWeight, device: torch.device) -> bool:
+    """True if `make_linear` holds a weight on a device as it is stored, rather than decode it."""
+    return keeps_stored_weights(torch.bfloat16, device) and can_hold_stored(weight)
 
 
 def _make_quantised(weight: QuantisedWeight, bias: Tensor | None) -> Product:

@@ -1,14 +1,21 @@
 """Quantised models are targets of their own: nothing but their weights decides what they say."""
 
+import atexit
+import shutil
+import tempfile
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.model.decoder import DecoderModel
-from engine.model.quantised.formats import Rounding, SchemeName
+from engine.model.quantised.formats import DECODE, Decode, Rounding, SchemeName
+from kernels.layers.row_invariant_linear import computes_in_panels
+from kernels.triton_support import is_automatic
 from tests.engines import (
     PAIR_FOLDER,
     Answer,
@@ -19,6 +26,8 @@ from tests.engines import (
     serve,
     shipped_pair,
 )
+from tests.kernels.layers.bits import torch_threads
+from tests.stored_checkpoints import store_quantised
 
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {},
@@ -27,14 +36,34 @@ SAMPLING: dict[str, dict[str, float]] = {
 NUM_PROMPTS = 6
 
 
-# Weights of the large model, and of the small one; None: as they are stored.
-Schemes = tuple[SchemeName | None, SchemeName | None]
+# "stored": the checkpoint itself has the bits.
+Stored = Literal["stored int8", "stored int4"]
+Kind = SchemeName | Stored
+# Weights of the large model, and of the small one; None: plain.
+Schemes = tuple[Kind | None, Kind | None]
 EITHER: list[Schemes] = [("int8", None), (None, "int8"), ("int4", None), (None, "int4")]
 BOTH: list[Schemes] = [("int8", "int8"), ("int4", "int4"), ("int4", "int8")]
+STORED: list[Schemes] = [("stored int4", "stored int4"), ("stored int8", "stored int4")]
 
 
 @cache
-def model(tier: str, scheme: SchemeName | None) -> DecoderModel:
+def stored_folder(tier: str, scheme: Stored) -> Path:
+    """The pair's model with quantised weights, as a checkpoint of its own."""
+    parent = Path(tempfile.mkdtemp(prefix="outrider-stored-"))
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    store_quantised(PAIR_FOLDER / tier, parent / tier, 4 if scheme == "stored int4" else 8)
+    return parent / tier
+
+
+def stored_model(tier: str, scheme: Stored, rounding: Decode | None = None) -> DecoderModel:
+    folder = str(stored_folder(tier, scheme))
+    return DecoderModel.load(folder, dtype="bfloat16", deterministic=True, rounding=rounding)
+
+
+@cache
+def model(tier: str, scheme: Kind | None) -> DecoderModel:
+    if scheme == "stored int4" or scheme == "stored int8":
+        return stored_model(tier, scheme)
     return DecoderModel.load(
         str(PAIR_FOLDER / tier),
         dtype="auto",
@@ -77,7 +106,7 @@ def tokens(found: dict[str, Answer]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
-@pytest.mark.parametrize("schemes", EITHER + BOTH, ids=str)
+@pytest.mark.parametrize("schemes", EITHER + BOTH + STORED, ids=str)
 def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode: str) -> None:
     plain = tokens(answers(engine(schemes), mode, speculation=False))
     speculative = answers(engine(schemes), mode, speculation=True)
@@ -88,7 +117,7 @@ def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
-@pytest.mark.parametrize("schemes", BOTH[:2], ids=str)
+@pytest.mark.parametrize("schemes", BOTH[:2] + STORED[:1], ids=str)
 def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(
     schemes: Schemes, mode: str
 ) -> None:
@@ -138,3 +167,25 @@ def test_rounding_is_seen_in_the_answers_and_in_the_fingerprint(
     assert (rounded.scheme, plain.scheme) == (scheme, "bfloat16")
     assert rounded.weight_bytes < share * plain.weight_bytes
     assert rounded.num_parameters == plain.num_parameters
+
+
+@pytest.mark.parametrize("scheme", ["stored int8", "stored int4"])
+def test_a_stored_model_says_what_its_decoded_weights_say(scheme: Stored) -> None:
+    """Whatever its products hold: in company of other batch sizes, on other numbers of threads."""
+    stored, decoded = model("large", scheme), stored_model("large", scheme, DECODE)
+    is_held = is_automatic() and computes_in_panels(torch.bfloat16, torch.device("cpu"))
+    assert (stored.scheme == scheme) == is_held
+    assert decoded.scheme == "bfloat16"
+    references = shipped_pair("bfloat16")
+    said = []
+    for large, num_threads, together in ((stored, 2, 6), (stored, 1, 2), (decoded, 2, 6)):
+        pair = Pair(
+            large=large,
+            small=model("small", None),
+            large_reference=references.large_reference,
+            small_reference=references.small_reference,
+        )
+        served = make_engine(pair, config=EngineConfig(max_sequences=together))
+        with torch_threads(num_threads):
+            said.append(tokens(answers(served, "sampled", speculation=True)))
+    assert said[0] == said[1] == said[2]

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
+from engine.model.gguf.blocks import packed_blocks
 from engine.model.gguf.config import ROPE_FACTORS
 from engine.model.gguf.header import TENSOR_TYPES, GgufHeader, StoredTensor, read_header
+from kernels.quantised.stored_weight import StoredWeight
 
 _WHOLE: Final[Mapping[str, str]] = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -51,15 +53,20 @@ class GgufFile:
         """Return a tensor. Raises UnsupportedModelError where a package is missing."""
         stored = self._stored[name]
         tensor = self.decoded(stored)
-        count = self._interleaved_heads(stored)
-        if count is None:
-            return tensor
-        if len(tensor) % (2 * count):
-            raise UnsupportedModelError(
-                f"{self._path}: the tensor {stored} has {len(tensor)} rows, which are not {count} "
-                "heads of an even size."
-            )
-        return _halves_of_heads(tensor, count)
+        order = self._order_of_rows(stored, len(tensor))
+        return tensor if order is None else tensor[order]
+
+    def packed(self, name: str) -> StoredWeight | None:
+        """Return a weight as it is stored; None for one that has to be decoded, or is plain."""
+        stored = self._stored[name]
+        tensor = self._header.tensors[stored]
+        kind = TENSOR_TYPES[tensor.kind]
+        if kind.name in _PLAIN or len(tensor.shape) != 2:
+            return None
+        blocks = self._bytes(tensor).reshape(-1, kind.block_bytes)
+        found = packed_blocks(kind.name, torch.from_numpy(blocks), tensor.shape[0])
+        order = self._order_of_rows(stored, tensor.shape[0])
+        return found if found is None or order is None else found.rows(order)
 
     def num_bytes(self, name: str) -> int:
         """Return what a tensor takes in the file."""
@@ -68,18 +75,37 @@ class GgufFile:
     def decoded(self, stored: str) -> Tensor:
         """Return a tensor by llama.cpp's name, as it lies in the file."""
         tensor = self._header.tensors[stored]
+        data = self._bytes(tensor)
+        kind = TENSOR_TYPES[tensor.kind].name
+        if kind in _PLAIN:
+            return torch.from_numpy(data).view(_PLAIN[kind]).view(tensor.shape)
+        return _decode(data, tensor)
+
+    def _bytes(self, tensor: StoredTensor) -> Any:
+        """Return a copy of a tensor's bytes: uint8 [num_bytes]."""
         # A map of its own: what has been read of it counts as resident until it is gone.
-        data: Any = np.memmap(
+        return np.memmap(
             self._path,
             dtype=np.uint8,
             mode="r",
             offset=tensor.first_byte,
             shape=(tensor.num_bytes,),
-        )
-        kind = TENSOR_TYPES[tensor.kind].name
-        if kind in _PLAIN:
-            return torch.from_numpy(data.copy()).view(_PLAIN[kind]).view(tensor.shape)
-        return _decode(data, tensor)
+        ).copy()
+
+    def _order_of_rows(self, stored: str, num_rows: int) -> Tensor | None:
+        """Return which row comes where; None where each stays.
+
+        Raises UnsupportedModelError for rows that are no whole heads.
+        """
+        count = self._interleaved_heads(stored)
+        if count is None:
+            return None
+        if num_rows % (2 * count):
+            raise UnsupportedModelError(
+                f"{self._path}: the tensor {stored} has {num_rows} rows, which are not {count} "
+                "heads of an even size."
+            )
+        return _halves_of_heads(torch.arange(num_rows), count)
 
     def _interleaved_heads(self, stored: str) -> int | None:
         """Return how many heads a projection has whose dimensions turn in pairs of neighbours."""

@@ -28,11 +28,18 @@ class Rounding:
     keep_in: Path | None = None
 
 
+# Instead of rounding: quantised weights become plain ones, which products could also hold as they
+# are stored.
+Decode = Literal["decode"]
+DECODE: Final[Decode] = "decode"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
     """A format of quantised weights.
 
-    `bits` and `zero_offset` (what its first version takes from zero points) are GPTQ's. `block`:
+    `bits`: of a number, 0 where the method or the tensors say it. `zero_offset`: what GPTQ's first
+    version takes from zero points. `block`:
     rows and columns that share a scale, where the format names them. `group_size`: columns that
     share one, -1 for all of a row; None where config.json names no size or several.
     """
@@ -42,6 +49,11 @@ class WeightFormat:
     zero_offset: int = 0
     block: tuple[int, int] | None = None
     group_size: int | None = None
+
+    @property
+    def can_stay(self) -> bool:
+        """True if products can hold such weights as they are stored."""
+        return self.method != "mxfp4"  # experts
 
 
 def weight_format(options: Mapping[str, Any]) -> WeightFormat:
@@ -81,7 +93,7 @@ def _compressed(options: Mapping[str, Any]) -> WeightFormat:
     sparsity = options.get("sparsity_config") or {}
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
         raise ValueError(f"it is sparse ({sparsity['format']}), which is not read.")
-    blocks, sizes = set(), set()
+    blocks, sizes, widths = set(), set(), set()
     groups = options.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -90,11 +102,13 @@ def _compressed(options: Mapping[str, Any]) -> WeightFormat:
         bits, kind = weights.get("num_bits"), weights.get("type")
         if (bits, kind) not in ((4, "int"), (8, "int"), (8, "float")):
             raise ValueError(f"it has {kind} weights of {bits} bits, which are not read.")
+        widths.add(int(bits or 0))
         blocks.add(_block(weights.get("block_structure")))
         is_grouped = weights.get("strategy") == "group"
         sizes.add(_group_size(weights, "group_size") if is_grouped else None)
     return WeightFormat(
         method="compressed-tensors",
+        bits=widths.pop() if len(widths) == 1 else 0,
         block=next(iter(blocks - {None}), None),
         group_size=sizes.pop() if len(sizes) == 1 else None,
     )

@@ -11,25 +11,31 @@ import torch
 from torch import Tensor
 
 from engine.model.quantised.stored import (
+    Integers,
     StoredTensors,
     expect,
     expect_groups,
-    per_group,
     scales_of,
     stem_of,
     words_of,
 )
+from kernels.quantised.stored_weight import Number, StoredWeight
 
-_WORD_BITS: Final = 32
+_WORD_BITS, _BYTE_BITS = 32, 8
 # The place, among its eight columns, of each nibble of an AWQ word.
 _AWQ_COLUMNS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Split int32 [..., n] into unsigned numbers, int32 [..., n * 32 / bits], low bits first."""
-    shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
-    numbers: Tensor = (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
-    return numbers.flatten(-2)
+    """Split int32 [..., n] into unsigned numbers, uint8 [..., n * 32 / bits], low bits first."""
+    numbers = words.contiguous().view(torch.uint8)
+    if bits == _BYTE_BITS:
+        return numbers.clone()
+    return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+
+
+def _number(bits: int) -> Number:
+    return "int4" if bits == 4 else "int8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +49,33 @@ class Gptq:
 
     def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
         """Decode `qweight` int32 [in * bits / 32, out], `qzeros`, `scales` and `g_idx`."""
+        found = self._integers(stored, name)
+        return None if found is None else found.decoded(name)
+
+    def packed(self, stored: StoredTensors, name: str) -> StoredWeight | None:
+        """Return the same numbers as they are; None where `g_idx` puts them in another order."""
+        found = self._integers(stored, name)
+        return None if found is None else found.packed(name)
+
+    def _integers(self, stored: StoredTensors, name: str) -> Integers | None:
         stem = stem_of(name)
         if f"{stem}.qweight" not in stored:
             return None
         words = words_of(stored, name, "qweight")
-        numbers = unpack(words.T.contiguous(), self.bits)  # [out, in]
+        codes = unpack(words.T.contiguous(), self.bits)  # [out, in]
         scales = scales_of(stored, name, "scales")  # [groups, out]
-        zeros = unpack(words_of(stored, name, "qzeros"), self.bits) + self.zero_offset
-        rows, width = numbers.shape
+        zeros = unpack(words_of(stored, name, "qzeros"), self.bits).short() + self.zero_offset
+        rows, width = codes.shape
         expect(scales.dim() == 2 and scales.shape[1] == rows, name, "scales have another width")
         expect(zeros.shape == scales.shape, name, "qzeros and scales differ in their shapes")
         expect_groups(scales.T, width, self.group_size, name)
-        group_of = stored.raw(f"{stem}.g_idx") if f"{stem}.g_idx" in stored else None
-        scale = per_group(scales.T, width, name, group_of)
-        zero = per_group(zeros.T, width, name, group_of)
-        weight: Tensor = (numbers - zero) * scale
-        return weight
+        return Integers(
+            number=_number(self.bits),
+            codes=codes,
+            scales=scales.T.contiguous(),
+            zeros=zeros.T.contiguous(),
+            group_of=stored.raw(f"{stem}.g_idx") if f"{stem}.g_idx" in stored else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +87,30 @@ class Awq:
 
     def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
         """Decode `qweight` int32 [in, out / 8], `qzeros` [groups, out / 8], `scales`."""
+        found = self._integers(stored, name)
+        return None if found is None else found.decoded(name)
+
+    def packed(self, stored: StoredTensors, name: str) -> StoredWeight | None:
+        """Return the same numbers as they are."""
+        found = self._integers(stored, name)
+        return None if found is None else found.packed(name)
+
+    def _integers(self, stored: StoredTensors, name: str) -> Integers | None:
         stem = stem_of(name)
         if f"{stem}.qweight" not in stored:
             return None
-        numbers = self._columns(words_of(stored, name, "qweight"))  # [in, out]
-        zeros = self._columns(words_of(stored, name, "qzeros"))
+        codes = self._columns(words_of(stored, name, "qweight"))  # [in, out]
+        zeros = self._columns(words_of(stored, name, "qzeros")).short()
         scales = scales_of(stored, name, "scales")
-        expect(scales.dim() == 2 and scales.shape[1] == numbers.shape[1], name, "scales differ")
+        expect(scales.dim() == 2 and scales.shape[1] == codes.shape[1], name, "scales differ")
         expect(zeros.shape == scales.shape, name, "qzeros and scales differ in their shapes")
-        width = len(numbers)
-        expect_groups(scales.T, width, self.group_size, name)
-        zero, scale = per_group(zeros.T, width, name), per_group(scales.T, width, name)
-        weight: Tensor = (numbers.T - zero) * scale
-        return weight
+        expect_groups(scales.T, len(codes), self.group_size, name)
+        return Integers(
+            number="int4",
+            codes=codes.T.contiguous(),
+            scales=scales.T.contiguous(),
+            zeros=zeros.T.contiguous(),
+        )
 
     @staticmethod
     def _columns(words: Tensor) -> Tensor:
@@ -92,8 +120,8 @@ class Awq:
         return nibbles[..., order].flatten(-2)
 
 
-def decode_packed(stored: StoredTensors, name: str, group_size: int | None) -> Tensor:
-    """Decode compressed-tensors' `weight_packed` int32 [out, words]; 4 or 8 bits by its width."""
+def packed_integers(stored: StoredTensors, name: str, group_size: int | None) -> Integers:
+    """Return compressed-tensors' `weight_packed` int32 [out, words]; 4 or 8 bits by its width."""
     stem = stem_of(name)
     shape = stored.raw(f"{stem}.weight_shape").flatten().tolist()
     fits = len(shape) == 2 and all(isinstance(size, int) and size > 0 for size in shape)
@@ -103,24 +131,20 @@ def decode_packed(stored: StoredTensors, name: str, group_size: int | None) -> T
     fitting = [bits for bits in (4, 8) if words.shape == (rows, -(-width * bits // _WORD_BITS))]
     expect(len(fitting) == 1, name, f"weight_packed holds neither 4 nor 8 bits for {width} columns")
     bits = fitting[0]
-    numbers = _signed(unpack(words, bits)[:, :width], bits)
     scales = scales_of(stored, name, "weight_scale")
     expect(scales.dim() == 2 and len(scales) == rows, name, "weight_scale has other rows")
     expect_groups(scales, width, group_size, name)
-    zeros = torch.zeros_like(scales)
+    # What compressed-tensors adds to all numbers before it packs them: the code of 0.
+    zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int16)
     if f"{stem}.weight_zero_point" in stored:
         packed = words_of(stored, name, "weight_zero_point")
-        zeros = _signed(unpack(packed.T.contiguous(), bits).T[:rows], bits).float()
+        zeros = unpack(packed.T.contiguous(), bits).T[:rows].short().contiguous()
         expect(zeros.shape == scales.shape, name, "weight_zero_point has another shape")
     index = f"{stem}.weight_g_idx"
-    group_of = stored.raw(index) if index in stored else None
-    zeros = per_group(zeros, width, name, group_of)
-    scales = per_group(scales, width, name, group_of)
-    weight: Tensor = (numbers - zeros) * scales
-    return weight
-
-
-def _signed(numbers: Tensor, bits: int) -> Tensor:
-    """Take off what compressed-tensors adds before it packs."""
-    signed: Tensor = numbers - 2 ** (bits - 1)
-    return signed
+    return Integers(
+        number=_number(bits),
+        codes=unpack(words, bits)[:, :width].contiguous(),
+        scales=scales,
+        zeros=zeros,
+        group_of=stored.raw(index) if index in stored else None,
+    )

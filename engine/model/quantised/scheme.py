@@ -6,20 +6,28 @@ Narrow weights stay as they are in both (`MIN_ROUNDED_SIDE`).
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, Rounding
+from engine.model.quantised.formats import (
+    INT4_GROUP_SIZES,
+    MIN_ROUNDED_SIDE,
+    Rounding,
+    WeightFormat,
+)
 from engine.model.quantised.kept import KeptWeights
 from engine.model.weights import CheckpointReader
+from kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 log = logging.getLogger(__name__)
 
-Weight = Tensor | QuantisedWeight
+Weight = Tensor | QuantisedWeight | StoredWeight
+Read = Callable[[], Tensor | StoredWeight]
 _HEAD = "lm_head.weight"
 
 
@@ -28,7 +36,7 @@ class WeightSource(Protocol):
 
     scheme: str | None
 
-    def weight(self, name: str, read: Callable[[], Tensor], tensors: Sequence[str]) -> Weight:
+    def weight(self, name: str, read: Read, tensors: Sequence[str]) -> Weight:
         """Return a product's weight, as `read` has it or rounded.
 
         name: the product's, once in a model; tensors: names in the checkpoint that `read` reads.
@@ -37,17 +45,45 @@ class WeightSource(Protocol):
 
 
 class StoredWeights:
-    """Weights in the model's own precision."""
+    """Weights as the checkpoint has them: plain, or in few bits where products hold them so."""
 
     scheme: str | None = None
 
-    def weight(self, name: str, read: Callable[[], Tensor], tensors: Sequence[str]) -> Weight:
+    def __init__(self) -> None:
+        self._numbers: Counter[Number] = Counter()
+        self.num_rounded = 0
+        """Numbers that are held as they are stored, in few bits."""
+        self.num_bytes = 0
+        """Bytes of them and of their scales."""
+
+    @property
+    def held(self) -> str | None:
+        """What products hold, such as "stored int4"; None for plain numbers only."""
+        found = [number for number in NUMBERS if self._numbers[number]]
+        return f"stored {'+'.join(found)}" if found else None
+
+    def weight(self, name: str, read: Read, tensors: Sequence[str]) -> Weight:
         """Read it."""
-        return read()
+        found = read()
+        if isinstance(found, StoredWeight):
+            self._numbers[found.number] += 1
+            self.num_rounded += found.codes.numel()
+            self.num_bytes += found.num_bytes
+        return found
+
+    def finish(self) -> None:
+        """Tell what stays as it is stored."""
+        if self._numbers:
+            log.info(
+                "weights stay as they are stored: %s",
+                ", ".join(f"{count} of {number}" for number, count in self._numbers.items()),
+            )
 
 
 class RoundedWeights:
     """Weights that are rounded as they are read, or taken from where they were kept."""
+
+    held: str | None = None
 
     def __init__(self, reader: CheckpointReader, rounding: Rounding) -> None:
         self.scheme: str | None = rounding.scheme
@@ -64,11 +100,12 @@ class RoundedWeights:
         self.num_bytes = 0
         """Bytes of them and of their scales."""
 
-    def weight(self, name: str, read: Callable[[], Tensor], tensors: Sequence[str]) -> Weight:
+    def weight(self, name: str, read: Read, tensors: Sequence[str]) -> Weight:
         """Return it rounded, or as it is if it is narrow; what is kept is not read again."""
         found = self._kept.get(name)
         if found is None:
             weight = read()
+            assert isinstance(weight, Tensor), "the reader decodes what is rounded again"
             if min(weight.shape) < MIN_ROUNDED_SIDE:
                 self._narrow.append(f"{name} {list(weight.shape)}")
                 return weight
@@ -128,3 +165,12 @@ def computing_dtype(
             "leave engine.dtype at auto, or models.quantize off."
         )
     return torch.bfloat16
+
+
+def stored_dtype(weights: WeightFormat | None, dtype: torch.dtype) -> torch.dtype:
+    """Return what activations are computed in where weights stay as they are stored.
+
+    dtype: the checkpoint's own; half precision gives way, because their products have bfloat16.
+    """
+    stays = weights is not None and weights.can_stay
+    return torch.bfloat16 if stays and dtype == torch.float16 else dtype

@@ -1,9 +1,12 @@
 """Tensors as they lie in a checkpoint, and what makes numbers of them."""
 
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from kernels.quantised.stored_weight import Number, StoredWeight
 
 
 class StoredTensors(Protocol):
@@ -34,6 +37,49 @@ class WeightDecoder(Protocol):
         Raises ValueError, with the tensor's name, for tensors that do not fit together.
         """
         ...
+
+    def packed(self, stored: StoredTensors, name: str) -> StoredWeight | None:
+        """Return a weight as it is stored; None for one that has to be decoded, or is not coded.
+
+        Raises as `decode` does.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Integers:
+    """Whole numbers of a weight, with scales for groups of its columns.
+
+    codes: uint8 [out, in]; scales: float32 [out, groups]; zeros: int16 [out, groups], the codes
+    that mean 0; group_of: the group of each column, None where they are in order.
+    """
+
+    number: Number
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group_of: Tensor | None = None
+
+    def decoded(self, name: str) -> Tensor:
+        """Return float32 [out, in]. Raises ValueError, with the tensor's name."""
+        width = self.codes.shape[1]
+        zeros = per_group(self.zeros, width, name, self.group_of)
+        scales = per_group(self.scales, width, name, self.group_of)
+        return (self.codes.float() - zeros) * scales
+
+    def packed(self, name: str) -> StoredWeight | None:
+        """Return it as products hold it; None where columns of a group are not neighbours."""
+        width, groups = self.codes.shape[1], self.scales.shape[1]
+        if self.group_of is not None:
+            expect_group_of(self.group_of, width, groups, name)
+        expect_whole_groups(width, groups, name)
+        if self.group_of is not None:
+            in_order = torch.arange(width) // (width // groups)
+            if not torch.equal(self.group_of.long(), in_order):
+                return None
+        return StoredWeight(
+            number=self.number, codes=self.codes, scales=self.scales, zeros=self.zeros
+        )
 
 
 def expect(fits: bool, name: str, why: str) -> None:
@@ -86,12 +132,22 @@ def per_group(scales: Tensor, width: int, name: str, group_of: Tensor | None = N
     """
     groups = scales.shape[-1]
     if group_of is not None:
-        known = group_of.shape == (width,) and bool(((group_of >= 0) & (group_of < groups)).all())
-        expect(known, name, "g_idx does not name a group for each column")
+        expect_group_of(group_of, width, groups, name)
         return scales[:, group_of.long()]
+    expect_whole_groups(width, groups, name)
+    return scales.repeat_interleave(width // groups, dim=-1)
+
+
+def expect_group_of(group_of: Tensor, width: int, groups: int, name: str) -> None:
+    """Raise ValueError unless each column has a group."""
+    known = group_of.shape == (width,) and bool(((group_of >= 0) & (group_of < groups)).all())
+    expect(known, name, "g_idx does not name a group for each column")
+
+
+def expect_whole_groups(width: int, groups: int, name: str) -> None:
+    """Raise ValueError unless groups have equally many columns."""
     expect(
         groups > 0 and width % groups == 0,
         name,
         f"{width} columns are no whole number of {groups} groups",
     )
-    return scales.repeat_interleave(width // groups, dim=-1)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from engine.request import Tier
 from gateway.server.listening import listen
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
@@ -55,7 +56,7 @@ def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Finding]]]
     ]
     for tier, path in settings.models.resolved().items():
         if path is not None:
-            checks.append((f"{tier} model", partial(_model, tier, path)))
+            checks.append((f"{tier} model", partial(_model, settings, tier, path)))
     if all(path is not None for path in settings.models.resolved().values()):
         checks.append(("tokenizers", lambda: _tokenizers(settings)))
     checks.append(("memory", lambda: _memory(settings)))
@@ -167,12 +168,12 @@ def _threads(settings: Settings) -> Finding:
     )
 
 
-def _model(tier: str, path: str) -> Finding:
+def _model(settings: Settings, tier: Tier, path: str) -> Finding:
     """Configuration, weights and tokenizer are there and of a supported kind."""
     from engine.errors import UnsupportedModelError
-    from engine.model.gguf.folder import LINK
     from engine.model.read_config import read_model_config
     from gateway.text.chat import ChatTokenizer
+    from gateway.tools.doctor.stored_weights import stored_format, way_to_run
     from gateway.wiring.checkpoints import checkpoint
 
     name = f"{tier} model"
@@ -206,10 +207,8 @@ def _model(tier: str, path: str) -> Finding:
             advice="Download the checkpoint again, or convert it to safetensors.",
         )
     way = "" if config.is_native else " (through transformers)"
-    if config.weight_format is not None:
-        way = f" (decoded from {config.weight_format.method})"
-    elif (folder / LINK).is_file():
-        way = " (decoded from GGUF)"
+    if (stored := stored_format(config)) is not None:
+        way = f" ({stored} weights, {way_to_run(config, settings, tier)})"
     formats = f"{tokenizer.dialect.format.name} tools" + ", reasoning" * tokenizer.may_think
     detail = (
         f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, {formats}, "

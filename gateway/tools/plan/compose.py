@@ -93,6 +93,7 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
             dtype=options.dtype,
             kv_dtype=options.kv_cache_dtype,
             scheme=settings.models.scheme(tier),
+            decodes=settings.models.decodes(tier),
         )
         for tier, path in named_models(settings).items()
     }

@@ -64,6 +64,7 @@ def measure(settings: "Settings", on_progress: LoadingCallback) -> Measurement:
                 dtype=str(runner.model.dtype).removeprefix("torch."),
                 kv_dtype=settings.engine.kv_cache_dtype,
                 scheme=settings.models.scheme(tier),
+                decodes=settings.models.decodes(tier),
             )
             for tier, runner in runners.items()
         },

@@ -5,6 +5,7 @@ from typing import Final
 
 from engine.model.config import ModelConfig
 from engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, SchemeName
+from gateway.tools.plan.stored import stored_bits
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of a rounded number; in 4 bits with its share of a scale.
@@ -46,13 +47,19 @@ class ModelSizes:
         dtype: str = "auto",
         kv_dtype: str = "auto",
         scheme: SchemeName | None = None,
+        decodes: bool = False,
     ) -> "ModelSizes":
         """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot.
 
         scheme: how weights are rounded. The table that tokens are looked up in stays, and a head
-        that shares it gets a rounded copy, of 8 bits in every scheme. Narrow models stay.
+        that shares it gets a rounded copy, of 8 bits in every scheme. Narrow models stay. decodes:
+        whether quantised weights become plain ones, though products could hold them as stored.
         """
-        dtype = config.dtype if dtype == "auto" else dtype
+        bits = None if decodes or scheme is not None else stored_bits(config)
+        if dtype == "auto":
+            dtype = _COMPUTED if bits is not None and config.dtype == "float16" else config.dtype
+        if dtype != _COMPUTED:
+            bits = None
         dtype = dtype if scheme is None else _COMPUTED
         width = config.num_query_heads * config.head_dim
         kv_width = config.num_kv_heads * config.head_dim
@@ -77,6 +84,9 @@ class ModelSizes:
             tables = embedding * (1 if config.tie_word_embeddings else 2)
             weight_bytes = embedding * (_BYTES[dtype] + 1)
             weight_bytes += int((num_parameters - tables) * _ROUNDED_BITS[scheme] / 8)
+        if bits is not None:
+            tables = embedding * (1 if config.tie_word_embeddings else 2)
+            weight_bytes = tables * _BYTES[dtype] + int((num_parameters - tables) * bits / 8)
         kv_bytes = {True: 0, False: 0}  # of the layers with a window, and of those without
         for each in config.layers:
             heads = config.heads(windowed=each.window is not None)

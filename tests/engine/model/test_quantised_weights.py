@@ -21,7 +21,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.errors import UnsupportedModelError
 from engine.model.load import load_model
-from engine.model.quantised.floats import Mxfp4, scaled
+from engine.model.quantised.floats import Mxfp4, Scaled
 from engine.model.quantised.integers import unpack
 from engine.model.read_config import read_model_config
 from tests.engine.model.architectures import largest_difference
@@ -368,12 +368,14 @@ def test_quantised_weights_without_a_word_in_config_are_refused(tmp_path: Path) 
 
 def test_one_number_scales_all() -> None:
     weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
-    decoded = scaled(weight, torch.tensor(0.5), "w", zeros=torch.tensor([1], dtype=torch.int8))
+    decoded = Scaled(weight, torch.tensor(0.5), zeros=torch.tensor([1], dtype=torch.int8)).decoded(
+        "w"
+    )
     assert torch.equal(decoded, torch.tensor([[0.0, -1.5], [1.0, 1.5]]))
 
 
 def test_a_block_beyond_a_weights_edge_costs_no_memory() -> None:
     """A scale was repeated for each row of a block, of which config.json may name any number."""
     weight, scale = torch.arange(32.0).view(4, 8), torch.tensor([[2.0, 3.0]])
-    numbers = scaled(weight, scale, "w", block=(10**12, 4))
+    numbers = Scaled(weight, scale, block=(10**12, 4)).decoded("w")
     assert torch.equal(numbers, weight * scale.repeat_interleave(4, 1))

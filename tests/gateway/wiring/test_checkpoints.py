@@ -73,7 +73,7 @@ def test_settings_name_a_file_a_folder_or_an_id(file: Path, cache: Path) -> None
 def test_the_doctor_reads_a_file_and_tells_what_is_wrong_with_one(file: Path, cache: Path) -> None:
     flags = {"models.large": str(file), "models.small": "none"}
     found = {each.name: each for each in examine(load_settings(environ={}, flags=flags))}
-    assert "decoded from GGUF" in found["large model"].detail
+    assert "GGUF weights, " in found["large model"].detail
     broken = cache.parent / "broken.gguf"
     broken.write_bytes(file.read_bytes()[:1000])
     flags["models.large"] = str(broken)

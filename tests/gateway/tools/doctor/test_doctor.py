@@ -90,7 +90,7 @@ def test_a_hub_id_is_not_looked_up() -> None:
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ({"quant_method": "awq", "bits": 4}, "ok", "decoded from awq"),
+        ({"quant_method": "awq", "bits": 4}, "ok", "awq weights, "),
         ({"quant_method": "bitsandbytes"}, "failed", "quantised (bitsandbytes)"),
     ],
 )
