@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 FRESH_S: Final = 1.0
 """Figures are computed at most once in this time for each scope, for any number of viewers."""
 
+SAMPLE_S: Final = 5.0
+"""Time between two samples of the engine for the charts, whether or not a page is open."""
+
 _EXPERIMENTS_FRESH_S: Final = 10.0
 _STATS_TIMEOUT_S: Final = 2.0
 _MAX_SCOPES: Final = 64
@@ -83,6 +86,18 @@ class DashboardApi:
                 scope.made_s = self._sources.clock()
         return Response(scope.body, media_type="application/json", headers=_HEADERS)
 
+    async def run(self) -> None:
+        """Sample the engine's gauges for as long as the task runs, so that charts have a past."""
+        while True:
+            await self.sample()
+            await asyncio.sleep(SAMPLE_S)
+
+    async def sample(self) -> None:
+        """Keep the engine's gauges of this moment; none while the engine is not there."""
+        stats = await self._read_stats()
+        if stats is not None:
+            self._moments.add(stats, self._sources.clock())
+
     async def close(self) -> None:
         """Cancel computations under way."""
         if self._experiments_task is not None:
@@ -125,17 +140,20 @@ class DashboardApi:
         return await asyncio.to_thread(work)
 
     async def _engine(self) -> EngineFigures | None:
-        stats = None
-        try:
-            async with asyncio.timeout(_STATS_TIMEOUT_S):
-                stats = await self._sources.read_stats()
-        except (TimeoutError, EngineError) as error:
-            logger.warning("no engine statistics error=%s", type(error).__name__)
+        stats = await self._read_stats(level=logging.WARNING)
         now_s = self._sources.clock()
         if stats is None:
             return None
         self._moments.add(stats, now_s)
         return self._moments.figures(now_s)
+
+    async def _read_stats(self, level: int = logging.DEBUG) -> EngineStats | None:
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                return await self._sources.read_stats()
+        except (TimeoutError, EngineError) as error:
+            logger.log(level, "no engine statistics error=%s", type(error).__name__)
+            return None
 
     def _refresh_experiments(self) -> None:
         """Compute intervals in the background: the first caller gets the previous ones."""

@@ -31,7 +31,7 @@ _START: Final = EngineStats()
 
 @dataclass(slots=True)
 class EngineMoments:
-    """Snapshots of the engine over the last five minutes, one for each time it was read."""
+    """Snapshots of the engine over the last five minutes, one for each time it was sampled."""
 
     _moments: deque[_Moment] = field(default_factory=lambda: deque(maxlen=_MAX_MOMENTS))
 

@@ -138,7 +138,8 @@ class Acceptance(_Model):
 
 
 class EngineHistory(_Model):
-    """Times at which the dashboard was read: seconds ago, and each tier's gauges then."""
+    """Samples of the engine, one in five seconds and when the dashboard was read: seconds ago,
+    and each tier's gauges then."""
 
     age_s: list[float]
     num_running: dict[str, list[int]]

@@ -45,6 +45,7 @@ class Lifespan:
         background = [
             asyncio.create_task(self._start_engine()),
             asyncio.create_task(self.loop_lag.run()),
+            asyncio.create_task(self.dashboard.run()),
         ]
         try:
             await self.tenancy.start()

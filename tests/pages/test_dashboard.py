@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ def _stop(server: Any, thread: threading.Thread) -> None:
 
 
 def tile(page: Page, name: str) -> str:
-    found = page.locator("#tiles div", has=page.get_by_text(name, exact=True))
+    found = page.locator("#tiles div, #more div", has=page.get_by_text(name, exact=True))
     return found.locator("dd").inner_text()
 
 
@@ -86,7 +87,7 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
     assert told["requests"]["num_answered"] == 4
     assert {tier["name"]: tier["num"] for tier in told["tiers"]} == {"small": 3, "large": 1}
     shares = page.locator("#tiers li").all_inner_texts()
-    assert shares == ["small: 75 %, 3 answers", "large: 25 %, 1 answers"]
+    assert shares == ["small: 75 %, 3 answers", "large: 25 %, 1 answer"]
     rows = page.locator("#classes tbody tr").all_inner_texts()
     classes = {row.split("\t")[0].strip(): row for row in rows}
     assert list(classes) == [one["name"] for one in told["classes"]]
@@ -98,7 +99,11 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
     assert "≤ 1000 ms" in classes["short-chat"]
     assert (tile(page, "running").strip(), tile(page, "waiting").strip()) == ("3", "4")
     assert tile(page, "failed or refused") == "0 of 4"
-    for name in ("ttft", "inter-token", "e2e", "rate", "tokens", "cost", "queue", "kv", "depth"):
+    assert page.locator("#tiles div").count() == 6
+    assert tile(page, "cost").strip() == "set prices", "no tier has a price"
+    expect(page.locator("#prices")).to_contain_text("routing.prices")
+    assert page.locator("#cost").is_hidden()
+    for name in ("ttft", "inter-token", "e2e", "rate", "tokens", "queue", "kv", "depth"):
         chart = page.locator(f"#{name} svg")
         assert chart.get_attribute("role") == "img"
         title = page.locator(f"#{name} h2").inner_text().split(",")[0]
@@ -148,11 +153,49 @@ def test_a_new_request_appears_by_itself_unless_paused(site: Site, new_page: New
     assert [url for url in asked if url.endswith("/v1/dashboard")], "it asks again at once"
 
 
+def test_charts_have_a_past_when_the_page_is_opened(site: Site, new_page: NewPage) -> None:
+    """The engine is sampled in the background; counts have whole numbers on their axis."""
+    deadline_s = time.monotonic() + 30
+    while len(httpx.get(f"{site.url}/v1/dashboard").json()["engine"]["history"]["age_s"]) < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+    page = new_page(f"{site.url}/dashboard")
+    page.locator("#queue .curve").first.wait_for(state="attached")
+    ticks = page.locator("#queue svg text").all_text_contents()[:3]
+    assert all(re.fullmatch(r"\d+", tick) for tick in ticks), ticks
+    assert page.locator("#queue .area").count() >= 4, "a band for each tier's running and waiting"
+
+
+def test_a_tier_has_the_same_colour_on_both_pages(site: Site, new_page: NewPage) -> None:
+    page = new_page(f"{site.url}/dashboard")
+    page.locator("#tiers li").first.wait_for()
+    shown = page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('#tiers li')].map((item) =>"
+        " [item.textContent.split(':')[0], getComputedStyle(item, '::before').backgroundColor]))"
+    )
+    page.goto(f"{site.url}/playground")
+    page.locator("#state.ready").wait_for()
+    page.fill("#prompt", "Hi")
+    page.press("#prompt", "Enter")
+    page.locator("article:not(.running)").wait_for()
+    name = page.locator(".route em").inner_text()
+    colour = page.evaluate(
+        "getComputedStyle(document.querySelector('.route em'), '::before').backgroundColor"
+    )
+    assert shown[name] == colour
+    assert len(set(shown.values())) == len(shown)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_a_phone_in_both_schemes(site: Site, new_page: NewPage, dark: bool) -> None:
     page = new_page(f"{site.url}/dashboard", dark=dark, viewport=PHONE)
     expect(page.locator("#state")).to_have_text("live")
     page.locator("#experiments").wait_for()
+    columns = page.evaluate(
+        "[...document.querySelectorAll('#charts figure:not(.wide):not([hidden])')].slice(0, 2)"
+        ".map((figure) => figure.getBoundingClientRect().top)"
+    )
+    assert columns[0] == columns[1], "two charts a row"
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= PHONE["width"], "nothing is wider than the screen"
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -181,7 +224,7 @@ def test_without_a_key_it_asks_for_one_and_shows_what_the_key_may_see(
     assert tile(page, "charged").startswith("$")
     assert page.locator("#queue, #experiments").count() == 0
     assert mine not in page.content()
-    page.get_by_role("button", name="Forget it").click()
+    page.get_by_role("button", name="Forget").click()
     expect(page.locator("#access")).to_be_visible()
     assert page.locator("#board").is_hidden()
     page.locator("#key").fill(ADMIN_TOKEN)

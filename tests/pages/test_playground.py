@@ -1,6 +1,7 @@
 """The playground in Chromium: a chat streams, its colours are the API's, two are compared."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_the_tree_of_a_step_is_shown_to_mouse_and_keys(gateway: Running, new_pag
     page.locator("#tree g").first.wait_for()
     assert page.locator("#tree g").count() == 4, "the root, two guesses, the target's own"
     assert page.locator("#tree g.wrong").count() == 1
-    assert "2 drafted, 1 accepted" in page.inner_text("#tree-said")
+    assert "2 tokens were drafted, 1 accepted" in page.inner_text("#tree-said")
     page.keyboard.press("Escape")
     assert page.locator("#tree").is_hidden()
     page.locator(".text").focus()
@@ -117,8 +118,11 @@ def test_a_chat_has_several_turns(gateway: Running, new_page: NewPage) -> None:
     ask(page, "and now?", count=2)
     (before, now) = gateway.whole.engine.submitted[-2:]
     assert len(now.prompt_token_ids) > 2 * len(before.prompt_token_ids)
+    assert page.locator("#setup").get_attribute("open") is None, "folded after the first message"
+    assert page.inner_text("#setup-said") == "auto, speculation on"
     page.click("#new")
     assert page.locator("article").count() == 0
+    assert page.locator("#setup").get_attribute("open") is not None
 
 
 def test_two_answers_side_by_side(gateway: Running, new_page: NewPage) -> None:
@@ -128,21 +132,42 @@ def test_two_answers_side_by_side(gateway: Running, new_page: NewPage) -> None:
     page.click("#two")
     ask(page, "compare", count=2)
     page.locator(".verdict").wait_for()
-    assert "The same answer" in page.inner_text(".verdict")
+    said = page.inner_text(".verdict")
+    assert "Both gave the same answer." in said
+    assert "times as fast" not in said, "one run is no measurement"
     drafting = [request.speculation.enabled for request in gateway.whole.engine.submitted[-2:]]
     assert drafting == [True, False]
     assert page.locator("[data-live=ttft]").all_inner_texts()[1].endswith("ms")
 
 
-def test_a_long_answer_is_laid_out_in_parts(
-    gateway: Running, new_page: NewPage, encode: Callable[[str], list[int]]
+def test_speeds_are_compared_over_several_new_questions(
+    gateway: Running, new_page: NewPage
 ) -> None:
-    """Nobody sees where: its text is the same, also when it is copied."""
+    page = new_page(gateway.url)
+    page.locator("#state.ready").wait_for()
+    page.click("#two")
+    ask(page, "compare", count=2)
+    page.click(".verdict button")
+    page.locator(".verdict").nth(4).wait_for()
+    prompts = page.locator(".prompt").all_inner_texts()
+    assert len(set(prompts)) == len(prompts) == 5
+    # The scripted engine writes at once: there is no speed to compare, so none is claimed.
+    told = page.locator(".verdict").last.inner_text()
+    assert re.search(r"to say: machines are noisy|times as fast", told)
+
+
+@pytest.mark.parametrize("is_formatted", [True, False])
+def test_a_long_answer_is_laid_out_in_parts(
+    gateway: Running, new_page: NewPage, encode: Callable[[str], list[int]], is_formatted: bool
+) -> None:
+    """The split does not show: the text is the same, also when it is copied."""
     lines = [f"line {number} of the fox\n" for number in range(40)]
     steps = [Step(token_ids=(token,)) for line in lines for token in encode(line)]
     before = gateway.whole.engine.script
     gateway.whole.engine.script = lambda _: Script(steps=steps)
     page = new_page(gateway.url, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#options summary").click()
+    page.set_checked("#markdown", is_formatted)
     ask(page, "long")
     gateway.whole.engine.script = before
     assert page.locator(".text .part").count() > 2

@@ -1,5 +1,5 @@
 "use strict";
-// Code of both pages: making elements, the key, and the form that asks for it.
+// Code of both pages: making elements, the header, the key and the form that asks for it, colours.
 const byId = (id) => document.getElementById(id);
 const KEPT = "outrider-key";
 const ENTER = "Enter a key to continue.";
@@ -118,7 +118,18 @@ async function enter(text) {
   page.opened(response);
 }
 
+// A tier's colour: the local models have theirs, upstream tiers one of four by their name.
+function tierLine(name) {
+  if (name === "small" || name === "large") return `var(--${name}-line)`;
+  const sum = [...name].reduce((total, letter) => (total * 31 + letter.codePointAt(0)) % 9973, 7);
+  return `var(--other${sum % 4 + 1}-line)`;
+}
+
 function startAccess() {
+  const here = location.pathname === "/" ? "/playground" : location.pathname;
+  for (const link of document.querySelectorAll("#top nav a")) {
+    if (link.pathname === here) link.setAttribute("aria-current", "page");
+  }
   byId("access").addEventListener("submit", (event) => {
     event.preventDefault();
     enter(byId("key").value.trim().replace(/^bearer\s+/i, ""));

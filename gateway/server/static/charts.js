@@ -1,0 +1,239 @@
+// ---- charts, drawn without a library ----------------------------------------------------------
+
+const SPAN_S = 300;
+const GAP_S = 15;  // a longer gap between two samples: no line joins its sides
+const SOURCES = new Set(["model", "suffix", "prediction", "grammar", "reused"]);
+
+// ---- words and figures ---------------------------------------------------------------------
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+function brief(value, unit = "") {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value);
+  if (unit === "ms" && size >= 10000) return `${brief(value / 1000)} s`;
+  if (unit === "USD") return size && size < 0.01 ? `$${value.toExponential(1)}` : `$${value.toFixed(2)}`;
+  if (unit === "%") return `${(value * 100).toFixed(size && size < 0.0995 ? 1 : 0)} %`;
+  const text = size >= 1e6 ? `${(value / 1e6).toFixed(1)}M` : size >= 1e4 ? `${(value / 1e3).toFixed(1)}k`
+    : size >= 100 || Number.isInteger(value) ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2);
+  return unit ? `${text} ${unit}` : text;
+}
+
+// The colour of a series: a tier's or a source's own, else the text's.
+const ink = (colour) => `--ink: ${colour ?? "var(--text)"}`;
+const sourceLine = (name) => (SOURCES.has(name) ? `var(--${name}-line)` : "var(--text)");
+
+// The top of an axis of counts: whole, and even where it has a line in the middle.
+const roundUpCount = (value) => (value <= 1 ? 1 : Math.max(2, Math.ceil(roundUp(value) / 2) * 2));
+
+// A round number at or above a value, that three grid lines divide well.
+function roundUp(value) {
+  if (!(value > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999) * power;
+}
+
+// ---- charts --------------------------------------------------------------------------------
+
+const cards = new Map();
+
+// A card in the grid, made when it is first wanted: its heading, legend and body stay.
+function card(id, title, isWide = false) {
+  if (cards.has(id)) return cards.get(id);
+  const legend = element("div", { class: "legend" });
+  const caption = element("figcaption", {}, element("h2", { id: `${id}-title` }, title), legend);
+  const body = element("div");
+  const figure = element("figure", { id, class: `card${isWide ? " wide" : ""}`, "aria-labelledby": `${id}-title` },
+    caption, body);
+  byId("charts").append(figure);
+  const made = { figure, legend, body, cursor: null };
+  cards.set(id, made);
+  return made;
+}
+
+function showLegend(target, series) {
+  const text = series.map((one) => one.name).join();
+  if (target.dataset.names === text) return;
+  target.dataset.names = text;
+  target.replaceChildren(...series.map((one) => element("span",
+    { style: ink(one.colour), class: [one.dashed && "dashed", one.band && "band", one.far && "far"].filter(Boolean).join(" ") }, one.name)));
+}
+
+// Grid lines with their figures; one in the middle unless it would be half of a count.
+function axes(svg, size, top, unit, isCount = false) {
+  for (const part of isCount && top % 2 ? [0, 1] : [0, 0.5, 1]) {
+    const y = size.bottom - part * (size.bottom - size.top);
+    svg.append(drawn("line", { class: "grid", x1: size.left, x2: size.right, y1: y, y2: y }));
+    if (size.isSpark && part === 0.5) continue;
+    svg.append(drawn("text", size.isSpark ? { x: 0, y: y - 3 } : { x: size.left - 6, y: y + 4, "text-anchor": "end" },
+      brief(top * part, unit)));
+  }
+}
+
+function canvas(place, label) {
+  let svg = place.body.querySelector("svg");
+  if (!svg) {
+    svg = drawn("svg", { role: "img", tabindex: "0" });
+    const readout = element("div", { class: "readout", "aria-hidden": "true" });
+    place.body.append(svg);
+    place.figure.append(readout);
+    place.readout = readout;
+    svg.addEventListener("pointermove", (event) => point(place, event.offsetX));
+    svg.addEventListener("pointerleave", () => point(place, null));
+    svg.addEventListener("blur", () => point(place, null));
+    svg.addEventListener("keydown", (event) => stepCursor(place, event));
+  }
+  const width = Math.max(120, place.body.clientWidth), isSpark = width < 220;
+  const height = isSpark ? 96 : 176;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("aria-label", label);
+  svg.replaceChildren();
+  return { svg, size: { left: isSpark ? 0 : 58, right: width - 6, top: isSpark ? 14 : 10, bottom: height - 22, isSpark } };
+}
+
+// Values over time. `series`: [{name, values, ...}], values as long as `ages` (seconds ago). A series is a
+// line, `dashed` or not; with `band` an area down to the values `base`, or to zero; `far` is a fainter one.
+function lines(id, title, ages, series, unit, { most = null, isCount = false } = {}) {
+  const place = card(id, title);
+  showLegend(place.legend, series);
+  const last = series.map((one) => `${one.name} ${brief(one.told?.findLast(isNumber) ?? one.values.findLast(isNumber), unit)}`).join(", ");
+  const { svg, size } = canvas(place, `${title}, the latest: ${last}. Arrow keys read earlier values.`);
+  const peak = Math.max(0, ...series.flatMap((one) => one.values.filter(isNumber)));
+  const top = most ?? (isCount ? roundUpCount(peak) : roundUp(peak));
+  axes(svg, size, top, unit, isCount);
+  const x = (age) => size.right - Math.max(0, age) / SPAN_S * (size.right - size.left);
+  const y = (value) => size.bottom - Math.min(value / top, 1) * (size.bottom - size.top);
+  for (const minutes of size.isSpark ? [4, 0] : [4, 3, 2, 1, 0]) {
+    const anchor = minutes ? "middle" : "end";
+    svg.append(drawn("text", { x: x(minutes * 60), y: size.bottom + 16, "text-anchor": anchor },
+      minutes ? `${minutes} min` : "now"));
+  }
+  for (const one of series) {
+    const style = ink(one.colour);
+    for (const run of runsOf(one.values, ages)) {
+      const path = (values) => run.map((at) => `${x(ages[at]).toFixed(1)} ${y(values[at]).toFixed(1)}`);
+      const shape = path(one.values), isAlone = run.length === 1;
+      if (one.band && !isAlone) {
+        const floor = path(one.base ?? ages.map(() => 0)).reverse();
+        svg.append(drawn("path", { class: `area ${one.far ? "far" : ""}`, style, d: `M${[...shape, ...floor].join("L")}Z` }));
+      } else if (isAlone) {
+        svg.append(drawn("circle", { class: "dot", style, r: 2.2, cx: x(ages[run[0]]), cy: y(one.values[run[0]]) }));
+      }
+      if (!isAlone && !one.bare) svg.append(drawn("path", { class: `curve ${one.dashed ? "dashed" : ""}`, style, d: `M${shape.join("L")}` }));
+    }
+  }
+  place.read = (at) => `${brief(Math.max(0, ages[at]))} s ago: ` +
+    series.map((one) => `${one.name} ${brief((one.told ?? one.values)[at], unit)}`).join(", ");
+  place.xs = ages.map(x);
+  place.size = size;
+  showCursor(place);
+}
+
+// The places of values that are joined: runs without a hole, within the time that is shown.
+function runsOf(values, ages) {
+  const runs = [[]];
+  values.forEach((value, at) => {
+    const isShown = isNumber(value) && ages[at] <= SPAN_S;
+    if (!isShown || ages[at - 1] - ages[at] > GAP_S) runs.push([]);
+    if (isShown) runs.at(-1).push(at);
+  });
+  return runs.filter((run) => run.length);
+}
+
+// Series upon one another: each is an area from the sum of those below it.
+function stacked(series) {
+  let base = series[0]?.values.map(() => 0) ?? [];
+  return series.map((one) => {
+    const values = one.values.map((value, at) => value + base[at]);
+    const made = { ...one, values, base, told: one.values, band: true };
+    base = values;
+    return made;
+  });
+}
+
+// Groups of bars. `groups`: names along the axis; `series`: [{name, values}].
+function bars(id, title, groups, series, unit, most) {
+  const place = card(id, title);
+  showLegend(place.legend, series);
+  const told = series.map((one) => `${one.name}: ${one.values.map((v) => brief(v, unit)).join(", ")}`).join("; ");
+  const { svg, size } = canvas(place, `${title}, ${told || "nothing yet"}`);
+  axes(svg, size, most, unit);
+  const step = (size.right - size.left) / Math.max(1, groups.length);
+  const thick = Math.min(22, step * 0.8 / Math.max(1, series.length));
+  const middle = (at) => size.left + (at + 0.5) * step;
+  const every = Math.ceil(20 / Math.max(1, step));  // names have room for two digits
+  groups.forEach((name, at) => {
+    if (at % every === 0) {
+      svg.append(drawn("text", { x: middle(at), y: size.bottom + 16, "text-anchor": "middle" }, name));
+    }
+    series.forEach((one, i) => {
+      const value = one.values[at];
+      if (!isNumber(value)) return;
+      const height = Math.max(1, Math.min(1, value / most) * (size.bottom - size.top));
+      svg.append(drawn("rect", { class: "bar", style: ink(series[i].colour), width: Math.max(1, thick - 2), height, rx: 2,
+        x: middle(at) + (i - series.length / 2) * thick + 1, y: size.bottom - height }));
+    });
+  });
+  place.read = (at) => `depth ${groups[at]}: ` + series.map((one) => `${one.name} ${brief(one.values[at], unit)}`).join(", ");
+  place.xs = groups.map((_, at) => middle(at));
+  place.size = size;
+  showCursor(place);
+}
+
+function point(place, x) {
+  place.cursor = x === null || !place.xs?.length ? null
+    : place.xs.reduce((best, at, i) => (Math.abs(at - x) < Math.abs(place.xs[best] - x) ? i : best), 0);
+  showCursor(place);
+}
+
+function stepCursor(place, event) {
+  const moves = { ArrowLeft: -1, ArrowRight: 1 };
+  if (event.key === "Escape") { point(place, null); return; }
+  if (!(event.key in moves) || !place.xs?.length) return;
+  event.preventDefault();
+  const count = place.xs.length;
+  const from = place.cursor ?? (event.key === "ArrowLeft" ? count : -1);
+  place.cursor = Math.max(0, Math.min(count - 1, from + moves[event.key]));
+  showCursor(place);
+  byId("spoken").textContent = place.read(place.cursor);
+}
+
+function showCursor(place) {
+  const svg = place.body.querySelector("svg");
+  svg.querySelector(".cursor")?.remove();
+  const isOn = place.cursor !== null && place.cursor < place.xs.length;
+  place.readout.textContent = isOn ? place.read(place.cursor) : "";
+  if (isOn) {
+    const x = place.xs[place.cursor];
+    svg.append(drawn("line", { class: "cursor", x1: x, x2: x, y1: place.size.top, y2: place.size.bottom }));
+  }
+}
+
+function table(heads, rows, label) {
+  const row = (cells, isHead) => element("tr", {}, ...cells.map((cell, i) => {
+    const attributes = isHead ? { scope: "col" } : i === 0 ? { scope: "row" } : {};
+    if (heads[i].startsWith("#")) attributes.class = "number";
+    return element(isHead || i === 0 ? "th" : "td", attributes, cell instanceof Node ? cell : String(cell));
+  }));
+  const names = heads.map((head) => head.replace("#", ""));
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    element("table", {}, element("thead", {}, row(names, true)),
+      element("tbody", {}, ...rows.map((cells) => row(cells, false)))));
+}
+
+// New content in a card, without losing where a table is scrolled to and what has the focus.
+function renew(target, ...nodes) {
+  const before = [...target.querySelectorAll(".scroll")];
+  const left = before.map((one) => one.scrollLeft), focused = before.indexOf(document.activeElement);
+  target.replaceChildren(...nodes);
+  [...target.querySelectorAll(".scroll")].forEach((one, i) => {
+    one.scrollLeft = left[i] ?? 0;
+    if (i === focused) one.focus({ preventScroll: true });
+  });
+}
+
+function meter(share) {
+  if (!isNumber(share)) return "–";
+  const bar = element("i", { style: `width: ${(share * 100).toFixed(1)}%` });
+  return element("span", {}, element("span", { class: "meter", "aria-hidden": "true" }, bar), brief(share, "%"));
+}

@@ -1,0 +1,231 @@
+const EVERY_MS = 2000;
+const UNSET = "set prices";
+const MAX_DEPTH = 16;  // deeper guesses are few
+let isPaused = false, timer = 0, last = null;  // last: the figures on show
+
+// ---- what is shown -------------------------------------------------------------------------
+
+function showTiles(data) {
+  const { requests, latency, engine } = data;
+  const sum = (name) => engine.tiers.reduce((total, tier) => total + tier[name], 0);
+  const counted = data.classes.reduce((total, one) => total + one.num, 0);
+  const good = data.classes.reduce((total, one) => total + one.num_attained, 0);
+  const tiles = [
+    ["requests", brief(requests.per_s), "/s"],
+    ["first token p95", brief(latency.ttft_ms.p95, "ms"), ""],
+    ["tokens", brief(requests.tokens_per_s), "/s"],
+    ["objectives met", brief(counted ? good / counted : null, "%"), ""],
+    ["failed or refused", brief(requests.num_failed + requests.num_refused), `of ${requests.num}`],
+    costTile(data),
+  ];
+  const more = [
+    ["between tokens p95", brief(latency.inter_token_ms.p95, "ms")],
+    ["goodput", `${brief(requests.goodput)} /s`],
+  ];
+  if (engine) {
+    more.push(["running", brief(sum("num_running"))], ["waiting", brief(sum("num_waiting"))]);
+    more.push(["tokens a step", brief(engine.acceptance.tokens_per_step)]);
+    for (const tier of engine.tiers) more.push([`prompt found in the ${tier.name} model's cache`, brief(tier.prefix_hit_share, "%")]);
+  }
+  byId("tiles").replaceChildren(...tiles.map(([name, value, unit]) => element("div", { class: "card" },
+    element("dt", {}, name), element("dd", { class: value === UNSET ? "unset" : "" }, value, " ", element("small", {}, unit)))));
+  byId("prices").hidden = tiles.at(-1)[1] !== UNSET;
+  byId("more").replaceChildren(...more.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+}
+
+// Answers without any cost have tiers without prices: zero dollars would be a wrong figure.
+function costTile({ requests, scope }) {
+  const isAll = scope === "all", name = isAll ? "cost" : "charged";
+  if (isAll && requests.num_answered && !requests.cost_usd_per_s) {
+    return [name, UNSET, ""];
+  }
+  return [name, requests.num ? brief(requests.cost_usd_per_s * 3600, "USD") : "–", requests.num ? "/h" : ""];
+}
+
+function showRequests({ series, scope }) {
+  const { age_s: ages } = series;
+  const whole = ages.filter((age) => age >= 0).length;  // the cell that has begun says too little
+  const cut = (values) => values.slice(0, whole);
+  const middle = cut(ages).map((age) => age + series.cell_s / 2);
+  const quantiles = ({ p50, p95, p99 }) => [
+    { name: "p99", values: cut(p99), base: cut(p95), band: true, far: true, bare: true },
+    { name: "p95", values: cut(p95), base: cut(p50), band: true, bare: true },
+    { name: "p50", values: cut(p50) },
+  ];
+  lines("ttft", "Time to first token", middle, quantiles(series.ttft_ms), "ms");
+  lines("inter-token", "Time between tokens", middle, quantiles(series.inter_token_ms), "ms");
+  lines("e2e", "Time to the end", middle, quantiles(series.e2e_ms), "ms");
+  lines("rate", "Requests per second", middle, [
+    { name: "met their objectives", values: cut(series.goodput), band: true, bare: true },
+    { name: "ended", values: cut(series.requests_per_s) },
+  ], "");
+  lines("tokens", "Tokens per second", middle, [{ name: "of ended answers", values: cut(series.tokens_per_s) }], "");
+  const costs = cut(series.cost_usd_per_s);
+  lines("cost", scope === "all" ? "Cost per hour" : "Charged per hour", middle,
+    [{ name: "USD", values: costs.map((usd) => usd * 3600) }], "USD");
+  cards.get("cost").figure.hidden = scope === "all" && !costs.some((usd) => usd);
+}
+
+function showEngine(engine) {
+  for (const id of ["queue", "kv", "depth"]) if (cards.has(id)) cards.get(id).figure.hidden = !engine;
+  if (!engine) return;
+  const { history, acceptance } = engine, names = engine.tiers.map((tier) => tier.name);
+  lines("queue", "Running and waiting", history.age_s, stacked(names.flatMap((name) => [
+    { name: `${name} running`, values: history.num_running[name], colour: tierLine(name) },
+    { name: `${name} waiting`, values: history.num_waiting[name], colour: tierLine(name), dashed: true, far: true },
+  ])), "", { isCount: true });
+  lines("kv", "KV cache in use", history.age_s,
+    names.map((name) => ({ name, values: history.kv_cache_usage[name], colour: tierLine(name) })), "%", { most: 1 });
+  const depth = Math.min(MAX_DEPTH, Math.max(1, ...acceptance.sources.map((one) => one.by_depth.length)));
+  bars("depth", "Accepted drafts by depth", Array.from({ length: depth }, (_, i) => `${i + 1}`),
+    acceptance.sources.map((one) => ({ name: one.name, values: one.by_depth, colour: sourceLine(one.name) })), "%", 1);
+}
+
+function showTiers(tiers) {
+  const place = card("tiers", "Answers by tier", true);
+  place.body.replaceChildren(
+    element("div", { class: "stack", "aria-hidden": "true" },
+      ...tiers.map((one) => element("i", { style: `${ink(tierLine(one.name))}; flex: ${one.share}` }))),
+    element("ul", { class: "shares" }, ...(tiers.length ? tiers.map((one) =>
+      element("li", { style: ink(tierLine(one.name)) }, `${one.name}: ${brief(one.share, "%")}, ${one.num} answer${one.num === 1 ? "" : "s"}`))
+      : ["No answers yet."])));
+}
+
+function showClasses(classes) {
+  const place = card("classes", "Objectives by class", true);
+  const limit = (value) => (isNumber(value) ? `≤ ${brief(value, "ms")}` : "–");
+  const rows = classes.map((one) => [one.name, limit(one.ttft_ms), limit(one.inter_token_ms),
+    brief(one.num), meter(one.attainment), brief(one.goodput)]);
+  renew(place.body, table(
+    ["class", "first token", "between tokens", "#requests", "all met", "#goodput /s"], rows, "Objectives by class"));
+}
+
+function interval(range, low, high, zero) {
+  const x = (value) => 4 + Math.max(0, Math.min(1, (value - low) / (high - low || 1))) * 136;
+  const svg = drawn("svg", { class: "interval", viewBox: "0 0 144 16", "aria-hidden": "true" });
+  if (isNumber(zero)) svg.append(drawn("line", { class: "zero", x1: x(zero), x2: x(zero), y1: 1, y2: 15 }));
+  svg.append(drawn("line", { x1: x(range.low ?? low), x2: x(range.high ?? high), y1: 8, y2: 8 }));
+  if (isNumber(range.estimate)) svg.append(drawn("circle", { cx: x(range.estimate), cy: 8, r: 3.4 }));
+  return svg;
+}
+
+function draw(data) {
+  last = data;
+  byId("board").hidden = false;
+  byId("scope").hidden = data.scope === "all";
+  byId("window").textContent = data.window_s >= 90 ? `${(data.window_s / 60).toFixed(0)} minutes` : `${data.window_s.toFixed(0)} seconds`;
+  showTiles(data);
+  showRequests(data);
+  showEngine(data.engine);
+  showTiers(data.tiers);
+  showClasses(data.classes);
+  showExperiments(data.experiments);
+}
+
+const PRIMARY = {  // the metric that an experiment decides by: where an arm has it, and how it reads
+  attainment: ["shares", "attained", 100, "points", "%", "objectives met"],
+  ttft: ["means", "ttft_s", 1000, "ms", "ms", "time to first token"],
+  tpot: ["means", "inter_token_s", 1000, "ms", "ms", "time between tokens"],
+  e2e: ["means", "duration_s", 1000, "ms", "ms", "time to the end"],
+  cost: ["means", "cost_usd", 1, "USD", "USD", "cost of a request"],
+};
+
+// An interval in words; an arm's share is a percentage, a difference of shares is in points.
+function spread(range, scale, unit) {
+  if (!range || !isNumber(range.estimate)) return "–";
+  const told = (value) => (isNumber(value) ? brief(value * scale, unit === "points" ? "" : unit) : "?");
+  const tail = unit === "points" ? " points" : "";
+  return `${told(range.estimate)}${tail} (${told(range.low)} to ${told(range.high)})`;
+}
+
+function differenceOf(comparison, scale, unit, widest) {
+  const range = comparison?.primary?.difference;
+  if (!range) return "–";
+  const text = spread(range, scale, unit);
+  return element("span", {}, interval(range, -widest, widest, 0), ` ${text}`);
+}
+
+function showExperiment(one) {
+  const [kind, name, scale, unit, armUnit, words] = PRIMARY[one.metric] ?? [];
+  const armScale = armUnit === "%" ? 1 : scale;
+  const differences = one.comparisons.map((each) => each.primary?.difference).filter(Boolean);
+  const bounds = differences.flatMap((range) => [range.low, range.high, range.estimate]).filter(isNumber);
+  const widest = Math.max(...bounds.map(Math.abs), 1e-12);
+  const rows = one.arms.map((arm) => {
+    const comparison = one.comparisons.find((each) => each.arm === arm.arm);
+    const note = arm.stopped ? `stopped: ${arm.stopped}` : arm.arm === one.control ? "control" : brief(arm.weight, "%");
+    return [arm.arm, note, brief(arm.requests), kind ? spread(arm[kind][name], armScale, armUnit) : "–",
+      spread(arm.quantiles.ttft_s?.p95, 1000, "ms"),
+      arm.arm === one.control ? "–" : differenceOf(comparison, scale ?? 1, unit ?? "", widest)];
+  });
+  const title = `${one.experiment}, version ${one.version}, ${one.state}`;
+  return element("section", { class: "experiment" }, element("h3", {}, title),
+    element("p", {}, one.verdict.text),
+    table(["arm", "", "#requests", words ?? one.metric, "first token p95", "difference to the control"],
+      rows, `Arms of ${one.experiment}`));
+}
+
+function showExperiments(experiments) {
+  if (!experiments && !cards.has("experiments")) return;
+  const place = card("experiments", "Experiments", true);
+  place.figure.hidden = !experiments;
+  if (!experiments) return;
+  renew(place.body, ...(experiments.length ? experiments.map(showExperiment)
+    : [element("p", { class: "hint" }, "No experiment is running.")]));
+}
+
+// ---- time ----------------------------------------------------------------------------------
+
+function setState(text, kind) {
+  byId("state").textContent = text;
+  byId("state").className = kind;
+}
+
+async function look() {
+  clearTimeout(timer);
+  if (isShut || isPaused || document.hidden) return;
+  let wait = EVERY_MS;
+  try {
+    const response = await ask(page.path);
+    if (isShut) return;
+    if (response.status === 401) { shut(await reasonOf(response)); return; }
+    if (response.ok) {
+      const data = await response.json();
+      if (isPaused || isShut) return;
+      draw(data);
+      setState("live", "ready");
+    } else {
+      setState(await reasonOf(response), "broken");
+      wait = 5000;
+    }
+  } catch {
+    setState("no connection", "broken");
+  }
+  clearTimeout(timer);
+  timer = setTimeout(look, wait);
+}
+
+byId("pause").addEventListener("click", () => {
+  isPaused = !isPaused;
+  byId("pause").setAttribute("aria-pressed", String(isPaused));
+  byId("pause").textContent = isPaused ? "Go on" : "Pause";
+  if (isPaused) setState("paused", ""); else look();
+});
+document.addEventListener("visibilitychange", look);
+let resizing = 0;
+addEventListener("resize", () => {
+  cancelAnimationFrame(resizing);
+  resizing = requestAnimationFrame(() => { if (last && !isShut) draw(last); });
+});
+Object.assign(page, {
+  path: "/v1/dashboard",
+  opened: look,
+  closed() {
+    last = null;
+    clearTimeout(timer);
+    setState("a key is required", "");
+  },
+  show() { if (isShut) byId("board").hidden = true; },
+});
+startAccess();
+look();
