@@ -187,6 +187,11 @@ JOBS = (
         quick=("--requests", "500", "--repeats", "1"),
     ),
     Job(
+        script="bench_cache",
+        arguments=(),
+        quick=("--requests", "50", "--rounds", "1"),
+    ),
+    Job(
         script="bench_replay",
         arguments=("--repeats", "2"),
         quick=("--repeats", "1", "--seconds", "1", "--warm-up", "0.2", "--rate", "50"),

@@ -64,6 +64,8 @@ Place = Literal["server", "local", "cloud"]
 class AnswerFacts:
     """The facts of an answer for headers and logs. Seconds since the request's arrival.
 
+    is_cut_by_limit: it ends where a limit of the tenant does.
+
     `inter_token_s`: the mean between two tokens, where the responder can tell tokens apart.
     """
 
@@ -81,6 +83,7 @@ class AnswerFacts:
     num_prompt_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    is_cut_by_limit: bool = False
 
 
 class Responder(Protocol):

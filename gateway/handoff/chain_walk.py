@@ -8,6 +8,7 @@ from dataclasses import replace
 from engine.errors import EngineError
 from gateway.answers.responder import RouteReason
 from gateway.errors.tree import GatewayError, NotReadyError
+from gateway.handoff.basis import AnswerBasis
 from gateway.handoff.chains import ModelChain, goes_on, told_together
 from gateway.handoff.fallback import Lineup
 from gateway.handoff.reading import RequestReader
@@ -52,6 +53,12 @@ class ChainWalk:
                 return await self._read(self._chain)
             except (GatewayError, EngineError) as error:
                 self._advance(error)
+
+    def basis(self, parsed: ParsedRequest) -> AnswerBasis:
+        """Return what the answer follows from, as the request was read for its first model."""
+        links = () if self._chain is None else self._chain.links[self._index + 1 :]
+        models = tuple(link.model for link in links)
+        return AnswerBasis(parsed=parsed, body=self._body, models_behind=models)
 
     async def instead(self, error: Exception) -> Lineup | None:
         """Return the lineup that follows one that has led to this error; None if there is none.

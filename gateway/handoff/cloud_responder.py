@@ -78,6 +78,7 @@ class CloudResponder:
         self._has_reported = False
         self._outcome = "abort"
         self._is_over = False
+        self._is_cut_by_limit = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """Yield the body. Raises as the tier does (UpstreamError; gateway/upstream/tier.py)."""
@@ -99,6 +100,12 @@ class CloudResponder:
                 else:
                     await answer.abandon()
                 self.texts = whole.texts
+                # A whole answer is bounded by what the tenant has left.
+                self._is_cut_by_limit = (
+                    self._credit is not None
+                    and not self._is_bounded
+                    and whole.finish_reason == "length"
+                )
                 body = self._whole_body(whole)
                 if kind is not None:
                     raise CutShortError(kind, body)
@@ -212,6 +219,7 @@ class CloudResponder:
 
     def _cut_off(self, chunk: Chunk) -> bytes:
         """The end of a stream where the tenant's limit ends, as at max_tokens."""
+        self._is_cut_by_limit = True
         self._first = self._first or chunk
         empty: dict[str, Any] = {"delta": {}} if self.call.endpoint == "chat" else {"text": ""}
         choices = [
@@ -357,6 +365,8 @@ class CloudResponder:
             is_degraded=origin.is_degraded,
             is_escalated=origin.hand_off == "confidence",
             ttft_s=None if first_s is None else first_s - self.call.arrival_s,
+            num_prompt_tokens=answer.usage.num_prompt_tokens if self._is_over else 0,
+            is_cut_by_limit=self._is_cut_by_limit,
         )
 
 

@@ -38,12 +38,15 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
+from gateway.handoff.basis import AnswerBasis
 from gateway.handoff.cut_short import CutShortError
 
 log = logging.getLogger(__name__)
 
 # The model's name or the path is wrong: an error in the settings, not in the request.
 _NOT_FOUND: Final = frozenset({404, 405})
+_MAX_NAMES: Final = 16
+_MAX_NAME_CHARS: Final = 64
 
 _NAMES: Final[Mapping[Place, str]] = {
     "server": "small model's server",
@@ -106,16 +109,21 @@ class FallbackChain:
         is_private: bool = False,
         deadline_s: float | None = None,
         instead: Instead | None = None,
+        basis: AnswerBasis | None = None,
     ) -> None:
         """`is_private`: only the local models may see the request. `deadline_s`: on the clock.
 
         `instead` is called with the error that would be raised, to get another lineup in place of
         the current one: before the first part, and where an answer broke off that can continue.
+        `basis`: what the answer follows from.
         """
         self.is_streamed = is_streamed
         self.is_private = is_private
         self.deadline_s = deadline_s
+        self.basis = basis
         self.responder: Responder | None = None
+        self.headers: dict[str, str] = {}
+        """Headers of the response; complete once an answer has begun."""
         self._lineup = lineup
         self._instead = instead
         self._failures: dict[Place, Exception] = {}
@@ -127,17 +135,14 @@ class FallbackChain:
         """The request's arms of experiments; final once an answer has begun."""
         return self._lineup.arm
 
-    @property
-    def ignored_fields(self) -> Sequence[str]:
-        """The request's fields that the answering models did not get."""
-        return () if self._current is None else self._current.ignored_fields
-
     async def parts(self) -> AsyncGenerator[bytes]:
         """The body of the response. Closing this ends all work on the request.
 
         Raises GatewayError or EngineError; before the first part, that of the most telling failure.
         """
         begun: _Begun | None = await self._begin()
+        if self._current is not None and self._current.ignored_fields:
+            self.headers["x-outrider-ignored-fields"] = _listed(self._current.ignored_fields)
         while begun is not None:
             parts, part = begun
             begun = None
@@ -272,6 +277,12 @@ class FallbackChain:
                 f"The {_NAMES[place.name]} did not begin to answer in time for a fallback to "
                 "another tier."
             ) from None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first names in one line of ASCII, each cut to a bounded length."""
+    text = ", ".join(name[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES])
+    return " ".join(text.encode("ascii", "replace").decode().split())
 
 
 async def _nothing() -> AsyncGenerator[bytes]:

@@ -329,4 +329,5 @@ class LocalResponder:
             num_prompt_tokens=generation.job.num_prompt_tokens,
             num_drafted_tokens=sum(usage.num_drafted_tokens for usage in used),
             num_accepted_tokens=sum(usage.num_accepted_tokens for usage in used),
+            is_cut_by_limit=generation.is_cut_by_limit,
         )

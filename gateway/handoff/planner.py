@@ -90,6 +90,7 @@ class Planner:
             is_private=parsed.constraints.is_private,
             deadline_s=parsed.constraints.deadline_s,
             instead=walk.instead,
+            basis=walk.basis(parsed),
         )
 
     def _walk(

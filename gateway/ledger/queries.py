@@ -26,7 +26,7 @@ _COLUMNS: Final[Mapping[Dimension, ColumnElement[Any]]] = {
     "kind": ledger.c.kind,
     "outcome": ledger.c.outcome,
 }
-_SERVING: Final = ("answer", "escalation", "retry", "hedge", "continuation")
+_SERVING: Final = ("answer", "escalation", "retry", "hedge", "continuation", "cached")
 """Kinds of attempts at the client's request; others speed up answers or collect data."""
 _DELIVERED: Final = ("answered", "cancelled", "limited")
 """Outcomes in which the client received the answer or its beginning."""

@@ -14,6 +14,7 @@ RowKind = Literal[
     "draft",  # the small model's guesses for the large one's answer
     "probe",  # the small model's reading of a prompt for the router, or a check of a server
     "mirror",  # a copy for comparison
+    "cached",  # an answer of the response cache
 ]
 RowOutcome = Literal[
     "answered",

@@ -33,6 +33,38 @@ _MAX_CONNECTIONS: Final = 64
 _LOG_EVERY_S: Final = 10.0
 
 
+def redis_client(url: str, timeout_s: float) -> "Redis | RedisCluster":
+    """Make a client that connects at the first call. Raises SettingsError for a bad URL."""
+    scheme = urlsplit(url).scheme
+    if scheme.removesuffix(_CLUSTER) not in _SCHEMES:
+        raise SettingsError(
+            "redis_url: write redis://HOST:PORT/NUMBER, rediss:// for TLS, unix:///SOCKET, or "
+            "redis+cluster://HOST:PORT for a cluster"
+        )
+    # A connection that broke while idle costs one try, not a request.
+    retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+    try:
+        if scheme.endswith(_CLUSTER):
+            client = RedisCluster.from_url(
+                url.replace(_CLUSTER, "", 1),
+                retry=retry,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+            )
+            return client
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=timeout_s,
+            retry=retry,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+        )
+    except ValueError as error:
+        raise SettingsError(f"redis_url cannot be used: {error}") from None
+    return Redis.from_pool(pool)
+
+
 class RedisStore:
     """A Redis server or cluster. Every call ends within `timeout_s`, one way or the other."""
 
@@ -55,34 +87,7 @@ class RedisStore:
         cls, url: str, *, timeout_s: float = 1.0, metrics: LimitMetrics | None = None
     ) -> "RedisStore":
         """Make a store that connects at the first call. Raises SettingsError for a bad URL."""
-        scheme = urlsplit(url).scheme
-        if scheme.removesuffix(_CLUSTER) not in _SCHEMES:
-            raise SettingsError(
-                "redis_url: write redis://HOST:PORT/NUMBER, rediss:// for TLS, unix:///SOCKET, or "
-                "redis+cluster://HOST:PORT for a cluster"
-            )
-        # A connection that broke while idle costs one try, not a request.
-        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-        try:
-            if scheme.endswith(_CLUSTER):
-                client = RedisCluster.from_url(
-                    url.replace(_CLUSTER, "", 1),
-                    retry=retry,
-                    socket_timeout=timeout_s,
-                    socket_connect_timeout=timeout_s,
-                )
-                return cls(client, timeout_s=timeout_s, metrics=metrics)
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=_MAX_CONNECTIONS,
-                timeout=timeout_s,
-                retry=retry,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-            )
-        except ValueError as error:
-            raise SettingsError(f"redis_url cannot be used: {error}") from None
-        return cls(Redis.from_pool(pool), timeout_s=timeout_s, metrics=metrics)
+        return cls(redis_client(url, timeout_s), timeout_s=timeout_s, metrics=metrics)
 
     async def run(self, script: str, key: str, args: Sequence[str | float]) -> list[int]:
         """Return the reply of a script. `key` is its KEYS[1]. Raises StorageError."""

@@ -35,7 +35,7 @@ def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
     )
     return msgspec.structs.replace(
         row,
-        cost_nanos=cost.cost_nanos,
+        cost_nanos=0 if row.kind == "cached" else cost.cost_nanos,
         charge_nanos=charge.charge_nanos,
         num_charged_tokens=charged.num_prompt + charged.num_completion,
         price_version=prices.version,

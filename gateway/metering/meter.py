@@ -17,7 +17,7 @@ from gateway.metering.faults import is_requests_fault
 from gateway.metering.local_work import LocalWork
 from gateway.metering.request_end import RequestEnd, tell
 from gateway.metering.reserved_usage import ReservedUsage, UsageEstimate, reserve_request
-from gateway.metering.rows import Entry, LocalAnswer, local_entries
+from gateway.metering.rows import CachedUsage, Entry, LocalAnswer, cached_entry, local_entries
 from gateway.metering.tenancy import Tenancy
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.metering.upstream_rows import upstream_entry
@@ -79,6 +79,7 @@ class RequestMeter:
     _usage: ReservedUsage | None = None
     _local_answers: list[_FollowedAnswer] = field(default_factory=list)
     _attempts: list[Attempt] = field(default_factory=list)
+    _cached: CachedUsage | None = None
     _ending: MeteredEnding | None = None
     _charged: asyncio.Event = field(default_factory=asyncio.Event)
     _is_continued: bool = False
@@ -105,6 +106,23 @@ class RequestMeter:
         difference is reserved. Raises RateLimitError or BudgetError.
         """
         return None if self._usage is None else await self._usage.admit(estimate)
+
+    async def serve_cached(self, usage: CachedUsage) -> None:
+        """Note that the answer comes from the cache, and reserve it where it is charged.
+
+        Raises RateLimitError or BudgetError.
+        """
+        if usage.is_charged:
+            await self.admit(
+                UsageEstimate(
+                    tiers=(usage.tier,),
+                    num_prompt_tokens=usage.num_prompt,
+                    num_choices=1,
+                    max_tokens=usage.num_completion,
+                    is_bounded=True,
+                )
+            )
+        self._cached = usage
 
     @property
     def headers(self) -> dict[str, str]:
@@ -272,6 +290,9 @@ class RequestMeter:
         for attempt in self._attempts:
             yield self._of_attempt(attempt, was_handed_over=was_handed_over)
             was_handed_over = was_handed_over or attempt.outcome == "escalated"
+        if self._cached is not None:
+            duration_s = self.clock() - self.arrival_s
+            yield cached_entry(self._cached, self._template, duration_s=duration_s)
 
     def _learn(self, answer: LocalAnswer) -> None:
         """Learn the length of an answer that had no maximum."""

@@ -31,6 +31,33 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CachedUsage:
+    """An answer of the response cache: the tier that gave it first, and its tokens then."""
+
+    tier: str
+    model: str
+    num_prompt: int
+    num_completion: int
+    is_charged: bool
+
+
+def cached_entry(usage: CachedUsage, template: Template, *, duration_s: float) -> Entry:
+    """Return the row of an answer from the cache."""
+    row = template(
+        kind="cached",
+        outcome="answered",
+        tier=usage.tier,
+        model=usage.model,
+        num_prompt_tokens=usage.num_prompt,
+        num_completion_tokens=usage.num_completion,
+        ttft_s=duration_s,
+        duration_s=duration_s,
+    )
+    charged = Tokens(num_prompt=usage.num_prompt, num_completion=usage.num_completion)
+    return Entry(row=row, charged=charged if usage.is_charged else Tokens())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAnswer:
     """The description of one finished local answer, given by its generation.
 

@@ -103,6 +103,13 @@ class JobBuilder:
             self._info = info
         return self._info
 
+    @property
+    def fingerprints(self) -> str | None:
+        """The loaded models' fingerprints; None until they are known (`engine_info`)."""
+        if self._info is None:
+            return None
+        return " ".join(f"{tier}={info.fingerprint}" for tier, info in self._info.tiers.items())
+
     async def names(self) -> dict[str, tuple[TierInfo, ...]]:
         """Return every name that `model` accepts, with the checkpoints that may answer to it."""
         tiers = (await self.engine_info()).tiers

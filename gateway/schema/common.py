@@ -187,6 +187,8 @@ class OutriderOptions(RequestModel):
     prices: a tier that could cost more does not answer. `fit_context`: where prompt and max_tokens
     do not fit the context together, the answer may be as long as the context leaves.
 
+    `cache`: an equal request gets the first one's answer; on needs a seed or temperature 0.
+
     `policy`: what may answer, models of this machine (local) or upstream servers (cloud).
     `privacy`: nothing of a private request leaves this machine. `deadline_ms`: the time for the
     whole answer, from the request's arrival.
@@ -207,6 +209,7 @@ class OutriderOptions(RequestModel):
     fit_context: bool | None = None
     policy: Policy | None = None
     privacy: Literal["private"] | None = None
+    cache: Literal["on", "off"] | None = None
     deadline_ms: Annotated[float, Field(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
 
 

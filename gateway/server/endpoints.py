@@ -17,6 +17,7 @@ from gateway.apis.api import Api
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
+from gateway.caching.answers import AnswerCache
 from gateway.edge.bodies import BodyBudget, end_turn, read_json_body
 from gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.edge.idempotency import IdempotentAnswers
@@ -158,6 +159,7 @@ class AnswerEndpoints:
     planner: Planner
     tokenizing: Tokenizing
     idempotent: IdempotentAnswers
+    cache: AnswerCache
     responses_api: ResponsesApi
     messages_api: MessagesApi
     clock: Callable[[], float]
@@ -224,11 +226,12 @@ class AnswerEndpoints:
         try:
             translated = None if surface is None else await surface.read(body)
             await end_turn(body)
-            answering = await self.planner.plan(
+            planned = await self.planner.plan(
                 endpoint,
                 body if translated is None else translated.chat_body,
                 request_context(request, meter.arrival_s, meter),
             )
+            answering = self.cache.serve(planned)
         except BaseException as error:
             observer.observe_end(None, "failed", None, error)
             raise

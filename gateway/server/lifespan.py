@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 
 from gateway.backends.client import EngineClient
+from gateway.caching.entry import CacheStore
 from gateway.dashboard.api import DashboardApi
 from gateway.experiments.experiments import Experiments
 from gateway.handoff.cloud_parts import CloudParts
@@ -38,6 +39,7 @@ class Lifespan:
     tracer: Tracer
     loop_lag: LoopLag
     checks_pair: bool
+    cache: CacheStore | None = None
 
     @asynccontextmanager
     async def run(self, _: FastAPI) -> AsyncIterator[None]:
@@ -61,6 +63,8 @@ class Lifespan:
             await self.dashboard.close()
             await self.experiments.close()
             await self.tenancy.close()
+            if self.cache is not None:
+                await self.cache.close()
             await self.capture.close()
             await self.tracer.close()
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.errors import EngineError
 from gateway.answers.responder import AnswerFacts
 from gateway.apis.api import AnswerWriter
+from gateway.caching.answers import CachedAnswer
 from gateway.errors.http import problem_of
 from gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
 from gateway.generation import sse
@@ -24,9 +25,6 @@ from gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)
 
-
-_MAX_NAMES: Final = 16
-_MAX_NAME_CHARS: Final = 64
 
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -92,7 +90,7 @@ class AnswerResponse(Response):
 
     def __init__(
         self,
-        answering: FallbackChain,
+        answering: FallbackChain | CachedAnswer,
         *,
         clock: Callable[[], float],
         meter: RequestMeter | None = None,
@@ -275,8 +273,7 @@ class AnswerResponse(Response):
         self._has_started = True
         if facts := self._answering.facts:
             self.headers.update(_headers(facts))
-        if ignored := self._answering.ignored_fields:
-            self.headers["x-outrider-ignored-fields"] = header_text(_field_names(ignored))
+        self.headers.update(self._answering.headers)
         if self._answering.arm:
             self.headers["x-outrider-arm"] = self._answering.arm
         if self._meter is not None:
@@ -335,11 +332,6 @@ def _headers(facts: AnswerFacts) -> dict[str, str]:
     if facts.is_degraded:
         headers["x-outrider-degraded"] = "true"
     return headers
-
-
-def _field_names(names: Sequence[str]) -> str:
-    """List the first names, each cut to a bounded length."""
-    return ", ".join(name[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES])
 
 
 def header_text(text: str) -> str:

@@ -20,6 +20,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from gateway.settings import paths as settings_paths
 from gateway.settings.aliases import AliasSettings, alias_complaints
+from gateway.settings.caching import CacheSettings, cache_complaints
 from gateway.settings.experiments import ExperimentName, ExperimentSettings
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.keys import KeySettings
@@ -148,6 +149,7 @@ class Settings(BaseSettings):
     """Upstream tiers, by the name that requests use as model."""
     aliases: dict[str, AliasSettings] = Field(default_factory=dict)
     """Further names that requests use as model, each for a model or a chain of models."""
+    cache: CacheSettings = Field(default_factory=CacheSettings)
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 
@@ -168,6 +170,7 @@ class Settings(BaseSettings):
         complaints = [
             *tier_complaints(self.models, self.tiers, self.handoff, self.mirror),
             *alias_complaints(self.aliases, self.models, self.tiers),
+            *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
         ]
         if complaints:
             text = "\n".join(f"{'.'.join(path)}: {what}" for path, _, what in complaints)

@@ -1,11 +1,14 @@
 """Joins a gateway's parts into the HTTP application."""
 
 from functools import partial
+from hashlib import blake2b
 
 from engine.request import Tier
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
+from gateway.caching.answers import AnswerCache
+from gateway.caching.metrics import CacheMetrics
 from gateway.dashboard.api import DashboardApi, DashboardSources
 from gateway.dashboard.experiments import experiment_documents
 from gateway.dashboard.recent import RecentOutcomes
@@ -187,9 +190,28 @@ def _build_answers(
         planner=planner,
         tokenizing=build_tokenizing(parts, jobs),
         idempotent=IdempotentAnswers.of(parts.http, parts.clock, parts.edge_metrics),
+        cache=_build_cache(parts, jobs),
         responses_api=ResponsesApi(has_upstream_tiers=has_tiers, clock=parts.wall_clock),
         messages_api=MessagesApi(has_upstream_tiers=has_tiers),
         clock=parts.clock,
+    )
+
+
+def _build_cache(parts: GatewayParts, jobs: JobBuilder) -> AnswerCache:
+    cache = parts.cache
+
+    def version() -> bytes | None:
+        fingerprints = jobs.fingerprints if parts.tokenizers else ""
+        if fingerprints is None:
+            return None
+        return blake2b(fingerprints.encode(), key=cache.settings_digest, digest_size=32).digest()
+
+    return AnswerCache(
+        store=cache.store,
+        rules=cache.rules,
+        version=version,
+        wall_clock=parts.wall_clock,
+        metrics=CacheMetrics(parts.metrics.registry),
     )
 
 
@@ -219,5 +241,6 @@ def _build_lifespan(parts: GatewayParts, jobs: JobBuilder, dashboard: DashboardA
         capture=parts.capture,
         tracer=parts.tracer,
         loop_lag=LoopLag(parts.metrics.registry),
+        cache=parts.cache.store,
         checks_pair=parts.routing.pair is not None,
     )

@@ -90,6 +90,7 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
     from gateway.text.chat import ChatTokenizer
     from gateway.upstream.metrics import UpstreamMetrics
     from gateway.wiring.aliases import checked_aliases
+    from gateway.wiring.caching import build_cache
     from gateway.wiring.parts import GatewayParts
     from gateway.wiring.routing import build_routing
     from gateway.wiring.tenancy import build_tenancy
@@ -124,6 +125,7 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
         cloud=cloud,
         aliases=checked_aliases(settings),
         unknown_fields=settings.unknown_fields,
+        cache=build_cache(settings),
         metrics=metrics,
         tenancy=tenancy,
         http=settings.http,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from engine.request import Tier
 from gateway.backends.client import EngineClient
+from gateway.caching.answers import CacheRules
+from gateway.caching.entry import CacheStore
 from gateway.edge.metrics import EdgeMetrics
 from gateway.experiments.experiments import Experiments
 from gateway.handoff.cloud_parts import CloudParts
@@ -22,6 +24,18 @@ from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_work import PromptSlots
 from router.policy import RoutePolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheParts:
+    """The response cache's store, None where there is none, and its rules.
+
+    `settings_digest`: bytes that change with the settings that shape answers.
+    """
+
+    store: CacheStore | None = None
+    rules: CacheRules = field(default_factory=CacheRules)
+    settings_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +63,5 @@ class GatewayParts:
     clock: Callable[[], float] = time.monotonic
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
     unknown_fields: UnknownFields = "refuse"
+    cache: CacheParts = field(default_factory=CacheParts)
     prompt_slots: PromptSlots = field(default_factory=PromptSlots)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.backends.spawning import EngineProcess, EngineRecipe
+from gateway.settings.caching import CacheSettings
 from gateway.settings.keys import KeySettings
 from gateway.settings.tiers import HandoffSettings, MirrorSettings
 from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
@@ -71,6 +72,7 @@ def _engine_settings(settings: Settings) -> Settings:
     not_its_business = {
         "tiers": {},
         "aliases": {},
+        "cache": CacheSettings(),
         "handoff": HandoffSettings(),
         "mirror": MirrorSettings(),
         "keys": KeySettings(),

@@ -23,6 +23,7 @@ from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.text.chat import ChatTokenizer
 from gateway.upstream.metrics import UpstreamMetrics
 from gateway.wiring.application import build_app
+from gateway.wiring.caching import build_cache
 from gateway.wiring.parts import GatewayParts
 from gateway.wiring.tenancy import build_tenancy
 from gateway.wiring.upstream import build_cloud
@@ -201,6 +202,7 @@ def hybrid(
             cloud=cloud,
             aliases=settings.aliases,
             unknown_fields=settings.unknown_fields,
+            cache=build_cache(settings),
             metrics=metrics,
             tenancy=tenancy,
             experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),

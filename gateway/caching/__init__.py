@@ -1,0 +1,1 @@
+"""The exact response cache: equal requests get the first one's answer."""

@@ -1,0 +1,38 @@
+"""A kept answer, and the stores that keep it."""
+
+from typing import Protocol
+
+import msgspec
+
+
+class CachedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole answer. `parts`: its events, or its one body. `made_at`: seconds since 1970.
+
+    Tokens are those that its first client was told of.
+    """
+
+    parts: tuple[bytes, ...]
+    tier: str
+    model: str
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    made_at: float
+    is_streamed: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the answer."""
+        return sum(map(len, self.parts))
+
+
+class CacheStore(Protocol):
+    """Keeps entries by key for a bounded time, in bounded memory."""
+
+    async def get(self, key: bytes) -> CachedEntry | None:
+        """Return the entry; None where there is none or the store does not answer. Never raises."""
+
+    async def put(self, key: bytes, entry: CachedEntry) -> None:
+        """Keep an entry, as far as there is room. Never raises."""
+
+    async def close(self) -> None:
+        """Release connections."""

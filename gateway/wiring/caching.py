@@ -1,0 +1,62 @@
+"""The response cache as the settings want it."""
+
+import hashlib
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from gateway.caching.answers import CacheRules
+from gateway.caching.entry import CacheStore
+from gateway.caching.memory_store import MemoryStore
+from gateway.settings.tree import Settings
+from gateway.wiring.parts import CacheParts
+
+_TIMEOUT_S = 0.25
+_SHAPING = ("models", "engine", "speculation", "routing", "handoff", "tiers", "aliases", "limits")
+"""Sections of the settings that may shape an answer."""
+
+
+def build_cache(settings: Settings) -> CacheParts:
+    """Build the cache's store and rules, without connecting. Raises SettingsError."""
+    options = settings.cache
+    return CacheParts(
+        store=_store(settings),
+        rules=CacheRules(
+            is_default=options.default == "on",
+            keys=frozenset(options.keys) or None,
+            tiers=frozenset(options.tiers) or None,
+            max_entry_bytes=options.max_entry_bytes,
+            is_charged=options.charge == "full",
+        ),
+        settings_digest=_digest(settings),
+    )
+
+
+def _store(settings: Settings) -> CacheStore | None:
+    options = settings.cache
+    if options.store == "off":
+        return None
+    if options.store == "memory":
+        return MemoryStore(ttl_s=options.ttl_s, max_bytes=options.max_bytes, clock=time.monotonic)
+    from gateway.caching.redis_store import RedisEntries
+    from gateway.limits.redis_store import redis_client
+
+    assert settings.redis_url is not None, "checked with the settings"
+    return RedisEntries(
+        redis_client(settings.redis_url, _TIMEOUT_S),
+        ttl_s=options.ttl_s,
+        clock=time.monotonic,
+        timeout_s=_TIMEOUT_S,
+    )
+
+
+def _digest(settings: Settings) -> bytes:
+    """Return bytes that change with the settings that may shape an answer, and our version."""
+    shaping = settings.model_dump_json(include=set(_SHAPING))
+    return hashlib.blake2b(f"{_version()}{shaping}".encode(), digest_size=32).digest()
+
+
+def _version() -> str:
+    try:
+        return version("outrider")
+    except PackageNotFoundError:  # run from its folder
+        return ""
