@@ -128,6 +128,8 @@ class AnswerCache:
             and facts.outcome == "stop"
             and not facts.is_degraded
             and not facts.is_cut_by_limit
+            and chain.basis is not None
+            and chain.arm == chain.basis.parsed.context.arm  # else it was answered in no arm
             and self.rules.keeps(facts.tier)
             and sum(map(len, parts)) <= self.rules.max_entry_bytes
             and not any(_WITHHELD.search(part) for part in parts[-8:])

@@ -14,6 +14,7 @@ from gateway.errors.tree import BadRequestError, GatewayError
 from gateway.experiments.assigner import ARM_HEADER, Assignment
 from gateway.experiments.registry import ExperimentRegistry
 from gateway.handoff.arms import assignment_of, choosing_of, forget_arms, may_be_arms_fault
+from gateway.handoff.basis import AnswerBasis
 from gateway.handoff.chain_walk import ChainWalk
 from gateway.handoff.fallback import Lineup
 from gateway.planning.parsed_request import ParsedRequest, RequestContext
@@ -86,6 +87,10 @@ class ArmWalk:
             if not may_be_arms_fault(self._armed.assignment, error):
                 raise
             return await self._leave(error)
+
+    def basis(self, parsed: ParsedRequest) -> AnswerBasis:
+        """Return what the answer follows from, as the request was read for its first model."""
+        return self._walk.basis(parsed)
 
     async def instead(self, error: Exception) -> Lineup | None:
         """Return the lineup after one that has led to this error; None if there is none."""
