@@ -130,6 +130,23 @@ async def read_json_body(
     media_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if not _JSON_TYPE.fullmatch(media_type):
         raise MediaTypeError(media_type)
+    read = await _read_bytes(request, limit_bytes=limit_bytes, held=held)
+    if may_exceed(read, bounds):
+        await end_turn(read)
+        check_exactly(read, bounds)
+    await end_turn(read)
+    return read
+
+
+async def read_form_body(request: Request, *, limit_bytes: int, held: HeldBody) -> bytes:
+    """Return the body of a request in parts, unparsed. Raises as `read_json_body`."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if media_type.lower() != "multipart/form-data":
+        raise BadRequestError("content-type: multipart/form-data is required here.")
+    return await _read_bytes(request, limit_bytes=limit_bytes, held=held)
+
+
+async def _read_bytes(request: Request, *, limit_bytes: int, held: HeldBody) -> bytes:
     encoding = ",".join(request.headers.getlist("content-encoding")).strip()
     if encoding.lower() not in ("", "identity"):
         raise ContentEncodingError(encoding)
@@ -147,9 +164,4 @@ async def read_json_body(
             body += chunk
     except ClientDisconnect:
         raise BadRequestError("The body ended early.") from None
-    read = bytes(body)
-    if may_exceed(read, bounds):
-        await end_turn(read)
-        check_exactly(read, bounds)
-    await end_turn(read)
-    return read
+    return bytes(body)

@@ -128,16 +128,39 @@ class ChainBook:
         ):
             return None
         refuse_doubled_names(body)
-        names = _names_of(named)
+        names = self.names_in(named.model, named.models)
         for name in names:
             check_model(principal, name)
+        return ModelChain(
+            links=self.links_of(names), document=msgspec.json.decode(body), endpoint=endpoint
+        )
+
+    @staticmethod
+    def names_in(model: object, models: object) -> tuple[str, ...]:
+        """Return the names that a request gives: `model`, then `models`. Raises BadRequestError."""
+        if models is None:
+            if not isinstance(model, str) or not model:
+                raise BadRequestError("model: the name of a model is required.", param="model")
+            return (model,)
+        if not isinstance(models, list) or not 1 <= len(models) <= MAX_MODELS:
+            raise BadRequestError(
+                f"{_FIELD}: a list of 1 to {MAX_MODELS} names of models is required; they are "
+                "tried in this order.",
+                param=_FIELD,
+            )
+        names = [*([] if model is None else [model]), *models]
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise BadRequestError(f"{_FIELD}: each entry is the name of a model.", param=_FIELD)
+        return tuple(dict.fromkeys(names))
+
+    def links_of(self, names: Sequence[str]) -> tuple[ChainLink, ...]:
+        """Return the models that names stand for, each once."""
         links: dict[str, ChainLink] = {}
         for name in names:
             for link in self._links(name):
                 links.setdefault(link.model, link)
-        return ModelChain(
-            links=tuple(links.values()), document=msgspec.json.decode(body), endpoint=endpoint
-        )
+        return tuple(links.values())
 
     def first_models(self) -> dict[str, str]:
         """Return the model at the head of each alias, as its card shows it."""
@@ -230,24 +253,6 @@ def told_together(errors: Sequence[GatewayError | EngineError]) -> Exception:
         f"No model of the chain can answer at the moment; try again soon. {said}",
         retry_after_s=min(waits),
     )
-
-
-def _names_of(named: _Named) -> Sequence[str]:
-    """Return the names in a request: `model`, then `models`. Raises BadRequestError."""
-    given = named.models
-    if given is None:
-        return (named.model,)
-    if not isinstance(given, list) or not given or len(given) > MAX_MODELS:
-        raise BadRequestError(
-            f"{_FIELD}: a list of 1 to {MAX_MODELS} names of models is required; they are tried "
-            "in this order.",
-            param=_FIELD,
-        )
-    names = [*([] if named.model is None else [named.model]), *given]
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise BadRequestError(f"{_FIELD}: each entry is the name of a model.", param=_FIELD)
-    return tuple(dict.fromkeys(names))
 
 
 def _is_given(name: str, document: Mapping[str, Any]) -> bool:

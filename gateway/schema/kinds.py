@@ -16,6 +16,9 @@ FallbackKind = Literal["failure", "context_length", "content_filter", "deadline"
 UnknownFields = Literal["refuse", "ignore", "pass"]
 """What is done with a request field that a tier does not know."""
 
+PassedEndpoint = Literal["embeddings", "rerank", "images", "audio"]
+"""Endpoints whose requests are passed on to upstream tiers as they came."""
+
 Capability = Literal["tools", "images", "audio", "files"]
 ModelCapability = Capability | Literal["structured_outputs", "reasoning"]
 

@@ -218,6 +218,24 @@ def question_operation(
     }
 
 
+def passed_operation(path: str, *, takes_form: bool) -> dict[str, Any]:
+    """A POST that is passed on to an upstream server, whose own API describes its fields."""
+    media_type = "multipart/form-data" if takes_form else "application/json"
+    schema = {
+        "type": "object",
+        "properties": {"model": {"type": "string", "minLength": 1}},
+        "required": ["model"],
+    }
+    statuses = failures(400, 401, 403, 404, 413, 415, 429, 500, 502, 503, 508)
+    headers = {**_ID_HEADER, "x-outrider-tier": _TIER_HEADER["x-outrider-tier"]}
+    success = {"description": "The server's answer.", "headers": headers}
+    return {
+        "operationId": "pass" + "".join(part.title() for part in path.strip("/").split("/")),
+        "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
+        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLimits:
     """Limits of the loaded models; the largest where they differ.

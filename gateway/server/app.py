@@ -24,12 +24,14 @@ from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import EXPERIMENT_MODELS
 from gateway.experiments.feedback import FeedbackApi
 from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
+from gateway.handoff.pass_through import PASSED_ROUTES
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.openapi import (
     generation_operation,
     operation,
+    passed_operation,
     question_operation,
 )
 from gateway.schema.responses import (
@@ -47,6 +49,7 @@ from gateway.server.endpoints import MAX_SMALL_BODY_BYTES, AnswerEndpoints, Requ
 from gateway.server.lifespan import Lifespan
 from gateway.server.openapi_document import OpenApiEndpoint
 from gateway.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
+from gateway.server.pass_through import PassThroughEndpoints
 from gateway.server.status import StatusEndpoints
 from gateway.tenants.admin import AdminApi
 from gateway.tenants.admin_routes import ADMIN_ROUTES
@@ -93,6 +96,7 @@ class Routes:
     authenticate: Authenticate
     has_open_metrics: bool
     has_upstream_tiers: bool
+    passing: PassThroughEndpoints
 
 
 def create_app(routes: Routes) -> AuthDispatcher:
@@ -146,6 +150,13 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     app.post(_COUNT_TOKENS, openapi_extra=count_tokens_operation())(answers.count_tokens)
     app.post(_TOKENIZE, openapi_extra=tokenize_operation())(answers.tokenize)
     app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(answers.detokenize)
+    for passed in PASSED_ROUTES:
+        described = passed_operation(passed.path, takes_form=passed.takes_form)
+        endpoint = routes.passing.endpoint(passed)
+        is_described = routes.passing.passing.is_available(passed)
+        app.post(f"/v1{passed.path}", openapi_extra=described, include_in_schema=is_described)(
+            endpoint
+        )
     app.post("/v1/route", openapi_extra=route)(answers.route)
     get(
         "/v1/models",

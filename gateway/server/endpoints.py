@@ -18,7 +18,7 @@ from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
 from gateway.caching.answers import AnswerCache
-from gateway.edge.bodies import BodyBudget, end_turn, read_json_body
+from gateway.edge.bodies import BodyBudget, end_turn, read_form_body, read_json_body
 from gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.errors.tree import GatewayError
@@ -101,9 +101,16 @@ class RequestIntake:
 
     @asynccontextmanager
     async def reading(
-        self, request: Request, meter: RequestMeter, limit_bytes: int | None = None
+        self,
+        request: Request,
+        meter: RequestMeter,
+        limit_bytes: int | None = None,
+        *,
+        is_form: bool = False,
     ) -> AsyncIterator[bytes]:
         """Read the body of a request that is counted; both are held until the block ends.
+
+        `is_form`: it is in parts; else JSON.
 
         A request that ends without an answer of its own (a repeated one) gives its count back, and
         so does one that fails through no fault of its own.
@@ -112,7 +119,10 @@ class RequestIntake:
             with self.bodies.hold(_owner_of(request)) as held:
                 most = limit_bytes or self.limits.max_body_bytes
                 bounds = self.limits.json_bounds
-                yield await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
+                if is_form:
+                    yield await read_form_body(request, limit_bytes=most, held=held)
+                else:
+                    yield await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
             await meter.finish("failed")
         except Exception as error:
             meter.failed_by(error)

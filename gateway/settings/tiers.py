@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from pydantic_settings import NoDecode
 
-from gateway.schema.kinds import Capability, ServerKind, UnknownFields
+from gateway.schema.kinds import Capability, PassedEndpoint, ServerKind, UnknownFields
 from gateway.settings.paths import did_you_mean
 from gateway.settings.sections import (
     Count,
@@ -81,6 +81,7 @@ Urls = Annotated[
 ]
 Headers = Annotated[dict[str, str], AfterValidator(_sendable)]
 Capabilities = Annotated[tuple[Capability, ...], NoDecode, BeforeValidator(split_list)]
+Endpoints = Annotated[tuple[PassedEndpoint, ...], NoDecode, BeforeValidator(split_list)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -156,6 +157,9 @@ class UpstreamSettings(Section):
     """Fields set in every request, overriding the client's, e.g. {store = false}."""
     supports: Capabilities = ("tools", "images", "audio", "files")
     """Capabilities beside text; requests that need another one are not sent to this tier."""
+    endpoints: Endpoints = ()
+    """Further endpoints that this tier has: embeddings, rerank, images, audio. Requests for them
+    are passed on as they come."""
     media_tokens: Count = 4096
     """Most tokens of an image on this server, and least tokens of a sound or a file; reserved for
     each one."""

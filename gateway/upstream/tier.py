@@ -16,6 +16,7 @@ from gateway.upstream.hedging import HedgeBudget
 from gateway.upstream.latency import LatencyEstimate
 from gateway.upstream.model_list import model_ids
 from gateway.upstream.parts import TierParts, TierState
+from gateway.upstream.passing import PassedRequest, PassingDialect
 from gateway.upstream.probing import Prober
 from gateway.upstream.replicas import ReplicaSet
 
@@ -75,6 +76,8 @@ class UpstreamTier:
             headers=headers,
             path=self.traits.probe_path,
         )
+        # Images and sounds take other times than texts, by which hedging and hand-overs go.
+        self._passed_times = LatencyEstimate(clock=parts.clock)
         self._tasks: list[asyncio.Task[None]] = []
         self._models: tuple[str, ...] = ()
         self._models_until_s: float | None = None
@@ -113,6 +116,20 @@ class UpstreamTier:
     def answer(self, call: UpstreamCall, *, kind: AttemptKind = "answer") -> UpstreamAnswer:
         """Return the answer to a call, not begun. A `mirror` or `probe` has one attempt."""
         return UpstreamAnswer(self._state, call, kind=kind)
+
+    def pass_on(self, call: UpstreamCall, passed: PassedRequest) -> UpstreamAnswer:
+        """Return the answer to a request that is passed on as it came, not begun; not streamed."""
+        state = self._state
+        state = replace(
+            state,
+            parts=replace(state.parts, dialect=PassingDialect(self.name, passed)),
+            headers={**state.headers, "content-type": passed.content_type},
+            first_token=self._passed_times,
+            total=self._passed_times,
+            whole=self._passed_times,
+            hedges=HedgeBudget(0.0),
+        )
+        return UpstreamAnswer(state, call, kind="answer")
 
     async def models(self) -> tuple[str, ...]:
         """Return the ids of the models that the server lists; none if it fails. Never raises.

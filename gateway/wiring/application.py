@@ -21,6 +21,7 @@ from gateway.handoff.chains import ChainBook
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.local_responder import LocalLoad
+from gateway.handoff.pass_through import PassThrough
 from gateway.handoff.planner import Planner
 from gateway.handoff.reading import RequestReader
 from gateway.handoff.small_calls import SmallCalls
@@ -33,6 +34,7 @@ from gateway.server.auth_dispatcher import AuthDispatcher
 from gateway.server.endpoints import AnswerEndpoints, RequestIntake
 from gateway.server.lifespan import Lifespan
 from gateway.server.pages import Pages
+from gateway.server.pass_through import PassThroughEndpoints
 from gateway.server.route_metrics import RouteCollector
 from gateway.server.status import StatusEndpoints
 from gateway.telemetry.loop_lag import LoopLag
@@ -80,6 +82,10 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             authenticate=keys.authenticator.authenticate,
             has_open_metrics=keys.has_open_metrics,
             has_upstream_tiers=bool(parts.cloud.tiers),
+            passing=PassThroughEndpoints(
+                intake=intake,
+                passing=PassThrough(cloud=parts.cloud, names=catalog, chains=chains),
+            ),
         )
     )
 

@@ -1,0 +1,341 @@
+"""Finds the upstream tier for a request that is passed on as it came, and fails over."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors.tree import BadRequestError, GatewayError, LoopError, ModelNotFoundError
+from gateway.handoff.chains import ChainBook, goes_on, told_together
+from gateway.handoff.cloud_parts import CloudParts
+from gateway.handoff.cloud_responder import blot_out
+from gateway.handoff.live_model_catalog import LiveModelCatalog
+from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
+from gateway.metering.reserved_usage import UsageEstimate
+from gateway.planning.model_catalog import AUTO, ResolvedModel
+from gateway.planning.parsed_request import RequestContext, check_model, tier_not_allowed
+from gateway.schema.common import OutriderOptions
+from gateway.schema.kinds import PassedEndpoint
+from gateway.schema.parsing import refuse_doubled_names, validate
+from gateway.upstream.bounds import most_prompt_tokens
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.passing import PassedRequest
+from gateway.upstream.tier import UpstreamTier
+
+_MAX_HOPS: Final = 8
+_JSON: Final = "application/json"
+_MULTIPART: Final = "multipart/form-data"
+_AUDIO_TYPES: Final = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}
+_TEXT_FORMATS: Final = frozenset({"text", "srt", "vtt"})
+_LABELS: Final = frozenset({"user", "metadata", "safety_identifier"})
+_FORM_NAME: Final = re.compile(rb'(?i)content-disposition:[^\r\n]*;\s*name="?([^";\r\n]+)"?')
+_MAX_PARTS: Final = 64
+_MAX_MODEL_CHARS: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedRoute:
+    """One path of the API. `endpoint`: what a tier must have; takes_form: multipart, else JSON."""
+
+    path: str
+    endpoint: PassedEndpoint
+    takes_form: bool = False
+
+
+PASSED_ROUTES: Final = (
+    PassedRoute(path="/embeddings", endpoint="embeddings"),
+    PassedRoute(path="/rerank", endpoint="rerank"),
+    PassedRoute(path="/images/generations", endpoint="images"),
+    PassedRoute(path="/images/edits", endpoint="images", takes_form=True),
+    PassedRoute(path="/images/variations", endpoint="images", takes_form=True),
+    PassedRoute(path="/audio/speech", endpoint="audio"),
+    PassedRoute(path="/audio/transcriptions", endpoint="audio", takes_form=True),
+    PassedRoute(path="/audio/translations", endpoint="audio", takes_form=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedAnswer:
+    """A server's answer, and the tier that gave it."""
+
+    body: bytes
+    content_type: str
+    tier: str
+
+
+class _Fields(msgspec.Struct):
+    """The fields of a body that decide where it goes."""
+
+    names: tuple[str, ...]
+    response_format: str
+    options: OutriderOptions
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassThrough:
+    """Passes requests on to tiers that have their endpoint."""
+
+    cloud: CloudParts
+    names: LiveModelCatalog
+    chains: ChainBook
+
+    def is_available(self, route: PassedRoute) -> bool:
+        """Return whether some tier has the endpoint."""
+        return any(self._has(tier, route) for tier in self.cloud.tiers.values())
+
+    async def answer(
+        self, route: PassedRoute, content_type: str, body: bytes, context: RequestContext
+    ) -> PassedAnswer:
+        """Return the answer of the first model of the request's chain that gives one.
+
+        Raises GatewayError: one for all models, where none can.
+        """
+        if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
+            raise LoopError("The request has come through too many gateways, or through this one.")
+        refuse_privacy_header(context.headers)
+        form = _Form(content_type, body) if route.takes_form else _Json(body)
+        fields = form.fields()
+        self._check_options(fields.options)
+        for name in fields.names:
+            check_model(context.principal, name)
+        links = self.chains.links_of(fields.names)
+        errors: list[GatewayError] = []
+        for index, link in enumerate(links):
+            try:
+                meant = await self._meant(link.model, fields.options, route)
+                return await self._ask(meant, route, form, fields, context)
+            except GatewayError as error:
+                errors.append(error)
+                if index + 1 == len(links) or not goes_on(error, link.falls_back_on):
+                    raise told_together(errors) from error
+        raise AssertionError("a chain has a link")
+
+    @staticmethod
+    def _check_options(options: OutriderOptions) -> None:
+        if options.privacy is not None or options.policy == "local_only":
+            raise BadRequestError(
+                "outrider: this endpoint is an upstream server's, and the request asks to stay on "
+                "this machine.",
+                param="outrider",
+            )
+
+    async def _meant(
+        self, model: str, options: OutriderOptions, route: PassedRoute
+    ) -> ResolvedModel:
+        """Return the tier and the model that a name means here. `auto`: the first tier that can."""
+        able = [name for name, t in self.cloud.tiers.items() if self._has(t, route)]
+        if not able:
+            raise BadRequestError(
+                f"/v1{route.path}: no tier of this server has it; its operator names it in "
+                f"tiers.NAME.endpoints ({route.endpoint}).",
+                code="endpoint_not_available",
+            )
+        tier = options.tier or (able[0] if model == AUTO else None)
+        meant = await self.names.resolve(model, tier)
+        if meant.tier not in able:
+            raise BadRequestError(
+                f"model: {model[:_MAX_MODEL_CHARS]!r} has no /v1{route.path}; tiers that have it: "
+                f"{', '.join(able)}. Name one, or TIER/MODEL.",
+                param="model",
+            )
+        return meant
+
+    @staticmethod
+    def _has(tier: UpstreamTier, route: PassedRoute) -> bool:
+        return route.endpoint in tier.settings.endpoints
+
+    async def _ask(
+        self,
+        meant: ResolvedModel,
+        route: PassedRoute,
+        form: "_Form | _Json",
+        fields: _Fields,
+        context: RequestContext,
+    ) -> PassedAnswer:
+        assert meant.tier is not None
+        tier = self.cloud.tiers[meant.tier]
+        if not context.principal.scopes.allows_tier(tier.name):
+            raise tier_not_allowed(tier.name)
+        model = meant.model or await self.names.usual_model(tier.name)
+        if model is None:
+            raise ModelNotFoundError(meant.name, (f"{tier.name}/MODEL",))
+        meter = context.meter
+        if meter is not None and meter.principal.is_limited:
+            await meter.admit(
+                UsageEstimate(
+                    tiers=(tier.name,),
+                    num_prompt_tokens=fields.num_tokens,
+                    num_choices=1,
+                    max_tokens=1,
+                    is_bounded=True,
+                )
+            )
+        kind = _content_type(route, fields.response_format)
+        passed = PassedRequest(
+            path=route.path,
+            content_type=form.content_type,
+            body=form.with_model(model),
+            expects_json=kind == _JSON,
+        )
+        call = UpstreamCall(
+            endpoint="completion",
+            document=form.document(model),
+            model=model,
+            request_id=context.request_id,
+            arrival_s=context.arrival_s,
+            hops=(*context.hops, self.cloud.gateway_id),
+            on_attempt=None if meter is None else meter.on_attempt,
+            span=context.span,
+        )
+        answer = tier.pass_on(call, passed)
+        try:
+            whole = await answer.whole()
+        except GatewayError as error:
+            blot_out(error, self.cloud.secrets)
+            raise
+        finally:
+            await answer.aclose()
+        return PassedAnswer(body=whole.body, content_type=kind, tier=tier.name)
+
+
+def _content_type(route: PassedRoute, response_format: str) -> str:
+    """Return the type of the answer, by what was asked for: the server's word is not trusted."""
+    if route.path == "/audio/speech":
+        return _AUDIO_TYPES.get(response_format or "mp3", "application/octet-stream")
+    if route.endpoint == "audio" and response_format in _TEXT_FORMATS:
+        return "text/plain; charset=utf-8"
+    return _JSON
+
+
+class _Json:
+    """A body in JSON."""
+
+    content_type = _JSON
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        try:
+            document = msgspec.json.decode(body)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(
+                f"The body is not valid JSON: {error}.", code="invalid_json"
+            ) from None
+        if not isinstance(document, dict):
+            raise BadRequestError("body: an object is required.")
+        refuse_doubled_names(body)
+        refuse_misplaced_options(document)
+        self._document: dict[str, Any] = {
+            name: value for name, value in document.items() if name not in _LABELS
+        }
+
+    def fields(self) -> _Fields:
+        """Return what decides where it goes. Raises BadRequestError."""
+        document = self._document
+        if document.get("stream") or document.get("stream_format") not in (None, "audio"):
+            _refuse_stream()
+        given = document.get("outrider")
+        options = OutriderOptions()
+        if given is not None:
+            options = validate(OutriderOptions, given, msgspec.json.encode(given))
+        response_format = document.get("response_format")
+        return _Fields(
+            names=ChainBook.names_in(document.get("model"), document.get("models")),
+            response_format=response_format if isinstance(response_format, str) else "",
+            options=options,
+            num_tokens=most_prompt_tokens(self._sent(""), 0),
+        )
+
+    def _sent(self, model: str) -> dict[str, Any]:
+        kept = {n: v for n, v in self._document.items() if n not in ("outrider", "models")}
+        return {**kept, "model": model}
+
+    def with_model(self, model: str) -> bytes:
+        """Return the body that names this model."""
+        try:
+            return msgspec.json.encode(self._sent(model))
+        except (OverflowError, RecursionError):
+            raise BadRequestError("The body has a number of more than 64 bits.") from None
+
+    def document(self, model: str) -> Mapping[str, Any]:
+        """Return the fields by which its tokens are estimated where the server tells none."""
+        return {**self._sent(model), "max_tokens": 1}
+
+
+class _Form:
+    """A body in parts, with files. Only the parts `model` and `response_format` are read."""
+
+    def __init__(self, content_type: str, body: bytes) -> None:
+        message = Message()
+        message["content-type"] = content_type
+        boundary = message.get_param("boundary")
+        if message.get_content_type() != _MULTIPART or not isinstance(boundary, str):
+            raise BadRequestError("content-type: multipart/form-data with a boundary is required.")
+        self.content_type = content_type
+        self._mark = b"--" + boundary.encode("ascii", "replace")
+        self._pieces = body.split(b"\r\n" + self._mark) if boundary else []
+        if not self._pieces or len(self._pieces) > _MAX_PARTS:
+            raise BadRequestError(f"body: 1 to {_MAX_PARTS} parts are required.")
+        self._values: dict[str, list[int]] = {}
+        for index, piece in enumerate(self._pieces):
+            head = piece.partition(b"\r\n\r\n")[0]
+            if found := _FORM_NAME.search(head):
+                name = found[1].decode("utf-8", "replace").strip()
+                self._values.setdefault(name, []).append(index)
+
+    def fields(self) -> _Fields:
+        """Return what decides where it goes. Raises BadRequestError."""
+        model = self._value("model")
+        if (self._value("stream") or "").lower() not in ("", "false", "0"):
+            _refuse_stream()
+        for name in self._values:
+            if name.partition("[")[0] in ("outrider", "models", "privacy"):
+                raise BadRequestError(
+                    f"{name}: a form has no such option; name one model, or an alias for several.",
+                    param=name,
+                )
+        return _Fields(
+            names=ChainBook.names_in(model, None),
+            response_format=self._value("response_format") or "",
+            options=OutriderOptions(),
+            num_tokens=0,
+        )
+
+    def _value(self, name: str) -> str | None:
+        found = self._values.get(name, [])
+        if not found:
+            return None
+        if len(found) > 1:
+            raise BadRequestError(f"{name}: this part is given twice; give it once.", param=name)
+        value = self._pieces[found[0]].partition(b"\r\n\r\n")[2]
+        if len(value) > _MAX_MODEL_CHARS:
+            raise BadRequestError(f"{name}: this part is too long.", param=name)
+        return value.decode("utf-8", "replace")
+
+    def with_model(self, model: str) -> bytes:
+        """Return the body that names this model."""
+        pieces = list(self._pieces)
+        (index,) = self._values["model"]
+        head = pieces[index].partition(b"\r\n\r\n")[0]
+        pieces[index] = head + b"\r\n\r\n" + model.encode()
+        return (b"\r\n" + self._mark).join(pieces)
+
+    def document(self, model: str) -> Mapping[str, Any]:
+        """Return the fields by which its tokens are estimated: files say nothing of them."""
+        return {"model": model, "prompt": "", "max_tokens": 1}
+
+
+def _refuse_stream() -> None:
+    raise BadRequestError(
+        "stream: answers of this endpoint are not streamed; leave it out.", param="stream"
+    )

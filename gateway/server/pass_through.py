@@ -1,0 +1,89 @@
+"""Endpoints whose requests are passed on to upstream tiers as they came."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors.tree import AuthenticationError
+from gateway.handoff.pass_through import PassedRoute, PassThrough
+from gateway.metering.meter import RequestMeter
+from gateway.server.endpoints import RequestIntake, request_context
+from gateway.server.responses import WorkResponse, until_disconnect
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassThroughEndpoints:
+    """Counts and bounds requests as every answer's, and ends their work when the client leaves."""
+
+    intake: RequestIntake
+    passing: PassThrough
+
+    def endpoint(self, route: PassedRoute) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of one path."""
+
+        async def answer(request: Request) -> Response:
+            return self._answer(route, request)
+
+        answer.__name__ = route.path.strip("/").replace("/", "_")
+        return answer
+
+    def _answer(self, route: PassedRoute, request: Request) -> Response:
+        meter = self.intake.meter(request, route.path.strip("/"))
+
+        async def work(scope: Scope, receive: Receive, send: Send) -> None:
+            await meter.enter()
+            async with self.intake.reading(request, meter, is_form=route.takes_form) as body:
+                context = request_context(request, meter.arrival_s, meter)
+                made: list[Response] = []
+
+                async def passed() -> None:
+                    content_type = request.headers.get("content-type", "")
+                    found = await self.passing.answer(route, content_type, body, context)
+                    headers = {"x-outrider-tier": found.tier}
+                    made.append(
+                        Response(found.body, media_type=found.content_type, headers=headers)
+                    )
+
+                try:
+                    await self._while_key_lasts(meter, until_disconnect(receive, passed()))
+                except ClientDisconnect:
+                    meter.end("cancelled")
+                    logger.info("client left request_id=%s", request.state.request_id)
+                    return
+                await meter.finish("answered")
+                (response,) = made
+                response.headers.update(meter.headers)
+                await response(scope, receive, send)
+
+        return WorkResponse(work)
+
+    @staticmethod
+    async def _while_key_lasts(meter: RequestMeter, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work. Raises AuthenticationError once the request's key is revoked or expires."""
+        errors: list[AuthenticationError] = []
+        task = asyncio.ensure_future(work)
+
+        def end(error: AuthenticationError) -> None:
+            errors.append(error)
+            task.cancel()
+
+        try:
+            with meter.while_key_lasts(end):
+                await task
+        except asyncio.CancelledError:
+            if not errors:
+                task.cancel()
+                raise
+            meter.end("cancelled")
+            raise errors[0] from None
+        except BaseException:
+            task.cancel()
+            raise

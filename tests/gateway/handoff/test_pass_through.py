@@ -1,0 +1,296 @@
+"""Embeddings, reranking, images and audio, passed on to tiers that have them."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway.tenants.amounts import LimitSpec
+from gateway.tenants.keys import Scopes
+from gateway.tenants.records import KeyOrder
+from gateway.text.chat import ChatTokenizer
+from tests.gateway.conftest import wait_for
+from tests.gateway.hybrid import World, hybrid
+
+EMBEDDED = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}],
+    "model": "embedder",
+    "usage": {"prompt_tokens": 5, "total_tokens": 5},
+}
+Answer = tuple[int, str, bytes]
+
+
+@dataclass
+class Far:
+    """A server of other endpoints: what it was asked, and what it answers."""
+
+    url: str = ""
+    asked: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    answer: Callable[[str], Answer] = field(
+        default=lambda path: (200, "application/json", json.dumps(EMBEDDED).encode())
+    )
+
+
+@pytest.fixture
+def far() -> Iterator[Far]:
+    made = Far()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._send(200, "application/json", b'{"object": "list", "data": []}')
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            made.asked.append((self.path, dict(self.headers), body))
+            self._send(*made.answer(self.path))
+
+        def _send(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    made.url = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+@pytest.fixture
+def make(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], far: Far) -> Any:
+    """Makes a gateway whose tier `media` has all endpoints; a context manager."""
+
+    def made(**options: Any) -> Any:
+        media = {
+            "url": far.url,
+            "model": "embedder",
+            "endpoints": ["embeddings", "rerank", "images", "audio"],
+            "max_retries": 0,
+        }
+        tiers = {"media": {**media, **options.pop("media", {})}, **options.pop("tiers", {})}
+        return hybrid(tokenizer, encode, tiers=tiers, **options)
+
+    return made
+
+
+def embed(world: World, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    body = {"model": "media", "input": "Hello there", **fields}
+    return world.http.post("/v1/embeddings", json=body, headers=headers)
+
+
+# ---- what is passed on ---------------------------------------------------------------------------
+
+
+def test_embeddings_are_passed_on_under_the_servers_name(make: Any, far: Far) -> None:
+    with make() as world:
+        answer = embed(world, user="someone", dimensions=2)
+        assert answer.json() == EMBEDDED
+        assert answer.headers["x-outrider-tier"] == "media"
+        path, headers, body = far.asked[-1]
+        assert path == "/v1/embeddings"
+        assert headers["content-type"] == "application/json"
+        assert json.loads(body) == {"model": "embedder", "input": "Hello there", "dimensions": 2}
+        assert "x-outrider-hops" in {name.lower() for name in headers}
+        client = openai.OpenAI(base_url=f"{world.url}/v1", api_key="x", max_retries=0)
+        made = client.embeddings.create(model="media", input="x", encoding_format="float")
+        assert made.data[0].embedding == [0.5, 0.25]
+        client.close()
+
+
+@pytest.mark.parametrize("model", ["auto", "media/other", "embed-small"])
+def test_every_kind_of_name_works(make: Any, far: Far, model: str) -> None:
+    aliases = {"embed-small": {"models": ["media/other"]}}
+    with make(aliases=aliases) as world:
+        assert embed(world, model=model).status_code == 200
+        sent = json.loads(far.asked[-1][2])["model"]
+        assert sent == ("embedder" if model == "auto" else "other")
+
+
+def test_rerank_and_images_are_passed_on(make: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", json.dumps({"at": path}).encode())
+    with make() as world:
+        for path in ("rerank", "images/generations"):
+            body = {"model": "media", "query": "a", "documents": ["b"], "prompt": "c"}
+            assert world.http.post(f"/v1/{path}", json=body).json() == {"at": f"/v1/{path}"}
+
+
+def test_speech_has_the_type_that_was_asked_for(make: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "text/html", b"\x00\x01sound")
+    with make() as world:
+        body = {"model": "media", "input": "Hi", "voice": "x"}
+        for kind, told in (({}, "audio/mpeg"), ({"response_format": "wav"}, "audio/wav")):
+            answer = world.http.post("/v1/audio/speech", json={**body, **kind})
+            assert (answer.headers["content-type"], answer.content) == (told, b"\x00\x01sound")
+
+
+def test_files_are_passed_on_byte_for_byte(make: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", b'{"text": "hello"}')
+    sound = bytes(range(256)) * 40 + b"\r\n--not-the-boundary\r\n"
+    with make() as world:
+        files = {"file": ("a.wav", sound, "audio/wav")}
+        data = {"model": "auto", "language": "en"}
+        answer = world.http.post("/v1/audio/transcriptions", data=data, files=files)
+        assert answer.json() == {"text": "hello"}
+        path, headers, body = far.asked[-1]
+        assert path == "/v1/audio/transcriptions"
+        assert headers["content-type"].startswith("multipart/form-data; boundary=")
+        assert sound in body
+        assert b"\r\n\r\nembedder\r\n" in body
+        assert b"auto" not in body
+        text = {**data, "response_format": "text"}
+        far.answer = lambda path: (200, "application/json", b"hello")
+        answer = world.http.post("/v1/audio/transcriptions", data=text, files=files)
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+# ---- failures ------------------------------------------------------------------------------------
+
+
+def test_the_next_model_of_a_chain_answers(make: Any, far: Far) -> None:
+    down = {"down": {"url": "http://127.0.0.1:9/v1", "model": "m", "endpoints": ["embeddings"]}}
+    with make(tiers=down, media={}) as world:
+        answer = embed(world, model="down", models=["media"])
+        assert answer.json() == EMBEDDED
+        assert "models" not in json.loads(far.asked[-1][2])
+        assert embed(world, model="down").status_code in (502, 503)
+
+
+def test_a_server_that_failed_is_tried_again(make: Any, far: Far) -> None:
+    good = far.answer
+    far.answer = lambda path: (
+        (503, "application/json", b"{}") if len(far.asked) == 1 else good(path)
+    )
+    with make(media={"max_retries": 1}) as world:
+        assert embed(world).json() == EMBEDDED
+        assert len(far.asked) == 2
+
+
+def test_rubbish_is_no_answer_and_a_refusal_is_passed_on(make: Any, far: Far) -> None:
+    with make() as world:
+        far.answer = lambda path: (200, "text/html", b"<html>")
+        assert embed(world).status_code == 502
+        told = b'{"error": {"message": "too many inputs", "type": "invalid_request_error"}}'
+        far.answer = lambda path: (400, "application/json", told)
+        answer = embed(world)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "too many inputs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "cloud"}, 400, "model"),
+        ({"model": "small"}, 400, "model"),
+        ({"model": "gone"}, 404, "model"),
+        ({"model": 5}, 400, "model"),
+        ({"stream": True}, 400, "stream"),
+        ({"outrider": {"privacy": "private"}}, 400, "outrider"),
+        ({"outrider": {"policy": "local_only"}}, 400, "outrider"),
+        ({"privacy": "private"}, 400, "privacy"),
+    ],
+)
+def test_what_cannot_be_passed_on_is_refused(
+    make: Any, far: Far, fields: dict[str, Any], status: int, param: str
+) -> None:
+    with make() as world:
+        answer = embed(world, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+        assert not far.asked
+
+
+def test_without_a_tier_that_has_it_the_operator_is_told_what_to_set(make: Any) -> None:
+    with make(media={"endpoints": ["audio"]}) as world:
+        answer = embed(world)
+        assert answer.status_code == 400
+        assert "tiers.NAME.endpoints" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--x\r\ncontent-disposition: form-data; name=file\r\n\r\nabc\r\n--x--",
+        b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\na\r\n' * 2 + b"--x--",
+        b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n' + b"a" * 999 + b"\r\n--x--",
+        b"--x\r\n\r\n" * 200,
+    ],
+)
+def test_forms_that_are_none_are_refused(make: Any, far: Far, body: bytes) -> None:
+    with make() as world:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        answer = world.http.post("/v1/audio/transcriptions", content=body, headers=headers)
+        assert answer.status_code in (400, 404), answer.text
+        wrong = world.http.post("/v1/audio/transcriptions", json={"model": "media"})
+        assert wrong.status_code == 400
+        assert not far.asked
+
+
+def test_a_body_is_bounded(make: Any, far: Far) -> None:
+    with make() as world:
+        limit = world.context.limits.max_body_bytes
+        files = {"file": ("a.wav", b"x" * (limit + 1), "audio/wav")}
+        answer = world.http.post("/v1/audio/transcriptions", data={"model": "media"}, files=files)
+        assert answer.status_code == 413
+        assert not far.asked
+
+
+# ---- keys, limits, ledger ------------------------------------------------------------------------
+
+
+def test_keys_limits_and_ledger_hold(make: Any, far: Far, tmp_path: Any) -> None:
+    options = {
+        "database_url": f"sqlite:///{tmp_path}/keys.db",
+        "keys": {"refresh_s": 0.02},
+        "ledger": {"flush_ms": 1},
+        "charges": {"media": {"prompt": 1_000_000.0, "completion": 0.0}},
+    }
+    with make(**options) as world:
+        store = world.context.tenancy.keys.store
+
+        def key(name: str, **fields: Any) -> dict[str, str]:
+            mine = {"authorization": f"Bearer {store.create(KeyOrder(name=name, **fields)).text}"}
+            wait_for(lambda: world.http.get("/v1/models").status_code == 401)
+            wait_for(lambda: world.http.get("/v1/models", headers=mine).status_code == 200)
+            return mine
+
+        mine = key("a", limits=LimitSpec(tokens_per_day=1_000, requests_per_minute=2))
+        assert embed(world).status_code == 401
+        answer = embed(world, headers=mine)
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-remaining-requests"] == "1"
+
+        def tokens() -> Any:
+            return world.http.get("/v1/usage", headers=mine).json()["totals"]
+
+        wait_for(lambda: tokens()["attempts"] == 1)
+        assert tokens()["charged_tokens"] == 5
+        assert tokens()["charge_usd"] == 5.0
+        assert embed(world, headers=mine).status_code == 200
+        assert embed(world, headers=mine).status_code == 429
+        elsewhere = key("b", scopes=Scopes(tiers=frozenset({"cloud"})))
+        assert embed(world, headers=elsewhere).status_code == 403
+        other = key("c", scopes=Scopes(models=frozenset({"auto"})))
+        assert embed(world, headers=other).status_code == 403
+        assert embed(world, headers=other, model="auto").status_code == 200
+        big = key("d", limits=LimitSpec(tokens_per_day=10))
+        assert embed(world, headers=big).status_code in (403, 429)
