@@ -1,6 +1,7 @@
 """Layers that one call of the compiled library can run, and a pass through all of them."""
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -10,20 +11,36 @@ from engine.model.layers import GatedMlp, Layer
 from kernels.attention.paged_attention import Plan
 from kernels.attention.row_plan import RowPlan
 from kernels.cpu.panel_linear import PanelLinear
-from kernels.layers.compiled_layer import MAX_ROWS, CompiledLayer, LayerRows
+from kernels.layers.compiled_layer import CompiledLayer
+from kernels.layers.compiled_pass import (
+    MAX_ROWS,
+    CompiledPass,
+    LayerCaches,
+    LayerPlaces,
+    ModelEnds,
+    PassRows,
+)
 from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
 from kernels.layers.lora import CompiledLoraRows, LoraRows
 from kernels.layers.rope import RotaryTable
 
+# A last layer of so many rows more than are wanted costs less than the way through Python.
+_FEW_SPARE_ROWS = 8
+
 
 class CompiledLayers:
-    """All layers of a model."""
+    """All layers of a model, with what stands before and behind them where that is compiled too."""
 
     def __init__(
-        self, layers: Sequence[tuple[Layer, CompiledLayer]], rotary: Sequence[RotaryTable]
+        self,
+        layers: Sequence[tuple[Layer, CompiledLayer]],
+        rotary: Sequence[RotaryTable],
+        ends: ModelEnds | None,
     ) -> None:
-        self._layers = tuple(layers)
+        self._layers = tuple(layer for layer, _ in layers)
+        self._pass = CompiledPass([compiled for _, compiled in layers], ends)
         self._tables = tuple(each.table if each.turns else None for each in rotary)
+        self._places: WeakKeyDictionary[KVCache, LayerPlaces] = WeakKeyDictionary()
 
     @classmethod
     def of(
@@ -33,6 +50,7 @@ class CompiledLayers:
         rotary: Sequence[RotaryTable],
         *,
         scale: float,
+        ends: ModelEnds | None = None,
     ) -> "CompiledLayers | None":
         """Return them, or None where a layer has a part that is not compiled.
 
@@ -46,12 +64,17 @@ class CompiledLayers:
             if compiled is None:
                 return None
             found.append((layer, compiled))
-        return cls(found, rotary)
+        return cls(found, rotary, ends)
 
     @staticmethod
     def can_run(num_rows: int, plan: Plan) -> bool:
         """True for a pass of so many rows with such a plan of attention."""
         return num_rows <= MAX_ROWS and isinstance(plan, RowPlan)
+
+    def can_run_whole(self, num_rows: int, plan: Plan, wanted: Tensor | None) -> bool:
+        """True if `run_whole` is the way: all is compiled, and few rows are computed in vain."""
+        num_spare = 0 if wanted is None else num_rows - wanted.shape[0]
+        return self._pass.is_whole and self.can_run(num_rows, plan) and num_spare <= _FEW_SPARE_ROWS
 
     def run(
         self,
@@ -69,20 +92,65 @@ class CompiledLayers:
         residual: [n, hidden]; what the others add is added to it. slots: [n] each, of layers
         without a window and with one. lora: the rows' adapters. None for no layer.
         """
-        assert isinstance(plan, RowPlan)
-        assert lora is None or isinstance(lora, CompiledLoraRows), "rows are bfloat16 here"
-        rows = LayerRows(residual, positions.contiguous(), lora)
-        slots = (slots[0].contiguous(), slots[1].contiguous())
-        for index, (layer, compiled) in enumerate(self._layers[:count]):
-            keys = plan.keys if layer.has_window or plan.full is None else plan.full.keys
-            rows.run(
-                compiled,
-                slots=slots[layer.has_window],
-                caches=kv_cache.layers[index],
-                table=self._tables[layer.rotation],
-                keys=keys,
+        if not count:
+            return None
+        rows = _rows(positions, slots, plan, lora)
+        return self._pass.run_layers(residual, rows, self._places_in(kv_cache), count=count)
+
+    def run_whole(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: tuple[Tensor, Tensor],
+        plan: Plan,
+        kv_cache: KVCache,
+        *,
+        wanted: Tensor | None,
+        logits_out: Tensor | None,
+        lora: LoraRows | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the head's product, float32 [m, vocab_size], and the normalised rows before it.
+
+        The arguments are those of `DecoderModel.forward`, with slots as for `run`.
+        """
+        return self._pass.run(
+            token_ids.contiguous(),
+            _rows(positions, slots, plan, lora),
+            self._places_in(kv_cache),
+            wanted=wanted,
+            logits_out=logits_out,
+        )
+
+    def _places_in(self, kv_cache: KVCache) -> LayerPlaces:
+        """Return where the layers' caches lie, which stays as long as the cache is there."""
+        places = self._places.get(kv_cache)
+        if places is None:
+            places = self._places[kv_cache] = LayerPlaces(
+                [
+                    LayerCaches(
+                        keys=keys,
+                        values=values,
+                        table=self._tables[layer.rotation],
+                        has_window=layer.has_window,
+                    )
+                    for layer, (keys, values) in zip(self._layers, kv_cache.layers, strict=True)
+                ]
             )
-        return rows.update if count else None
+        return places
+
+
+def _rows(
+    positions: Tensor, slots: tuple[Tensor, Tensor], plan: Plan, lora: LoraRows | None
+) -> PassRows:
+    assert isinstance(plan, RowPlan)
+    assert lora is None or isinstance(lora, CompiledLoraRows), "rows are bfloat16 here"
+    full = plan if plan.full is None else plan.full
+    return PassRows(
+        positions=positions.contiguous(),
+        slots=(slots[0].contiguous(), slots[1].contiguous()),
+        keys=(full.keys, plan.keys),
+        lora=lora,
+    )
 
 
 def _compiled(layer: Layer, config: ModelConfig, scale: float) -> CompiledLayer | None:

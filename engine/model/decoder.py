@@ -26,10 +26,12 @@ from engine.model.quantised.scheme import (
 from engine.model.read_config import read_model_config
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
+from kernels.cpu.panel_linear import PanelLinear
 from kernels.cpu.row_attention import can_attend_rows
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv_reference
-from kernels.layers.compiled_rows import can_place_heads, place_heads
+from kernels.layers.compiled_pass import ModelEnds
+from kernels.layers.compiled_rows import CompiledNorm, can_place_heads, place_heads
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.lora import LayerLora, LoraRows, Projection, project
 from kernels.layers.rms_norm import RmsNorm
@@ -138,13 +140,13 @@ class DecoderModel:
         )
         self._can_place = is_automatic() and can_place_heads(dtype, device, config.head_dim)
         self._scale = config.attention_scale or config.head_dim**-0.5
+        # Rounded as transformers rounds it, to the weights' type.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._compiled = None
         if self._can_place and can_attend_rows(dtype, config.head_dim, device):
             self._compiled = CompiledLayers.of(
-                self._layers, config, self._rotary, scale=self._scale
+                self._layers, config, self._rotary, scale=self._scale, ends=self._ends()
             )
-        # Rounded as transformers rounds it, to the weights' type.
-        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.fingerprint = reader.fingerprint
         self.num_parameters = reader.num_parameters
         self.weight_bytes = reader.num_parameters * dtype.itemsize
@@ -161,6 +163,18 @@ class DecoderModel:
             dtype=dtype,
             device=device,
             deterministic=deterministic,
+        )
+
+    def _ends(self) -> ModelEnds | None:
+        """Return what is before the layers and behind them, where all of it is compiled."""
+        norm, head = self._final_norm, self._head
+        if not (isinstance(norm, CompiledNorm) and isinstance(head, PanelLinear)):
+            return None
+        return ModelEnds(
+            embedding=self._embedding.contiguous(),
+            embedding_scale=self._embedding_scale,
+            norm=norm,
+            head=head,
         )
 
     @classmethod
@@ -266,9 +280,23 @@ class DecoderModel:
         rows' adapters, None where no row has one.
         On a GPU nothing waits for the device, so that CUDA graphs can hold a pass.
         """
+        slots = (slot_mapping, kv_cache.slots_of(slot_mapping))
+        compiled = self._compiled if kv_cache.dtype == self.dtype else None
+        if compiled and compiled.can_run_whole(token_ids.shape[0], attention, logit_rows):
+            product, hidden = compiled.run_whole(
+                token_ids,
+                positions,
+                slots,
+                attention,
+                kv_cache,
+                wanted=logit_rows,
+                logits_out=logits_out,
+                lora=lora,
+            )
+            return ForwardOutput(logits=self._finished(product), hidden=hidden)
         here = _Pass(
             positions=positions,
-            slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
+            slots=slots,
             attention=attention,
             kv_cache=kv_cache,
             is_fused=uses_triton(self.device),
@@ -284,8 +312,7 @@ class DecoderModel:
         update: Tensor | None = None
         last = len(self._layers) - 1
         num_done = 0
-        compiled = self._compiled
-        if compiled is not None and here.is_placed and compiled.can_run(len(residual), attention):
+        if compiled is not None and compiled.can_run(len(residual), attention):
             # The last layer computes fewer rows where fewer are wanted.
             num_done = last + (some_rows is None)
             update = compiled.run(
@@ -319,7 +346,10 @@ class DecoderModel:
     def _logits(self, hidden: Tensor, logits_out: Tensor | None) -> Tensor:
         """Return the head's product, [m, vocab_size] float32, scaled and capped."""
         product = self._head(hidden)
-        logits = product.float() if logits_out is None else logits_out.copy_(product)
+        return self._finished(product.float() if logits_out is None else logits_out.copy_(product))
+
+    def _finished(self, logits: Tensor) -> Tensor:
+        """Scale and cap, in place."""
         if self.config.logit_scale != 1.0:
             logits.mul_(self.config.logit_scale)
         if self.config.logit_softcap is not None:

@@ -86,16 +86,7 @@ class LayerRun {
     int32_t multiply(Projection which, const uint16_t* x, uint16_t* y) const {
         const int64_t most = layer_.max_threads[which];
         const int32_t threads = int32_t(most < threads_ ? most : threads_);
-        const void* product = layer_.products[which];
-        if (layer_.kinds[which] == kInt4) {
-            return outrider_int4_multiply(static_cast<const Int4Product*>(product), x, rows(), y,
-                                          threads);
-        }
-        if (layer_.kinds[which] == kStored) {
-            return outrider_stored_multiply(static_cast<const StoredProduct*>(product), x, rows(),
-                                            y, threads);
-        }
-        return outrider_multiply(static_cast<const Product*>(product), x, rows(), y, threads);
+        return multiply_any(layer_.kinds[which], layer_.products[which], x, rows(), y, threads);
     }
 
     int32_t place(const uint16_t* x, uint16_t* query) const {
@@ -155,10 +146,20 @@ class LayerRun {
 
 using namespace outrider;
 
-// Returns 0; -1 where memory is short; -2, before anything is kept, for a position or a slot that
-// does not exist.
-EXPORT int32_t outrider_layer(const Layer* layer, const LayerCall* call, int32_t instruction_set,
-                              int32_t threads) {
+int32_t outrider::multiply_any(int32_t kind, const void* product, const uint16_t* x, int64_t rows,
+                               uint16_t* y, int32_t threads) {
+    if (kind == kInt4) {
+        return outrider_int4_multiply(static_cast<const Int4Product*>(product), x, rows, y, threads);
+    }
+    if (kind == kStored) {
+        return outrider_stored_multiply(static_cast<const StoredProduct*>(product), x, rows, y,
+                                        threads);
+    }
+    return outrider_multiply(static_cast<const Product*>(product), x, rows, y, threads);
+}
+
+int32_t outrider::run_layer(const Layer* layer, const LayerCall* call, int32_t instruction_set,
+                            int32_t threads) {
     LayerRun run(*layer, *call, instruction_set, threads);
     Scratch scratch(run.memory_bytes());
     return scratch.data() ? run.run(scratch.data()) : -1;

@@ -15,7 +15,7 @@ namespace outrider {
 constexpr int32_t kInt4 = 2, kStored = 3;
 enum Projection : int32_t { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3, kProjections = 4 };
 
-// What stays of a layer; product_library.py declares the fields of both structures in this order.
+// What stays of a layer; product_library.py declares the fields in this order.
 struct Layer {
     int64_t hidden, inner;
     int64_t num_query_heads, num_kv_heads, head_dim;
@@ -45,6 +45,15 @@ struct LayerCall {
     int64_t lora_site;           // of the first projection; the others follow
     int32_t is_first;            // nothing is added to the residual stream before
 };
+
+// y = x @ weight.T + bias by a product of any kind. Returns 0, or -1 where memory is short.
+int32_t multiply_any(int32_t kind, const void* product, const uint16_t* x, int64_t rows,
+                     uint16_t* y, int32_t threads);
+
+// Returns 0; -1 where memory is short; -2, before anything is kept, for a position or a slot that
+// does not exist.
+int32_t run_layer(const Layer* layer, const LayerCall* call, int32_t instruction_set,
+                  int32_t threads);
 
 }  // namespace outrider
 

@@ -217,27 +217,6 @@ class LayerStruct(ctypes.Structure):
     )
 
 
-class LayerCall(ctypes.Structure):
-    """A pass through a layer as the library reads it (struct LayerCall in layer.h)."""
-
-    _fields_ = (
-        ("num_rows", _Int64),
-        ("update", _Address),
-        ("residual", _Address),
-        ("positions", _Address),
-        ("slots", _Address),
-        ("table", _Address),
-        ("num_positions", _Int64),
-        ("num_slots", _Int64),
-        ("keys", _Address),
-        ("values", _Address),
-        ("attention", _Address),
-        ("lora", _Address),
-        ("lora_site", _Int64),
-        ("is_first", _Int32),
-    )
-
-
 class LoraPartStruct(ctypes.Structure):
     """A low-rank product as the library reads it (struct LoraPart in lora.h)."""
 
@@ -293,8 +272,8 @@ class ProductLibrary:
             self._gate = library.outrider_gate
             self._place = library.outrider_place
             self._rank = library.outrider_rank
-            self._layer = library.outrider_layer
             self._lora = library.outrider_lora
+            self._pass = library.outrider_pass
         except AttributeError as error:
             raise OSError(f"{path} does not hold the products: {error}") from error
         if version != _VERSION:
@@ -312,12 +291,12 @@ class ProductLibrary:
             function.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
             function.restype = _Int32
         self._plan_rows.argtypes, self._plan_rows.restype = (_Address,), _Int64
-        self._layer.argtypes, self._layer.restype = (_Address, _Address, _Int32, _Int32), _Int32
         self._lora.argtypes = (
             *(_Address, _Int64, _Address, _Int64, _Address, _Int64),
             *(_Int32, _Int32),
         )
         self._lora.restype = _Int32
+        self._pass.argtypes, self._pass.restype = (_Address, _Address, _Int32, _Int32), _Int32
         for function in (self._attend, self._normalise, self._gate, self._place, self._rank):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
         self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
@@ -424,13 +403,13 @@ class ProductLibrary:
         if failed:
             raise MemoryError(f"adapters' products of {x.shape[0]} rows found no memory")
 
-    def run_layer(
-        self, layer: int, call: int, instruction_set: InstructionSet, num_threads: int
+    def run_pass(
+        self, model: int, call: int, instruction_set: InstructionSet, num_threads: int
     ) -> bool:
-        """Run a layer by the addresses of its structures. False: a place does not exist."""
-        failed = self._layer(layer, call, instruction_set, num_threads)
+        """Run a pass by the addresses of its structures. False: a place does not exist."""
+        failed = self._pass(model, call, instruction_set, num_threads)
         if failed == -1:
-            raise MemoryError("a layer found no memory for its rows")
+            raise MemoryError("a pass found no memory for its rows")
         return not failed
 
 

@@ -1,5 +1,6 @@
 """Layers in one compiled call have the bits of their operations one by one."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from engine.model.quantised.formats import Rounding, SchemeName
 from engine.passes.runner import ForwardSlice, ModelRunner
 from kernels.cpu.product_library import product_support
 from kernels.layers import row_invariant_linear
-from kernels.layers.compiled_layer import MAX_ROWS
+from kernels.layers.compiled_pass import MAX_ROWS
 from kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits, torch_threads
 from tests.models import make_hf_model
@@ -59,7 +60,8 @@ def logits(model: DecoderModel, *, is_compiled: bool, wanted: int | None = None)
 def test_a_pass_has_the_bits_of_its_operations_one_by_one(name: str, tmp_path: Path) -> None:
     model = load(name, tmp_path)
     assert model._compiled is not None
-    for wanted in (None, 1):
+    assert model._compiled._pass.is_whole
+    for wanted in (None, 1, 14):
         expected = logits(model, is_compiled=False, wanted=wanted)
         for num_threads in (1, 2):
             with torch_threads(num_threads):
@@ -141,3 +143,22 @@ def test_a_position_beyond_the_table_is_refused(tmp_path: Path) -> None:
     piece = ForwardSlice(view=view, token_ids=[5, 6, 7], start_slot=0, num_logit_rows=3)
     with pytest.raises(IndexError, match="position or its slot"):
         runner.forward([piece])
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    model = load("llama2", tmp_path)
+    runner = ModelRunner(model=model, num_blocks=32, block_size=16)
+    view = runner.new_view("")
+    view.reserve(4)
+    for token in (-1, model.config.vocab_size):
+        piece = ForwardSlice(view=view, token_ids=[5, token], start_slot=0, num_logit_rows=2)
+        with pytest.raises(IndexError, match="a row's token"):
+            runner.forward([piece])
+
+
+def test_places_go_with_their_cache(tmp_path: Path) -> None:
+    model = load("llama2", tmp_path)
+    assert model._compiled is not None
+    logits(model, is_compiled=True)
+    gc.collect()
+    assert not len(model._compiled._places)
