@@ -62,7 +62,8 @@ class StepBudget:
     """One step's budget: `num_sequences` decode together, `context` tokens long on average.
 
     base_tokens: what the step yields without a guess, in tokens weighted by urgency. longest_s: how
-    long the step may take where it has guesses.
+    long the step may take where it has guesses. level_host_s: what a level of drafts takes beside
+    its pass.
     """
 
     target_pass_s: PassTimeEstimate
@@ -71,6 +72,11 @@ class StepBudget:
     context: float
     base_tokens: float
     longest_s: float
+    level_host_s: float = 0.0
+
+    def level_s(self, num_rows: int) -> float:
+        """Expected seconds of a level of drafts with so many rows."""
+        return self.draft_pass_s(num_rows, self.context) + self.level_host_s
 
     def num_worth_drafting(
         self, gains: SequenceOf["DraftGain"], text_probs: Floats, max_depth: int
@@ -112,7 +118,7 @@ class StepBudget:
         gained = text_tokens + weights @ added  # [max_depth]
         num_nodes = np.maximum(number * depths, num_text_nodes)
         target_s = self.target_pass_s.upto(self.num_sequences + int(num_nodes[-1]), self.context)
-        step_s = depths * self.draft_pass_s(number, self.context)
+        step_s = depths * self.level_s(number)
         step_s = step_s + target_s[self.num_sequences + num_nodes]
         rates: Floats = gained / step_s
         return float(rates.max(initial=0.0, where=step_s <= self.longest_s))
@@ -121,7 +127,7 @@ class StepBudget:
         self, *, tokens_gained: float, num_rows: int, expected_tokens: float, step_s: float
     ) -> bool:
         """True if one more draft pass raises the rate that is expected so far."""
-        pass_s = self.draft_pass_s(num_rows, self.context)
+        pass_s = self.level_s(num_rows)
         if step_s + pass_s > self.longest_s:
             return False
         return tokens_gained * step_s > expected_tokens * pass_s
@@ -159,8 +165,15 @@ class TreeBudget:
     max_stretch: float = 1.3
     unseen_s: float = 0.08
 
-    def of_step(self, *, num_sequences: int, context: float, base_tokens: float) -> StepBudget:
-        """The budget of one step."""
+    def of_step(
+        self,
+        *,
+        num_sequences: int,
+        context: float,
+        base_tokens: float,
+        level_host_s: float = 0.0,
+    ) -> StepBudget:
+        """The budget of one step; see `StepBudget`."""
         plain_s = self.target_pass_s(num_sequences, context)
         return StepBudget(
             target_pass_s=self.target_pass_s,
@@ -168,6 +181,7 @@ class TreeBudget:
             num_sequences=num_sequences,
             context=context,
             base_tokens=base_tokens,
+            level_host_s=level_host_s,
             longest_s=max(
                 self.max_stretch * plain_s, self.unseen_s if num_sequences <= _FEW else 0.0
             ),

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from draft.budget import MOST_BELIEVED
@@ -353,10 +351,6 @@ class GrowingTree:
             return ranked
         known, candidates = self.kept_logits, self.candidates
         return [(prob, node) for prob, node in ranked if candidates[node].parent in known]
-
-    def ranked_probs(self) -> npt.NDArray[np.float64]:
-        """The path probabilities of `verifiable`."""
-        return np.array([path_prob for path_prob, _ in self.verifiable()], dtype=np.float64)
 
     def to_token_tree(self, nodes: list[int]) -> TokenTree:
         """The tree of the root and `nodes` (parents first)."""

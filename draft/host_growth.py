@@ -1,12 +1,13 @@
 """Trees that grow on the host: between two draft passes the host reads logits and picks nodes."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from draft.budget import StepBudget
 from draft.config import DraftConfig
 from draft.draft_state import Draft
+from draft.level_host_times import LevelHostTimes
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
 from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
@@ -24,9 +25,14 @@ class Growth(Protocol):
 class HostGrowth:
     """The growth of trees whose every level the host chooses."""
 
-    def __init__(self, *, model: ModelGuesses, config: DraftConfig) -> None:
+    def __init__(
+        self, *, model: ModelGuesses, config: DraftConfig, clock: Callable[[], float]
+    ) -> None:
+        """clock: seconds, to measure the host's work beside passes (`host_times`)."""
         self._model = model
         self._config = config
+        self._clock = clock
+        self.host_times = LevelHostTimes()
 
     def grow(
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
@@ -43,14 +49,18 @@ class HostGrowth:
         slices = self._model.catch_up_slices(growers)
         while slices:
             num_rows = sum(len(piece.token_ids) for _, piece in slices)
+            num_trees, begun_s = len(slices), self._clock()
             if step is not None:
-                spent_s += step.draft_pass_s(num_rows, step.context)
+                spent_s += step.level_s(num_rows)
             logits = yield DraftPass(
                 slices=[piece for _, piece in slices],
                 owners=[draft.sequence for draft, _ in slices],
             )
             self._model.receive(slices, logits.of_slices)
             slices = self._model.next_slices(self.next_level(growers, drafts, step, spent_s))
+            if step is not None:
+                pass_s = step.draft_pass_s(num_rows, step.context)
+                self.host_times.observe(num_trees, self._clock() - begun_s - pass_s)
         return spent_s
 
     def next_level(

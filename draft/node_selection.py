@@ -12,10 +12,9 @@ from engine.trees.token_tree import TokenTree
 
 def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:
     """Path probabilities of all candidates of all trees, weighted by urgency, descending."""
-    of_trees = [draft.tree.ranked_probs() * draft.urgency for draft in drafts]
-    probs = np.concatenate(of_trees) if of_trees else np.empty(0)
-    probs[::-1].sort()
-    return probs
+    probs = [draft.urgency * prob for draft in drafts for prob, _ in draft.tree.verifiable()]
+    probs.sort(reverse=True)
+    return np.array(probs)
 
 
 def least_chance(drafts: SequenceOf[Draft], step: StepBudget | None, *, spent_s: float) -> float:

@@ -71,7 +71,8 @@ class TreeDrafter:
         )
         self._text = TextSources(max_depth=self._config.max_text_depth)
         self._lessons = Lessons(calibration or EdgeCalibration())
-        host = HostGrowth(model=self._model, config=self._config)
+        host = HostGrowth(model=self._model, config=self._config, clock=clock)
+        self._host_times = host.host_times
         self._growth: Growth = host
         if device_target is not None:
             self._growth = DeviceGrowth(
@@ -230,6 +231,7 @@ class TreeDrafter:
             num_sequences=len(drafts),
             context=sum(lengths) / max(len(lengths), 1),
             base_tokens=sum(draft.urgency for draft in drafts),
+            level_host_s=self._host_times(len(drafts)),
         )
 
     # ---- guesses that cost no pass --------------------------------------------------------
@@ -317,7 +319,7 @@ class TreeDrafter:
 
     def _draft_gain(self, draft: Draft) -> DraftGain:
         # A cascade accepts no text that the small model has not read.
-        text_tokens = 0.0 if draft.needs_root else float(draft.tree.ranked_probs().sum())
+        text_tokens = 0.0 if draft.needs_root else sum(prob for prob, _ in draft.tree.verifiable())
         return DraftGain(
             acceptance=draft.state.acceptance.value,
             text_tokens=text_tokens,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -228,10 +229,11 @@ class ModelRunner:
             self._clock.start_work()
             return self._nothing()
         plan = self.model.plan_attention(rows.attention_batch(), block_size=self.block_size)
-        integers = torch.tensor(
-            [rows.token_ids, rows.positions, rows.slots], dtype=torch.int64, device=self.device
-        )  # [3, num_rows]
-        logit_rows = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self.device)
+        # From numpy: on a CPU in half the time of torch.tensor.
+        integers = torch.from_numpy(
+            np.array([rows.token_ids, rows.positions, rows.slots], dtype=np.int64)
+        ).to(self.device)  # [3, num_rows]
+        logit_rows = torch.from_numpy(np.array(rows.logit_rows, dtype=np.int64)).to(self.device)
         self._clock.start_work()
         output = self.model.forward(
             integers[0],

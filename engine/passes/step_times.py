@@ -92,7 +92,7 @@ class RunningStepTimes:
     def __init__(self, curve: StepTimeCurve) -> None:
         self._curve = curve
         self._log_scale = 0.0
-        self._log_residuals = np.zeros(len(curve.num_rows))
+        self._log_residuals = [0.0] * len(curve.num_rows)
         # A budget asks for thousands of row counts a step, so the answers stand in a table.
         self._rows = np.arange(_TABLE_ROWS, dtype=np.float64)
         self._base = np.array([curve(rows) for rows in range(_TABLE_ROWS)])
@@ -129,9 +129,9 @@ class RunningStepTimes:
         surprise = math.log(max(seconds, 1e-9) / self(num_rows, context))
         surprise = min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
         self._log_scale += _SCALE_WEIGHT * surprise
-        self._log_residuals *= _RESIDUAL_KEPT
+        self._log_residuals = [kept * _RESIDUAL_KEPT for kept in self._log_residuals]
         self._log_residuals[self._nearest(num_rows)] += _RESIDUAL_WEIGHT * surprise
-        self._factors = np.exp(self._log_scale + self._log_residuals).tolist()
+        self._factors = [math.exp(self._log_scale + own) for own in self._log_residuals]
 
     def _nearest(self, num_rows: int) -> int:
         """The measured size that stands for `num_rows`: the smallest that is not below it."""
