@@ -71,51 +71,38 @@ class CompiledLayers:
         """True for a pass of so many rows with such a plan of attention."""
         return num_rows <= MAX_ROWS and isinstance(plan, RowPlan)
 
-    def can_run_whole(self, num_rows: int, plan: Plan, wanted: Tensor | None) -> bool:
+    def runs_whole(self, num_rows: int, wanted: Tensor | None) -> bool:
         """True if `run_whole` is the way: all is compiled, and few rows are computed in vain."""
         num_spare = 0 if wanted is None else num_rows - wanted.shape[0]
-        return self._pass.is_whole and self.can_run(num_rows, plan) and num_spare <= _FEW_SPARE_ROWS
+        return self._pass.is_whole and num_spare <= _FEW_SPARE_ROWS
 
     def run(
-        self,
-        residual: Tensor,
-        positions: Tensor,
-        slots: tuple[Tensor, Tensor],
-        plan: Plan,
-        kv_cache: KVCache,
-        *,
-        count: int,
-        lora: LoraRows | None = None,
+        self, residual: Tensor, rows: PassRows, kv_cache: KVCache, *, count: int
     ) -> Tensor | None:
         """Run the first `count` layers; return what the last of them adds to the residual stream.
 
-        residual: [n, hidden]; what the others add is added to it. slots: [n] each, of layers
-        without a window and with one. lora: the rows' adapters. None for no layer.
+        residual: [n, hidden]; what the others add is added to it. None for no layer.
         """
         if not count:
             return None
-        rows = _rows(positions, slots, plan, lora)
         return self._pass.run_layers(residual, rows, self._places_in(kv_cache), count=count)
 
     def run_whole(
         self,
         token_ids: Tensor,
-        positions: Tensor,
-        slots: tuple[Tensor, Tensor],
-        plan: Plan,
+        rows: PassRows,
         kv_cache: KVCache,
         *,
         wanted: Tensor | None,
         logits_out: Tensor | None,
-        lora: LoraRows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the head's product, float32 [m, vocab_size], and the normalised rows before it.
 
-        The arguments are those of `DecoderModel.forward`, with slots as for `run`.
+        The arguments are those of `DecoderModel.forward`.
         """
         return self._pass.run(
             token_ids.contiguous(),
-            _rows(positions, slots, plan, lora),
+            rows,
             self._places_in(kv_cache),
             wanted=wanted,
             logits_out=logits_out,
@@ -139,9 +126,10 @@ class CompiledLayers:
         return places
 
 
-def _rows(
+def pass_rows(
     positions: Tensor, slots: tuple[Tensor, Tensor], plan: Plan, lora: LoraRows | None
 ) -> PassRows:
+    """Return the rows of a pass that `CompiledLayers.can_run`; slots: as in `PassRows`."""
     assert isinstance(plan, RowPlan)
     assert lora is None or isinstance(lora, CompiledLoraRows), "rows are bfloat16 here"
     full = plan if plan.full is None else plan.full

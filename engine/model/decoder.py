@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
-from engine.model.compiled_layers import CompiledLayers
+from engine.model.compiled_layers import CompiledLayers, pass_rows
 from engine.model.config import ModelConfig
 from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
@@ -30,7 +30,7 @@ from kernels.cpu.panel_linear import PanelLinear
 from kernels.cpu.row_attention import can_attend_rows
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv_reference
-from kernels.layers.compiled_pass import ModelEnds
+from kernels.layers.compiled_pass import ModelEnds, PassRows
 from kernels.layers.compiled_rows import CompiledNorm, can_place_heads, place_heads
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.lora import LayerLora, LoraRows, Projection, project
@@ -68,7 +68,8 @@ class _Pass:
     """The inputs that a pass's layers share.
 
     `is_fused`: Triton's kernels turn heads by position; `is_placed`: the CPU's compiled ones do.
-    turns: (cos, sin) of each rotary table, [n, 1, head_dim] each, gathered for the others.
+    turns: (cos, sin) of each rotary table, [n, 1, head_dim] each, gathered for the others. rows:
+    for layers that one call of the compiled library runs; None where none can.
     """
 
     positions: Tensor
@@ -79,6 +80,7 @@ class _Pass:
     is_placed: bool
     lora: LoraRows | None
     turns: tuple[tuple[Tensor, Tensor], ...] = ()
+    rows: PassRows | None = None
 
     def layer_lora(self, index: int) -> LayerLora | None:
         """Return the rows' adapters in a layer; None where no row has one."""
@@ -280,31 +282,35 @@ class DecoderModel:
         rows' adapters, None where no row has one.
         On a GPU nothing waits for the device, so that CUDA graphs can hold a pass.
         """
-        slots = (slot_mapping, kv_cache.slots_of(slot_mapping))
-        compiled = self._compiled if kv_cache.dtype == self.dtype else None
-        if compiled and compiled.can_run_whole(token_ids.shape[0], attention, logit_rows):
-            product, hidden = compiled.run_whole(
-                token_ids,
-                positions,
-                slots,
-                attention,
-                kv_cache,
-                wanted=logit_rows,
-                logits_out=logits_out,
-                lora=lora,
-            )
-            return ForwardOutput(logits=self._finished(product), hidden=hidden)
         here = _Pass(
             positions=positions,
-            slots=slots,
+            slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
             attention=attention,
             kv_cache=kv_cache,
             is_fused=uses_triton(self.device),
             is_placed=self._can_place and kv_cache.dtype == self.dtype,
             lora=lora,
         )
+        compiled, num_rows = self._compiled, token_ids.shape[0]
+        if compiled is not None and here.is_placed and compiled.can_run(num_rows, attention):
+            here.rows = pass_rows(positions, here.slots, attention, lora)
+            if compiled.runs_whole(num_rows, logit_rows):
+                product, hidden = compiled.run_whole(
+                    token_ids, here.rows, kv_cache, wanted=logit_rows, logits_out=logits_out
+                )
+                return ForwardOutput(logits=self._finished(product), hidden=hidden)
+        return self._forward(token_ids, here, logit_rows, logits_out)
+
+    def _forward(
+        self,
+        token_ids: Tensor,
+        here: _Pass,
+        logit_rows: Tensor | None,
+        logits_out: Tensor | None,
+    ) -> ForwardOutput:
+        """Run a pass of which at most the layers are compiled."""
         if not (here.is_fused or here.is_placed):
-            here.turns = tuple(table.gather(positions) for table in self._rotary)
+            here.turns = tuple(table.gather(here.positions) for table in self._rotary)
         residual = self._embed(token_ids, here)  # [n, hidden_size]
         some_rows = logit_rows
         if logit_rows is not None and logit_rows.shape[0] >= residual.shape[0]:
@@ -312,12 +318,10 @@ class DecoderModel:
         update: Tensor | None = None
         last = len(self._layers) - 1
         num_done = 0
-        if compiled is not None and compiled.can_run(len(residual), attention):
+        if here.rows is not None and self._compiled is not None:
             # The last layer computes fewer rows where fewer are wanted.
             num_done = last + (some_rows is None)
-            update = compiled.run(
-                residual, positions, here.slots, attention, kv_cache, count=num_done, lora=lora
-            )
+            update = self._compiled.run(residual, here.rows, here.kv_cache, count=num_done)
         for index, layer in islice(enumerate(self._layers), num_done, None):
             normed = normalise(layer.before_attention, update, residual, is_fused=here.is_fused)
             attended = self._attend(index, normed, here)
