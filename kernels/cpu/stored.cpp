@@ -41,9 +41,15 @@ void pack_header(const Packing& packing, int64_t row, int64_t column, int64_t gr
     }
 }
 
+uint32_t turned(uint32_t word, int bits) {
+    bits %= 32;
+    return bits ? word << bits | word >> (32 - bits) : word;
+}
+
 void pack_column(const Packing& packing, int64_t row, int64_t column, char* panel) {
     const StoredProduct& product = packing.product;
     const int64_t bits = product.number == kNumber4 ? 4 : 8, unit_k = product.unit_k();
+    const int turn = product.number == kNumber4 ? kTurn4 : product.number == kNumber8 ? kTurn8 : 0;
     const uint8_t* codes = packing.codes + row * product.in_features;
     for (int64_t group = 0; group < product.groups(); ++group) {
         pack_header(packing, row, column, group, panel);
@@ -52,8 +58,10 @@ void pack_column(const Packing& packing, int64_t row, int64_t column, char* pane
             for (int64_t k = 0; k < unit_k; ++k) {
                 const int64_t word = column % 8 * 2 + k % 2;
                 const int64_t field = k / 2 * kFieldVectors + column / 8;
-                const int64_t bit = field * bits;
-                unit[word * 4 + bit / 8] |= char(codes[k] << bit % 8);
+                uint32_t place;
+                memcpy(&place, unit + word * 4, sizeof place);
+                place |= turned(codes[k], int(field * bits) + turn);
+                memcpy(unit + word * 4, &place, sizeof place);
             }
         }
         panel += product.group_bytes();

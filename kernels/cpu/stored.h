@@ -4,7 +4,8 @@
 // group's scales, its zero points and its minimums, 32 of each, then its codes in units of 64 bytes.
 // A unit is 16 words of 32 bits: two of each column's numbers by eight columns at a time, so that
 // the lanes of field j are columns 8 * (j % 4) + lane / 2 and k = 2 * (j / 4) + lane % 2. Fields
-// have 4 bits (8 of them, 4 of k) or 8 bits (4 of them, 2 of k).
+// have 4 bits (8 of them, 4 of k) or 8 bits (4 of them, 2 of k). Words of whole numbers are turned
+// to the left, by kTurn4 or kTurn8, so that fields lie among the upper digits of a float32.
 //
 // A code becomes (code - zero) * scale - minimum in float32, then bfloat16, as the decoded weight
 // has it. What follows is products.h's order of sums, so the bits are the decoded weight's.
@@ -19,6 +20,8 @@ namespace outrider {
 constexpr int64_t kUnitWords = 16;
 constexpr int64_t kUnitSize = 64;
 constexpr int64_t kFieldVectors = 4;  // of 16 lanes: 32 columns, two of k
+
+constexpr int kTurn4 = 11, kTurn8 = 15;
 
 enum Number : int32_t { kNumber4 = 0, kNumber8 = 1, kFloat8 = 2 };
 enum ScaleType : int32_t { kScaleFloat32 = 0, kScaleFloat16 = 1, kScaleBfloat16 = 2 };
@@ -35,6 +38,9 @@ struct StoredProduct {
     int32_t zero;        // the code of 0, where it is one for all
     int32_t has_zeros;   // int16, one for each group and column
     int32_t has_minimums;
+    // Scales have so few digits that one rounding does: of code * scale - zero * scale, and with
+    // minimums, of code * scale - minimum.
+    int32_t is_short;
     int32_t instruction_set;
 
     int64_t groups() const { return in_features / group_size; }

@@ -67,6 +67,7 @@ struct Header {
 template <int kNumber, bool kHasMinimums>
 void decode_block(const StoredBlock& block) {
     constexpr int kBits = kNumber == outrider::kNumber4 ? 4 : 8;
+    constexpr int kTurn = kNumber == outrider::kNumber4 ? outrider::kTurn4 : outrider::kTurn8;
     const StoredProduct& product = *block.product;
     const char* header = block.group;
     const int64_t first_byte = product.header_bytes() + block.first_unit * outrider::kUnitSize;
@@ -88,8 +89,11 @@ void decode_block(const StoredBlock& block) {
                         value = _mm256_castsi256_ps(
                             _mm256_and_si256(_mm256_srai_epi32(high, 4), float_mask));
                     } else {
-                        const __m256i bits = _mm256_or_si256(
-                            _mm256_and_si256(_mm256_srli_epi32(words, kBits * field), mask), magic);
+                        const int place = (kBits * field + kTurn) % 32;
+                        const __m256i turned = _mm256_or_si256(
+                            _mm256_srli_epi32(words, place), _mm256_slli_epi32(words, 32 - place));
+                        const __m256i bits =
+                            _mm256_or_si256(_mm256_and_si256(turned, mask), magic);
                         value = _mm256_sub_ps(_mm256_castsi256_ps(bits), parts.zeros[vector]);
                     }
                     value = _mm256_mul_ps(value, parts.scales[vector]);

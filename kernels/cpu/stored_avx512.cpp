@@ -35,64 +35,113 @@ inline void spread(__m512 left, __m512 right, __m512* vectors) {
     vectors[3] = _mm512_permutexvar_ps(second, right);
 }
 
-// The whole number n as a float is 2^23 + n - 2^23: the first is n among the lowest bits.
-constexpr int32_t kMagic = 0x4b000000;
+// How codes become numbers: as stored.h says (kExact), or with one rounding where that is the same.
+enum Way { kExact, kShort, kMinimums, kShortMinimums };
 
-template <int kNumber, bool kHasMinimums>
-struct Decoder {
+// A field's bits are moved to where they are digits of a float: kDigit is the place of the lowest.
+template <int kNumber, int kField>
+struct Field {
     static constexpr int kBits = kNumber == outrider::kNumber4 ? 4 : 8;
+    static constexpr int kTurn = kNumber == outrider::kNumber4 ? outrider::kTurn4 : outrider::kTurn8;
+    static constexpr int kPlace = (kTurn + kBits * kField) % 32;
+    static constexpr int kTop = 23 - kBits;
+    // Three of four fields of 4 bits stay where they are, in words that are turned by 16 for the
+    // second step.
+    static constexpr int kVector = kField % int(kFieldVectors);
+    static constexpr int kDigit =
+        kNumber == outrider::kNumber4 && kVector < 3 ? outrider::kTurn4 + 4 * kVector : kTop;
+    static constexpr int kShift = (kPlace - kDigit + 32) % 32;  // of the word, to the right
+};
+
+template <int kNumber, Way kWay>
+struct Decoder {
     static constexpr int kSteps = kNumber == outrider::kNumber4 ? 2 : 1;
+    static constexpr bool kHasMinimums = kWay == kMinimums || kWay == kShortMinimums;
+    // A word with the digits of u at kDigit is 1 + u * 2 ^ (kDigit - 23), or 2^23 + u * 2^kDigit.
+    static constexpr int32_t kMagic = kWay == kShort ? 0x3f800000 : 0x4b000000;
 
     void read(const char* header, const StoredProduct& product) {
         const int64_t half = product.scale_bytes() / 2;
         const int32_t type = product.scale_type;
         spread(widened16(header, type), widened16(header + half, type), scales);
         header += 2 * half;
-        if (kNumber != outrider::kFloat8) {
-            if (product.has_zeros) {
-                spread(zeros16(header), zeros16(header + 32), zeros);
-                header += 64;
-            } else {
-                const __m512 zero = _mm512_set1_ps(8388608.0f + float(product.zero));
-                for (__m512& each : zeros) each = zero;
-            }
+        if (kNumber == outrider::kFloat8) return;
+        if (product.has_zeros) {
+            spread(zeros16(header), zeros16(header + 32), zeros);
+            header += 64;
+        } else {
+            const __m512 zero = _mm512_set1_ps(float(product.zero));
+            for (__m512& each : zeros) each = zero;
         }
         if (kHasMinimums) {
             spread(widened16(header, type), widened16(header + half, type), minimums);
         }
+        place<0>();
+        place<1>();
+        place<2>();
+        place<3>();
     }
 
     static __m512 zeros16(const char* place) {
         const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(place));
-        return _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(values)),
-                             _mm512_set1_ps(8388608.0f));
+        return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(values));
+    }
+
+    // Makes scales and zeros fit to where the digits are; all of this is exact.
+    template <int kVector>
+    void place() {
+        constexpr int kDigit = Field<kNumber, kVector>::kDigit;
+        __m512 &scale = scales[kVector], &zero = zeros[kVector];
+        if (kWay == kShort) {
+            constexpr float kOne = float(1 << (23 - kDigit));
+            zero = _mm512_mul_ps(_mm512_add_ps(zero, _mm512_set1_ps(kOne)), scale);
+            scale = _mm512_mul_ps(scale, _mm512_set1_ps(kOne));
+        } else {
+            constexpr float kUnit = float(1 << kDigit);
+            zero = _mm512_add_ps(_mm512_mul_ps(zero, _mm512_set1_ps(kUnit)),
+                                 _mm512_set1_ps(8388608.0f));
+            scale = _mm512_mul_ps(scale, _mm512_set1_ps(1.0f / kUnit));
+        }
     }
 
     template <int kField>
-    __m512 field(__m512i unit) const {
-        constexpr int kVector = kField % kFieldVectors;
-        __m512 value;
-        if (kNumber == outrider::kFloat8) {
+    __m512 field(__m512i unit, __m512i turned) const {
+        constexpr int kVector = kField % int(kFieldVectors);
+        if constexpr (kNumber == outrider::kFloat8) {
             // The exponent's and the fraction's places in float32; scales make up for its bias.
             const __m512i high = _mm512_slli_epi32(unit, 24 - 8 * kField);
             const __m512i bits = _mm512_and_si512(_mm512_srai_epi32(high, 4),
                                                   _mm512_set1_epi32(int32_t(0x87f00000)));
-            value = _mm512_castsi512_ps(bits);
+            return _mm512_mul_ps(_mm512_castsi512_ps(bits), scales[kVector]);
         } else {
+            using Place = Field<kNumber, kField>;
+            constexpr int kShift = Place::kShift;
+            const __m512i word = kShift == 0    ? unit
+                                 : kShift == 16 ? turned
+                                 : kShift > 16  ? _mm512_ror_epi32(turned, kShift - 16)
+                                                : _mm512_ror_epi32(unit, kShift);
             const __m512i bits = _mm512_ternarylogic_epi32(
-                _mm512_srli_epi32(unit, kBits * kField), _mm512_set1_epi32((1 << kBits) - 1),
+                word, _mm512_set1_epi32(((1 << Place::kBits) - 1) << Place::kDigit),
                 _mm512_set1_epi32(kMagic), 0xea);
-            value = _mm512_sub_ps(_mm512_castsi512_ps(bits), zeros[kVector]);
+            const __m512 value = _mm512_castsi512_ps(bits);
+            const __m512 scale = scales[kVector], zero = zeros[kVector];
+            if constexpr (kWay == kShort) return _mm512_fmsub_ps(value, scale, zero);
+            const __m512 number = _mm512_sub_ps(value, zero);
+            if constexpr (kWay == kShortMinimums) {
+                return _mm512_fmsub_ps(number, scale, minimums[kVector]);
+            }
+            const __m512 scaled = _mm512_mul_ps(number, scale);
+            return kWay == kMinimums ? _mm512_sub_ps(scaled, minimums[kVector]) : scaled;
         }
-        value = _mm512_mul_ps(value, scales[kVector]);
-        return kHasMinimums ? _mm512_sub_ps(value, minimums[kVector]) : value;
     }
 
     template <int kStep>
-    void step(__m512i unit, __m512i& left, __m512i& right) const {
+    void step(__m512i unit, __m512i turned, __m512i& left, __m512i& right) const {
         constexpr int kFirst = kStep * int(kFieldVectors);
-        left = (__m512i)_mm512_cvtne2ps_pbh(field<kFirst + 1>(unit), field<kFirst>(unit));
-        right = (__m512i)_mm512_cvtne2ps_pbh(field<kFirst + 3>(unit), field<kFirst + 2>(unit));
+        left = (__m512i)_mm512_cvtne2ps_pbh(field<kFirst + 1>(unit, turned),
+                                            field<kFirst>(unit, turned));
+        right = (__m512i)_mm512_cvtne2ps_pbh(field<kFirst + 3>(unit, turned),
+                                             field<kFirst + 2>(unit, turned));
     }
 
     __m512 scales[kFieldVectors], zeros[kFieldVectors], minimums[kFieldVectors];
@@ -117,9 +166,9 @@ inline void keep(char*& place, __m512i left, __m512i right) {
     place += outrider::kPanelStepBytes;
 }
 
-template <int kNumber, bool kHasMinimums, int kRows, bool kKeeps>
+template <int kNumber, Way kWay, int kRows, bool kKeeps>
 void multiply(const StoredBlock& block) {
-    using Decode = Decoder<kNumber, kHasMinimums>;
+    using Decode = Decoder<kNumber, kWay>;
     __m512 left[kRows], right[kRows];
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
@@ -138,13 +187,14 @@ void multiply(const StoredBlock& block) {
         for (int64_t unit = 0; unit < block.units; ++unit, codes += outrider::kUnitSize) {
             if (kRows > kFewRows) _mm_prefetch(codes + kAhead, _MM_HINT_T0);
             const __m512i words = _mm512_loadu_si512(codes);
+            const __m512i turned = _mm512_ror_epi32(words, 16);
             __m512i left_weights, right_weights;
-            decode.template step<0>(words, left_weights, right_weights);
+            decode.template step<0>(words, turned, left_weights, right_weights);
             if (kKeeps) keep(decoded, left_weights, right_weights);
             add_step<kRows>(left, right, rows, left_weights, right_weights);
             rows += outrider::kStepBytes * kRows;
             if constexpr (Decode::kSteps == 2) {
-                decode.template step<1>(words, left_weights, right_weights);
+                decode.template step<1>(words, turned, left_weights, right_weights);
                 if (kKeeps) keep(decoded, left_weights, right_weights);
                 add_step<kRows>(left, right, rows, left_weights, right_weights);
                 rows += outrider::kStepBytes * kRows;
@@ -158,9 +208,9 @@ void multiply(const StoredBlock& block) {
     }
 }
 
-template <int kNumber, bool kHasMinimums>
+template <int kNumber, Way kWay>
 void decode_block(const StoredBlock& block) {
-    using Decode = Decoder<kNumber, kHasMinimums>;
+    using Decode = Decoder<kNumber, kWay>;
     const StoredProduct& product = *block.product;
     const char* header = block.group;
     const int64_t first_byte = product.header_bytes() + block.first_unit * outrider::kUnitSize;
@@ -171,64 +221,78 @@ void decode_block(const StoredBlock& block) {
         const char* codes = header + first_byte;
         for (int64_t unit = 0; unit < block.units; ++unit, codes += outrider::kUnitSize) {
             const __m512i words = _mm512_loadu_si512(codes);
+            const __m512i turned = _mm512_ror_epi32(words, 16);
             __m512i left, right;
-            decode.template step<0>(words, left, right);
+            decode.template step<0>(words, turned, left, right);
             keep(decoded, left, right);
             if constexpr (Decode::kSteps == 2) {
-                decode.template step<1>(words, left, right);
+                decode.template step<1>(words, turned, left, right);
                 keep(decoded, left, right);
             }
         }
     }
 }
 
+inline Way way_of(const StoredProduct& product) {
+    if (product.has_minimums) return product.is_short ? kShortMinimums : kMinimums;
+    return product.is_short ? kShort : kExact;
+}
+
 using Multiply = void (*)(const StoredBlock&);
 
-template <int kNumber, bool kHasMinimums>
+template <int kNumber, Way kWay>
 void multiply_rows(const StoredBlock& block, int64_t rows) {
     // Blocks are kept for the rows that follow a group, which then has at least half of the most.
     static constexpr Multiply kAlone[kMaxGroupRows] = {
-        multiply<kNumber, kHasMinimums, 1, false>, multiply<kNumber, kHasMinimums, 2, false>,
-        multiply<kNumber, kHasMinimums, 3, false>, multiply<kNumber, kHasMinimums, 4, false>,
-        multiply<kNumber, kHasMinimums, 5, false>, multiply<kNumber, kHasMinimums, 6, false>,
-        multiply<kNumber, kHasMinimums, 7, false>, multiply<kNumber, kHasMinimums, 8, false>};
+        multiply<kNumber, kWay, 1, false>, multiply<kNumber, kWay, 2, false>,
+        multiply<kNumber, kWay, 3, false>, multiply<kNumber, kWay, 4, false>,
+        multiply<kNumber, kWay, 5, false>, multiply<kNumber, kWay, 6, false>,
+        multiply<kNumber, kWay, 7, false>, multiply<kNumber, kWay, 8, false>};
     static constexpr Multiply kKeeping[kMaxGroupRows] = {
         nullptr,
         nullptr,
         nullptr,
-        multiply<kNumber, kHasMinimums, 4, true>,
-        multiply<kNumber, kHasMinimums, 5, true>,
-        multiply<kNumber, kHasMinimums, 6, true>,
-        multiply<kNumber, kHasMinimums, 7, true>,
-        multiply<kNumber, kHasMinimums, 8, true>};
+        multiply<kNumber, kWay, 4, true>,
+        multiply<kNumber, kWay, 5, true>,
+        multiply<kNumber, kWay, 6, true>,
+        multiply<kNumber, kWay, 7, true>,
+        multiply<kNumber, kWay, 8, true>};
     (block.decoded ? kKeeping : kAlone)[rows - 1](block);
 }
 
 template <int kNumber>
 void multiply_number(const StoredBlock& block, int64_t rows) {
-    block.product->has_minimums ? multiply_rows<kNumber, true>(block, rows)
-                                : multiply_rows<kNumber, false>(block, rows);
+    switch (way_of(*block.product)) {
+        case kShort: return multiply_rows<kNumber, kShort>(block, rows);
+        case kMinimums: return multiply_rows<kNumber, kMinimums>(block, rows);
+        case kShortMinimums: return multiply_rows<kNumber, kShortMinimums>(block, rows);
+        default: return multiply_rows<kNumber, kExact>(block, rows);
+    }
 }
 
 void multiply_block(const StoredBlock& block, int64_t rows) {
     switch (block.product->number) {
         case outrider::kNumber4: return multiply_number<outrider::kNumber4>(block, rows);
         case outrider::kNumber8: return multiply_number<outrider::kNumber8>(block, rows);
-        default: return multiply_rows<outrider::kFloat8, false>(block, rows);
+        default: return multiply_rows<outrider::kFloat8, kExact>(block, rows);
     }
 }
 
 template <int kNumber>
 void decode_number(const StoredBlock& block) {
-    block.product->has_minimums ? decode_block<kNumber, true>(block)
-                                : decode_block<kNumber, false>(block);
+    switch (way_of(*block.product)) {
+        case kShort: return decode_block<kNumber, kShort>(block);
+        case kMinimums: return decode_block<kNumber, kMinimums>(block);
+        case kShortMinimums: return decode_block<kNumber, kShortMinimums>(block);
+        default: return decode_block<kNumber, kExact>(block);
+    }
 }
 
 void decode(const StoredBlock& block) {
     switch (block.product->number) {
         case outrider::kNumber4: return decode_number<outrider::kNumber4>(block);
         case outrider::kNumber8: return decode_number<outrider::kNumber8>(block);
-        default: return decode_block<outrider::kFloat8, false>(block);
+        default: return decode_block<outrider::kFloat8, kExact>(block);
     }
 }
 

@@ -30,6 +30,7 @@ class StoredStruct(ctypes.Structure):
         ("zero", _Int32),
         ("has_zeros", _Int32),
         ("has_minimums", _Int32),
+        ("is_short", _Int32),
         ("instruction_set", _Int32),
     )
 

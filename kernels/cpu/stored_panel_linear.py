@@ -18,7 +18,7 @@ from kernels.cpu.panel_linear import (
 )
 from kernels.cpu.product_library import InstructionSet, Kind
 from kernels.cpu.stored_library import SCALE_TYPES, StoredStruct, stored_library
-from kernels.quantised.stored_weight import Number, StoredWeight
+from kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 
 _NUMBERS: Final[dict[Number, int]] = {"int4": 0, "int8": 1, "float8": 2}  # as in stored.h
 # Columns that groups have to be whole multiples of: what a unit of codes holds of each.
@@ -73,6 +73,7 @@ class StoredPanelLinear(PanelLinear):
             zero=zero,
             has_zeros=zeros is not None,
             has_minimums=weight.minimums is not None,
+            is_short=_has_short_scales(weight),
             instruction_set=instruction_set,
         )
         panels = stored_library(self._library).pack(
@@ -98,3 +99,14 @@ def _zeros(zeros: Tensor | None) -> tuple[int, Tensor | None]:
         return 0, None
     low, high = zeros.aminmax()
     return (int(low), None) if low == high else (0, zeros)
+
+
+def _has_short_scales(weight: StoredWeight) -> bool:
+    """True if a code times a scale is exact in float32, and a zero point likewise.
+
+    Zero points have at most 12 digits beside a code's place (stored_avx512.cpp), codes 4 or 8.
+    """
+    if weight.minimums is None:
+        return weight.scale_dtype != torch.float32
+    spare = 1 << NUMBERS[weight.number]
+    return bool((weight.scales.contiguous().view(torch.int32) % spare == 0).all())
