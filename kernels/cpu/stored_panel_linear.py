@@ -61,7 +61,7 @@ class StoredPanelLinear(PanelLinear):
         dtype, scales = weight.scale_dtype, weight.scales
         if weight.number == "float8":
             dtype, scales = torch.float32, scales * _FLOAT8_FACTOR
-        zero, zeros = _zeros(weight.zeros)
+        zeros = weight.own_zeros
         bias_f32 = None if bias is None else contiguous_f32(bias, self.out_features)
         product = StoredStruct(
             out_features=self.out_features,
@@ -70,7 +70,7 @@ class StoredPanelLinear(PanelLinear):
             bias=None if bias_f32 is None else bias_f32.data_ptr(),
             number=_NUMBERS[weight.number],
             scale_type=SCALE_TYPES[dtype],
-            zero=zero,
+            zero=weight.common_zero,
             has_zeros=zeros is not None,
             has_minimums=weight.minimums is not None,
             is_short=_has_short_scales(weight),
@@ -91,14 +91,6 @@ class StoredPanelLinear(PanelLinear):
 
     def _multiply(self, x: Tensor, y: Tensor, num_threads: int) -> None:
         stored_library(self._library).multiply(self._address, x, y, num_threads)
-
-
-def _zeros(zeros: Tensor | None) -> tuple[int, Tensor | None]:
-    """Return the code that means 0, where it is one for all, else all of them."""
-    if zeros is None:
-        return 0, None
-    low, high = zeros.aminmax()
-    return (int(low), None) if low == high else (0, zeros)
 
 
 def _has_short_scales(weight: StoredWeight) -> bool:

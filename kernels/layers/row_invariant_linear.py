@@ -21,8 +21,10 @@ from kernels.layers.int4_linear import Int4Linear
 from kernels.layers.int8_linear import Int8Linear
 from kernels.layers.integer_linear import IntegerLinear, can_use_integer_tiles
 from kernels.layers.linear import PACK_ROWS, Linear, can_pack
+from kernels.layers.linear_tiles import GROUP_TILES, tile_shape
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.row_invariant_ops import RowInvariantNorm
+from kernels.layers.stored_linear import StoredLinear, can_use_stored_tiles
 from kernels.quantised.stored_weight import StoredWeight
 from kernels.quantised.weight import QuantisedWeight
 from kernels.triton_support import dot, is_automatic, jit, launch, rounded, tl, uses_triton
@@ -33,10 +35,6 @@ TILE_ROWS = 16
 RUN_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 # Torch's own tensors start at multiples of this; at other addresses sums may be cut differently.
 ALIGNMENT_BYTES = 64
-# Weights from this many rows on fill a GPU with the wide tile.
-WIDE_MIN_FEATURES = 8192
-# Neighbouring programs share weights: so many tiles of rows run before the next weights are read.
-GROUP_TILES = 16
 
 
 def row_invariant_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -105,7 +103,7 @@ def row_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) 
     out_features = weight.shape[0]
     x, weight = x.contiguous(), weight.contiguous()  # one kind of loads for every caller
     output = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
-    tile = _tile_shape(out_features, in_features, x.dtype)
+    tile = tile_shape(out_features, in_features, x.dtype)
     block_m, block_n = tile["BLOCK_M"], tile["BLOCK_N"]
     launch(
         _linear_kernel,
@@ -122,23 +120,6 @@ def row_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) 
         **tile,
     )
     return output
-
-
-def _tile_shape(out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, int]:
-    """Blocks, warps and stages: by the weight alone, never by the number of rows."""
-    is_aligned = in_features % 16 == 0  # else loads are narrow, and long blocks spill registers
-    if dtype == torch.float32:  # no tensor cores for full precision
-        block_m, block_n, block_k = 32, 32 if is_aligned else 16, 32 if is_aligned else 16
-    else:
-        block_m, block_n = 64, 64 if out_features >= WIDE_MIN_FEATURES else 32
-        block_k = 128 if is_aligned else 32
-    return {
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_K": block_k,
-        "num_warps": 4,
-        "num_stages": 3,
-    }
 
 
 class RowInvariantLinear:
@@ -238,6 +219,7 @@ Product = (
     | Int4Linear
     | Int8Linear
     | IntegerLinear
+    | StoredLinear
 )
 
 
@@ -271,6 +253,8 @@ def make_linear(
     if isinstance(weight, QuantisedWeight):
         return _make_quantised(weight, bias)
     if isinstance(weight, StoredWeight):
+        if can_use_stored_tiles(weight, weight.codes.device):
+            return StoredLinear(weight, bias)
         if can_keep_stored(weight, weight.codes.device):
             return StoredPanelLinear(weight, bias)
         weight = weight.decoded()
@@ -284,11 +268,13 @@ def make_linear(
 
 def keeps_stored_weights(dtype: torch.dtype, device: torch.device) -> bool:
     """True if `make_linear` has products with weights as checkpoints store them."""
-    return computes_in_panels(dtype, device)
+    return dtype == torch.bfloat16 and (uses_triton(device) or computes_in_panels(dtype, device))
 
 
 def can_keep_stored(weight: StoredWeight, device: torch.device) -> bool:
     """True if `make_linear` holds a weight on a device as it is stored, rather than decode it."""
+    if uses_triton(device):
+        return can_use_stored_tiles(weight, device)
     return keeps_stored_weights(torch.bfloat16, device) and can_hold_stored(weight)
 
 

@@ -82,11 +82,23 @@ class StoredWeight:
         return torch.float32
 
     @property
+    def own_zeros(self) -> Tensor | None:
+        """The codes that mean 0, where they are not one for all groups."""
+        if self.zeros is None or bool((self.zeros == self.zeros[0, 0]).all()):
+            return None
+        return self.zeros
+
+    @property
+    def common_zero(self) -> int:
+        """The code that means 0, where it is one for all groups; else 0."""
+        return 0 if self.zeros is None or self.own_zeros is not None else int(self.zeros[0, 0])
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that products hold: codes, scales, minimums, and zero points that differ."""
         scale_bytes = self.scale_dtype.itemsize * (1 if self.minimums is None else 2)
-        if self.zeros is not None and bool((self.zeros != self.zeros[0, 0]).any()):
-            scale_bytes += 2
+        if self.own_zeros is not None:
+            scale_bytes += self.own_zeros.dtype.itemsize
         return self.codes.numel() * NUMBERS[self.number] // 8 + self.scales.numel() * scale_bytes
 
     @property

@@ -17,6 +17,8 @@ from kernels.layers.lora import LoraPart, LoraWeights, TritonLoraRows
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.layers.row_invariant_linear import row_invariant_linear
+from kernels.layers.stored_linear import StoredLinear
+from kernels.quantised.stored_weight import Number, StoredWeight
 from kernels.quantised.weight import Bits, QuantisedWeight
 from tests.kernels.specimen import (
     BF16,
@@ -109,6 +111,32 @@ def _integer_linear(
     )
     x = torch.empty(num_rows, in_features, dtype=BF16)
     IntegerLinear(weight, torch.empty(out_features, dtype=BF16))(x)
+
+
+_STORED: tuple[tuple[Number, tuple[int, int], bool], ...] = (
+    ("int4", (32, 128), False),
+    ("int4", (128, 32), True),
+    ("int8", (5, 40), False),
+    ("float8", (32, 128), False),
+)
+
+
+def _stored_linear(number: Number, groups: tuple[int, int], *, has_minimums: bool = False) -> None:
+    out_features = 1024
+    codes = torch.zeros(out_features, groups[0] * groups[1], dtype=torch.uint8)
+    scales = torch.ones(out_features, groups[0])
+    zeros = None
+    if number != "float8":
+        zeros = torch.arange(scales.numel(), dtype=torch.int16).view_as(scales)
+    weight = StoredWeight(
+        number=number,
+        codes=codes,
+        scales=scales,
+        zeros=zeros,
+        minimums=scales if has_minimums else None,
+    )
+    linear = StoredLinear(weight, torch.empty(out_features, dtype=BF16))
+    linear(torch.empty(NUM_ROWS, codes.shape[1], dtype=BF16))
 
 
 def _experts(gate: GateKind, dtype: torch.dtype, num_rows: int, *, has_bias: bool = False) -> None:
@@ -221,5 +249,13 @@ LAYERS = (
         )
         for bits, group_size, width in ((8, 4096, 4096), (8, 200, 200), (4, 64, 4096), (4, 32, 224))
         for rows in (8, 64, 1000)
+    ),
+    *(
+        Specimen(
+            stem="stored_linear",
+            name=f"{number}, groups {groups}, {has_minimums}",
+            run=partial(_stored_linear, number, groups, has_minimums=has_minimums),
+        )
+        for number, groups, has_minimums in _STORED
     ),
 )
