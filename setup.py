@@ -14,6 +14,7 @@ setup(
             "kernels.cpu._products",
             sources=[
                 "kernels/cpu/attention.cpp",
+                "kernels/cpu/experts.cpp",
                 "kernels/cpu/int4.cpp",
                 "kernels/cpu/int4_avx2.cpp",
                 "kernels/cpu/int4_avx512.cpp",
@@ -33,6 +34,8 @@ setup(
             ],
             depends=[
                 "kernels/cpu/attend_tile.h",
+                "kernels/cpu/calls.h",
+                "kernels/cpu/experts.h",
                 "kernels/cpu/int4.h",
                 "kernels/cpu/int4_finish.h",
                 "kernels/cpu/lanes.h",

@@ -16,11 +16,13 @@ time of the sum over the time of the experts, the median of pairs; 1 is the band
 
     python -m benchmarks.bench_experts --dtype bfloat16
     python -m benchmarks.bench_experts --dtype float32 --threads 1
+    python -m benchmarks.bench_experts --dtype int8
 """
 
 import argparse
+import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,10 +48,18 @@ from kernels.cpu.huge_pages import HugePageMemory
 from kernels.cpu.product_library import product_support
 from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
 from kernels.experts.route import Routed
+from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 _GOAL_SHARE: Final = 0.7
 _BUFFER_BYTES: Final = 1 << 30
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_GROUP: Final = 64  # of int4
+# What weights are held in, and how they come from float32; rows are float32 or bfloat16.
+_HELD: Final[dict[str, Callable[[Tensor], Tensor | QuantisedWeight]]] = {
+    "float32": lambda weight: weight.clone(),
+    "bfloat16": lambda weight: weight.bfloat16(),
+    "int8": rounded_to_int8,
+    "int4": lambda weight: rounded_to_int4(weight, group_size=_GROUP),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +71,10 @@ class Shape:
     num_experts: int
     num_chosen: int
 
-    def expert_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes of an expert's three matrices."""
-        return 3 * self.width * self.inner * dtype.itemsize
+    def expert_bytes(self, dtype: str) -> int:
+        """Return the bytes of an expert's three matrices, without the scales of int8."""
+        bits = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4 + 16 / _GROUP}[dtype]
+        return int(3 * self.width * self.inner * bits / 8)
 
 
 SHAPES: Final = {
@@ -75,12 +86,15 @@ SHAPES: Final = {
 # ---- the two sides ------------------------------------------------------------------------------
 
 
-def make_experts(shape: Shape, count: int, dtype: torch.dtype, seed: int) -> ExpertMlp:
+def make_experts(shape: Shape, count: int, dtype: str, seed: int) -> ExpertMlp:
     """Return `count` experts of random weights: the same numbers, each in memory of its own."""
     generator = torch.Generator().manual_seed(seed)
-    gate_up = torch.randn(2 * shape.inner, shape.width, generator=generator).mul_(0.02).to(dtype)
-    down = torch.randn(shape.width, shape.inner, generator=generator).mul_(0.02).to(dtype)
-    each = (ExpertWeights(gate_up=gate_up.clone(), down=down.clone()) for _ in range(count))
+    gate_up = torch.randn(2 * shape.inner, shape.width, generator=generator).mul_(0.02)
+    down = torch.randn(shape.width, shape.inner, generator=generator).mul_(0.02)
+    held = _HELD[dtype]
+    first = ExpertWeights(gate_up=held(gate_up), down=held(down))
+    # Panels are copies; what is not packed must not be one tensor for all.
+    each = (copy.deepcopy(first) for _ in range(count))
     return ExpertMlp(each)
 
 
@@ -175,7 +189,8 @@ def measure_shape(
     name: str, shape: Shape, reader: Reader, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure all numbers of rows on one shape."""
-    dtype = _DTYPES[arguments.dtype]
+    dtype = arguments.dtype
+    row_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
     expert_bytes = shape.expert_bytes(dtype)
     count = max(min(shape.num_experts, int(arguments.gib * 2**30 / expert_bytes)), 2)
     count -= count % shape.num_chosen
@@ -190,7 +205,7 @@ def measure_shape(
             )
             draw = choices if num_rows == 1 else trees
             routes = draw(count, shape, num_rows, arguments.seed)
-            samples = measure(mlp, routes, x.to(dtype), reader, expert_bytes, arguments.calls)
+            samples = measure(mlp, routes, x.to(row_dtype), reader, expert_bytes, arguments.calls)
             reports[num_rows] = report(samples, one_row_s)
             if num_rows == 1:
                 one_row_s = reports[1]["experts_s"].median
@@ -232,7 +247,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--dtype", choices=list(_DTYPES), default="bfloat16")
+    parser.add_argument("--dtype", choices=list(_HELD), default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 16])
     parser.add_argument("--calls", type=int, default=60, help="timed, for each number of rows")
     parser.add_argument("--gib", type=float, default=3.0, help="memory for a shape's experts")

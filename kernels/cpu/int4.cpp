@@ -3,8 +3,10 @@
 
 #include <string.h>
 
+#include <new>
+
+#include "calls.h"
 #include "parallel.h"
-#include "products.h"
 
 namespace outrider {
 namespace {
@@ -73,11 +75,13 @@ struct Call {
     const Int4Product& product;
     const Int4Kernels& kernels;
     int64_t num_rows;
-    const char* rows;        // groups of rows, each int8 [in_features / 4][rows][4 bytes]
-    const int32_t* offsets;  // likewise, each [groups along k][rows]
-    const float* row_scales;
+    const uint16_t* x;
+    char* rows;          // groups of rows, each int8 [in_features / 4][rows][4 bytes]
+    int32_t* offsets;    // likewise, each [groups along k][rows]
+    uint8_t* quantised;  // [rows, in_features]
+    float* row_scales;
     uint16_t* y;
-    Tickets panels;
+    Tickets parts, panels;
 };
 
 void multiply_panel(const Call& call, int64_t panel, const char* next) {
@@ -132,7 +136,59 @@ void order_rows(const int8_t* quantised, int64_t in_features, int64_t group_size
     }
 }
 
+void pack_parts(void* data) {
+    Call& call = *static_cast<Call*>(data);
+    const int64_t width = call.product.in_features, size = call.product.group_size;
+    const Groups parts(call.num_rows, call.kernels.max_rows);
+    for (int64_t part; (part = call.parts.take()) < call.parts.count;) {
+        const int64_t start = parts.start(part), rows = parts.size(part);
+        for (int64_t row = start; row < start + rows; ++row) {
+            call.row_scales[row] =
+                call.kernels.quantise(call.x + row * width, width, call.quantised + row * width);
+        }
+        order_rows(reinterpret_cast<int8_t*>(call.quantised) + start * width, width, size, rows,
+                   call.rows + start * width, call.offsets + start * (width / size));
+    }
+}
+
+// What a call lays into its memory, piece after piece, in bytes.
+struct Pieces {
+    Pieces(const Int4Product& product, int64_t rows)
+        : rows(aligned(rows * product.in_features)),
+          offsets(aligned(rows * (product.in_features / product.group_size) * 4)),
+          scales(aligned(rows * 4)) {}
+    const int64_t rows, offsets, scales;
+};
+
 }  // namespace
+
+int64_t call_bytes(const Int4Product& product, int64_t rows) {
+    if (!int4_kernels_of(product.instruction_set)) return -1;
+    const Pieces pieces(product, rows);
+    return aligned(sizeof(Call)) + 2 * pieces.rows + pieces.offsets + pieces.scales;
+}
+
+ProductCall prepare(const Int4Product& product, const uint16_t* x, int64_t rows, uint16_t* y,
+                    char* memory) {
+    const Int4Kernels& kernels = *int4_kernels_of(product.instruction_set);
+    const Pieces pieces(product, rows);
+    char* packed = memory + aligned(sizeof(Call));
+    char* quantised = packed + pieces.rows;
+    char* offsets = quantised + pieces.rows;
+    Call* call = new (memory) Call{product,
+                                   kernels,
+                                   rows,
+                                   x,
+                                   packed,
+                                   reinterpret_cast<int32_t*>(offsets),
+                                   reinterpret_cast<uint8_t*>(quantised),
+                                   reinterpret_cast<float*>(offsets + pieces.offsets),
+                                   y,
+                                   Tickets(Groups(rows, kernels.max_rows).count),
+                                   Tickets(ceil_div(product.out_features, kInt4Columns))};
+    return {pack_parts, multiply_panels, call, pieces.rows};
+}
+
 }  // namespace outrider
 
 using namespace outrider;
@@ -149,35 +205,4 @@ EXPORT void outrider_int4_pack(const int8_t* codes, const uint16_t* scales, int6
     Packing packing{codes,      scales, out_features, in_features,
                     group_size, panels, Tickets(ceil_div(out_features, kInt4Columns))};
     run_parallel(pack_panels, &packing, threads);
-}
-
-// y = x @ weight.T + bias; x: bfloat16 [rows, in_features], y: bfloat16 [rows, out_features], both
-// contiguous. Returns 0, or -1 where memory is short or the instruction set is not known.
-EXPORT int32_t outrider_int4_multiply(const Int4Product* product, const uint16_t* x, int64_t rows,
-                                      uint16_t* y, int32_t threads) {
-    const Int4Kernels* kernels = int4_kernels_of(product->instruction_set);
-    if (!kernels) return -1;
-    const int64_t width = product->in_features, groups = width / product->group_size;
-    const int64_t row_bytes = aligned(rows * width), offset_bytes = aligned(rows * groups * 4);
-    Scratch scratch(row_bytes + offset_bytes + aligned(rows * 4) + kernels->max_rows * width);
-    if (!scratch.data()) return -1;
-    char* packed = scratch.data();
-    int32_t* offsets = reinterpret_cast<int32_t*>(packed + row_bytes);
-    float* scales = reinterpret_cast<float*>(packed + row_bytes + offset_bytes);
-    char* quantised = packed + row_bytes + offset_bytes + aligned(rows * 4);
-    const Groups parts(rows, kernels->max_rows);
-    for (int64_t part = 0; part < parts.count; ++part) {
-        const int64_t start = parts.start(part), size = parts.size(part);
-        for (int64_t row = 0; row < size; ++row) {
-            scales[start + row] =
-                kernels->quantise(x + (start + row) * width, width,
-                                  reinterpret_cast<uint8_t*>(quantised) + row * width);
-        }
-        order_rows(reinterpret_cast<int8_t*>(quantised), width, product->group_size, size,
-                   packed + start * width, offsets + start * groups);
-    }
-    Call call{*product, *kernels, rows,   packed,
-              offsets,  scales,   y,      Tickets(ceil_div(product->out_features, kInt4Columns))};
-    run_parallel(multiply_panels, &call, threads);
-    return 0;
 }

@@ -17,6 +17,7 @@ constexpr int64_t kUnitK = 8;  // of k in a unit
 constexpr int64_t kUnitBytes = kInt4Columns * kUnitK / 2;
 constexpr int64_t kScaleBytes = kInt4Columns * 2;
 constexpr int32_t kCodeOffset = 8;
+constexpr int32_t kInt4 = 2;  // after enum Kind: the product is an Int4Product
 
 // A weight as callers describe it; product_library.py declares the same fields in this order.
 struct Int4Product {

@@ -11,8 +11,7 @@
 
 namespace outrider {
 
-// After enum Kind: the product is an Int4Product, or a StoredProduct.
-constexpr int32_t kInt4 = 2, kStored = 3;
+constexpr int32_t kStored = 3;  // after kInt4: the product is a StoredProduct
 enum Projection : int32_t { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3, kProjections = 4 };
 
 // What stays of a layer; product_library.py declares the fields in this order.

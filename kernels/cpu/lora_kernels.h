@@ -78,6 +78,6 @@ void lora_expand(const outrider::LoraTile& tile, int64_t first, int64_t last) {
     if (row < tile.num_rows) expand_rows<1>(tile, row, first, last);
 }
 
-constexpr outrider::RowOps kRowOps = {normalise, gate, place, rank, lora_shrink, lora_expand};
+constexpr outrider::RowOps kRowOps = {normalise, gate, place, rank, combine, lora_shrink, lora_expand};
 
 }  // namespace

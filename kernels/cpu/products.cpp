@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+#include <new>
+
+#include "calls.h"
 #include "parallel.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -17,7 +20,7 @@ namespace outrider {
 namespace {
 
 // Raised with every change of the functions or structures below.
-constexpr int32_t kVersion = 8;
+constexpr int32_t kVersion = 9;
 constexpr size_t kHugePageBytes = size_t(2) << 20;
 
 int64_t row_bytes_of(int32_t kind, int64_t in_features) {
@@ -117,10 +120,13 @@ struct Call {
     const Product& product;
     const Kernels& kernels;
     int64_t num_rows, steps;
+    const uint16_t* x;
     const char* rows;  // [groups][steps][rows of the group][4 bytes], chunk after chunk
-    const float* row_scales;
+    char* packed;      // where these are to be; null where x is as they would be
+    uint8_t* quantised;  // int8: [rows, in_features]
+    float* row_scales;
     uint16_t* y;
-    Tickets panels;
+    Tickets chunks, panels;
 };
 
 // Multiplies a chunk of rows with a panel; `next`: the panel that follows, or null.
@@ -205,6 +211,137 @@ void pack_rows(const char* x, int64_t row_bytes, int64_t num_rows, int64_t steps
     }
 }
 
+namespace {
+
+// Packs a chunk of rows; before, they are quantised where that is wanted.
+void pack_chunk(Call& call, int64_t chunk) {
+    const Product& product = call.product;
+    const int64_t row_bytes = row_bytes_of(product.kind, product.in_features);
+    const char* from = reinterpret_cast<const char*>(call.x);
+    const int64_t left = call.num_rows - chunk, rows = left < kChunkRows ? left : kChunkRows;
+    if (call.quantised) {
+        for (int64_t row = chunk; row < chunk + rows; ++row) {
+            call.row_scales[row] =
+                call.kernels.quantise(call.x + row * product.in_features, product.in_features,
+                                      call.quantised + row * row_bytes);
+        }
+        from = reinterpret_cast<const char*>(call.quantised);
+    }
+    pack_rows(from + chunk * row_bytes, row_bytes, rows, call.steps, call.kernels.max_group_rows,
+              call.packed + chunk * call.steps * kStepBytes);
+}
+
+void pack_chunks(void* data) {
+    Call& call = *static_cast<Call*>(data);
+    for (int64_t chunk; (chunk = call.chunks.take()) < call.chunks.count;) {
+        pack_chunk(call, chunk * kChunkRows);
+    }
+}
+
+// What a call of a product lays into its memory, piece after piece.
+struct Pieces {
+    Pieces(const Product& product, int64_t rows)
+        : row_bytes(row_bytes_of(product.kind, product.in_features)),
+          steps(ceil_div(row_bytes, kStepBytes)),
+          is_int8(product.kind == kInt8),
+          is_ready(!is_int8 && rows == 1 && row_bytes % kStepBytes == 0),
+          packed(is_ready ? 0 : aligned(rows * steps * kStepBytes)),
+          quantised(is_int8 ? aligned(rows * row_bytes) : 0),
+          scales(is_int8 ? aligned(rows * int64_t(sizeof(float))) : 0) {}
+    const int64_t row_bytes, steps;
+    const bool is_int8, is_ready;
+    const int64_t packed, quantised, scales;  // bytes
+};
+
+struct CallList {
+    const ProductCall* calls;
+    int64_t count;
+};
+
+void pack_list(void* data) {
+    const CallList& list = *static_cast<CallList*>(data);
+    for (int64_t each = 0; each < list.count; ++each) list.calls[each].pack(list.calls[each].data);
+}
+
+void multiply_list(void* data) {
+    const CallList& list = *static_cast<CallList*>(data);
+    for (int64_t each = 0; each < list.count; ++each) {
+        list.calls[each].multiply(list.calls[each].data);
+    }
+}
+
+// A thread more for so many bytes of rows: packing them takes about what waking it does.
+constexpr int64_t kPackBytesPerThread = 64 << 10;
+
+// Several products of one type, each with rows of its own that lie behind those of the one before.
+template <class AnyProduct>
+int32_t multiply_all(const void* const* products, const int64_t* rows, int64_t count,
+                     const uint16_t* x, uint16_t* y, int64_t threads) {
+    const auto product = [&](int64_t each) -> const AnyProduct& {
+        return *static_cast<const AnyProduct*>(products[each]);
+    };
+    const int64_t list_bytes = aligned(count * int64_t(sizeof(ProductCall)));
+    int64_t num_bytes = list_bytes;
+    for (int64_t each = 0; each < count; ++each) {
+        const int64_t own = call_bytes(product(each), rows[each]);
+        if (own < 0) return -1;
+        num_bytes += own;
+    }
+    Scratch scratch(num_bytes);
+    if (!scratch.data()) return -1;
+    ProductCall* calls = reinterpret_cast<ProductCall*>(scratch.data());
+    char* memory = scratch.data() + list_bytes;
+    for (int64_t each = 0; each < count; ++each) {
+        calls[each] = prepare(product(each), x, rows[each], y, memory);
+        memory += call_bytes(product(each), rows[each]);
+        x += rows[each] * product(each).in_features;
+        y += rows[each] * product(each).out_features;
+    }
+    CallList list{calls, count};
+    int64_t pack_bytes = 0;
+    for (int64_t each = 0; each < count; ++each) pack_bytes += calls[each].pack_bytes;
+    const int64_t packers = 1 + pack_bytes / kPackBytesPerThread;
+    if (pack_bytes) run_parallel(pack_list, &list, packers < threads ? packers : threads);
+    run_parallel(multiply_list, &list, threads);
+    return 0;
+}
+
+}  // namespace
+
+int64_t call_bytes(const Product& product, int64_t rows) {
+    if (!kernels_of(product.kind, product.instruction_set)) return -1;
+    const Pieces pieces(product, rows);
+    return aligned(sizeof(Call)) + pieces.packed + pieces.quantised + pieces.scales;
+}
+
+ProductCall prepare(const Product& product, const uint16_t* x, int64_t rows, uint16_t* y,
+                    char* memory) {
+    const Kernels& kernels = *kernels_of(product.kind, product.instruction_set);
+    const Pieces pieces(product, rows);
+    char* packed = memory + aligned(sizeof(Call));
+    char* quantised = packed + pieces.packed;
+    char* scales = quantised + pieces.quantised;
+    Call* call = new (memory) Call{product,
+                                   kernels,
+                                   rows,
+                                   pieces.steps,
+                                   x,
+                                   pieces.is_ready ? reinterpret_cast<const char*>(x) : packed,
+                                   packed,
+                                   pieces.is_int8 ? reinterpret_cast<uint8_t*>(quantised) : nullptr,
+                                   pieces.is_int8 ? reinterpret_cast<float*>(scales) : nullptr,
+                                   y,
+                                   Tickets(pieces.is_ready ? 0 : ceil_div(rows, kChunkRows)),
+                                   Tickets(ceil_div(product.out_features, kPanelColumns))};
+    return {pack_chunks, multiply_panels, call, pieces.packed};
+}
+
+int32_t multiply_each(int32_t kind, const void* const* products, const int64_t* rows,
+                      int64_t count, const uint16_t* x, uint16_t* y, int64_t threads) {
+    return kind == kInt4 ? multiply_all<Int4Product>(products, rows, count, x, y, threads)
+                         : multiply_all<Product>(products, rows, count, x, y, threads);
+}
+
 const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
     if (instruction_set == kAvx512) return avx512_kernels(Kind(kind));
     if (instruction_set == kAvx2) return avx2_kernels(Kind(kind));
@@ -281,32 +418,13 @@ EXPORT void outrider_pack(int32_t kind, const char* weight, int64_t out_features
 // contiguous. Returns 0, or -1 where memory is short or the instruction set is not known.
 EXPORT int32_t outrider_multiply(const Product* product, const uint16_t* x, int64_t rows,
                                  uint16_t* y, int32_t threads) {
-    const Kernels* kernels = kernels_of(product->kind, product->instruction_set);
-    if (!kernels) return -1;
-    const int64_t row_bytes = row_bytes_of(product->kind, product->in_features);
-    const int64_t steps = ceil_div(row_bytes, kStepBytes);
-    const bool is_int8 = product->kind == kInt8;
-    const bool is_ready = !is_int8 && rows == 1 && row_bytes % kStepBytes == 0;
-    const int64_t quantised_bytes =
-        is_int8 ? aligned(rows * row_bytes) : 0;
-    const int64_t packed_bytes = is_ready ? 0 : rows * steps * kStepBytes;
-    Scratch scratch(aligned(packed_bytes) + quantised_bytes + (is_int8 ? rows * 4 : 0));
-    if (!scratch.data()) return -1;
-    char* packed = scratch.data();
-    char* quantised = packed + aligned(packed_bytes);
-    const char* from = reinterpret_cast<const char*>(x);
-    float* scales = nullptr;
-    if (is_int8) {
-        scales = reinterpret_cast<float*>(quantised + quantised_bytes);
-        for (int64_t row = 0; row < rows; ++row) {
-            scales[row] = kernels->quantise(x + row * product->in_features, product->in_features,
-                                            reinterpret_cast<uint8_t*>(quantised) + row * row_bytes);
-        }
-        from = quantised;
-    }
-    if (!is_ready) pack_rows(from, row_bytes, rows, steps, kernels->max_group_rows, packed);
-    Call call{*product, *kernels, rows,  steps, is_ready ? from : packed,
-              scales,   y,        Tickets(ceil_div(product->out_features, kPanelColumns))};
-    run_parallel(multiply_panels, &call, threads);
-    return 0;
+    const void* one = product;
+    return multiply_each(product->kind, &one, &rows, 1, x, y, threads);
+}
+
+// As outrider_multiply with an Int4Product.
+EXPORT int32_t outrider_int4_multiply(const Int4Product* product, const uint16_t* x, int64_t rows,
+                                      uint16_t* y, int32_t threads) {
+    const void* one = product;
+    return multiply_each(kInt4, &one, &rows, 1, x, y, threads);
 }

@@ -237,4 +237,19 @@ void rank(const outrider::Likeliest& likeliest, int64_t first, int64_t last) {
     }
 }
 
+void combine(const outrider::Combination& call, int64_t first, int64_t last) {
+    const int64_t width = call.width, chosen = call.num_chosen;
+    for (int64_t row = first; row < last; ++row) {
+        const int64_t* places = call.places + row * chosen;
+        const float* weights = call.weights + row * chosen;
+        for (int64_t d = 0; d < width; d += kLanes) {
+            Lanes sum = part_of(call.results + places[0] * width, d, width) * weights[0];
+            for (int64_t rank = 1; rank < chosen; ++rank) {
+                sum += part_of(call.results + places[rank] * width, d, width) * weights[rank];
+            }
+            keep_part(call.y + row * width, d, width, sum);
+        }
+    }
+}
+
 }  // namespace

@@ -45,6 +45,10 @@ const RowOps* row_ops_of(int32_t instruction_set) {
     return nullptr;
 }
 
+int32_t combine_rows(const Combination& combination, int32_t instruction_set, int32_t threads) {
+    return run(combination, &RowOps::combine, instruction_set, threads);
+}
+
 }  // namespace outrider
 
 using namespace outrider;

@@ -63,18 +63,30 @@ struct Likeliest {
 };
 constexpr int64_t kMostLikeliest = 16;
 
+// y = sum over a row's pairs, in order, of weight * result: each product and each sum is rounded.
+struct Combination {
+    int64_t num_rows, width, num_chosen;
+    const uint16_t* results;  // bfloat16 [pairs, width]
+    const int64_t* places;    // [num_rows, num_chosen]: where each pair's result is
+    const float* weights;     // [num_rows, num_chosen]
+    uint16_t* y;              // bfloat16 [num_rows, width]
+};
+
 // What an instruction set brings: each takes the rows from `first` to before `last`.
 struct RowOps {
     void (*normalise)(const Norm&, int64_t first, int64_t last);
     void (*gate)(const Gate&, int64_t first, int64_t last);
     void (*place)(const Heads&, int64_t first, int64_t last);
     void (*rank)(const Likeliest&, int64_t first, int64_t last);
+    void (*combine)(const Combination&, int64_t first, int64_t last);
     void (*lora_shrink)(const LoraTile&, int64_t first, int64_t last);  // ranks, into `inner`
     void (*lora_expand)(const LoraTile&, int64_t first, int64_t last);  // columns of the part
 };
 
 // Null where it is not known.
 const RowOps* row_ops_of(int32_t instruction_set);
+// Returns 0, or -1 where the instruction set is not known.
+int32_t combine_rows(const Combination& combination, int32_t instruction_set, int32_t threads);
 const RowOps* avx512_row_ops();
 const RowOps* avx2_row_ops();
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.cpu.expert_products import ExpertProducts, alike_panels
 from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
 from kernels.experts.route import Routed
+from kernels.layers.compiled_rows import ACTIVATIONS
 from kernels.layers.linear import Linear
 from kernels.layers.row_invariant_linear import Product, make_linear
 from kernels.layers.row_invariant_ops import make_gate
@@ -47,12 +49,12 @@ def clamped_swiglu(gate_up: Tensor) -> Tensor:
 class ExpertMlp:
     """Experts' weights and their products. [n, width] -> [n, width].
 
-    On the CPU each used expert has its own two products over its rows, with weights packed as
-    `kernels.layers.linear` packs them; experts that no row chose are not read. On a GPU the rows
-    are sorted by expert and two grouped kernels take them all.
+    On the CPU, one compiled call takes all rows where the library has the products and the gate;
+    else each used expert has two products over its rows. Experts that no row chose are not read.
+    On a GPU the rows are sorted by expert and two grouped kernels take them all.
     """
 
-    __slots__ = ("_gate", "_kind", "_products", "_stack", "deterministic")
+    __slots__ = ("_compiled", "_gate", "_kind", "_products", "_stack", "deterministic")
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class ExpertMlp:
                     make_linear(weights.down, weights.down_bias, deterministic=deterministic),
                 )
             )
+        self._compiled = _compiled(self._products, gate)
         if kept:
             self._stack = _stacked(kept)
 
@@ -90,6 +93,8 @@ class ExpertMlp:
             return grouped_mlp(
                 rows, routed, self._stack, gate=self._kind, deterministic=self.deterministic
             )
+        if self._compiled is not None:
+            return self._compiled(rows, routed.experts, routed.weights)
         return self._by_expert(rows, routed) if len(rows) else rows.clone()
 
     def _by_expert(self, rows: Tensor, routed: Routed) -> Tensor:
@@ -140,6 +145,14 @@ class _Layout:
     experts: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     pairs: list[int] = field(default_factory=list)
+
+
+def _compiled(products: list[tuple[Product, Product]], gate: GateKind) -> ExpertProducts | None:
+    """Return what runs them in one call, if that is compiled; it keeps every row's bits."""
+    if gate not in ACTIVATIONS or not products:
+        return None
+    gate_up, down = map(alike_panels, zip(*products, strict=True))
+    return ExpertProducts(gate_up, down, ACTIVATIONS[gate]) if gate_up and down else None
 
 
 def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:
