@@ -68,8 +68,9 @@ class ModelGuesses:
         for draft in growing:
             tree, view = draft.tree, draft.state.view
             assert view is not None
-            num_slots = tree.root_slot + tree.num_slots + tree.num_frontier_rows
-            if self._reserve(draft, num_slots):
+            num_tree_slots = tree.num_slots + tree.num_frontier_rows
+            has_room = num_tree_slots <= view.num_tree_slots
+            if has_room and self._reserve(draft, tree.root_slot + num_tree_slots):
                 piece = tree.frontier_slice(view)
                 if self._token_map is not None:
                     piece.token_ids = self._token_map.ids_to_draft(piece.token_ids)

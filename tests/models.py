@@ -27,8 +27,11 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
@@ -71,6 +74,21 @@ _LONGROPE = {
     "long_factor": [1.5, 3.0, 5.0, 8.0],
     "original_max_position_embeddings": 4,
     "partial_rotary_factor": 0.5,
+}
+_DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "full_attention_interval": 2,
+    "initializer_range": 0.12,
+}
+_DELTA_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
@@ -178,6 +196,9 @@ HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen3-next": (Qwen3NextConfig, {**_DELTA, **_DELTA_EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3_5": (Qwen3_5TextConfig, {**_DELTA, "tie_word_embeddings": True}),
+    "qwen3_5-moe": (Qwen3_5MoeTextConfig, {**_DELTA, **_DELTA_EXPERTS}),
     "olmoe": (OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
     "glm4-moe": (
         Glm4MoeConfig,
@@ -202,7 +223,7 @@ HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
 # engine does not, so their answers differ. Those that are slow have what others have as well.
 _LAW_QUICK = {
     *("cohere2", "gemma2", "gpt-oss", "gpt_neox"),
-    *("llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3"),
+    *("llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3", "qwen3-next"),
 }
 _THROUGH_TRANSFORMERS = (
     "deepseek_v3",
@@ -236,6 +257,8 @@ def make_hf_model(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedMo
                 parameter.uniform_(0.5, 1.5)
             elif parameter_name.endswith("sinks"):
                 parameter.normal_(std=2.0)
+            elif parameter_name.endswith("A_log"):  # states that last for 10 to 100 tokens
+                parameter.uniform_(-4.5, -1.5)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(std=0.2)
     return model.eval()

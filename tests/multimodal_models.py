@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.transformers_models import tiny_config
+from tests.transformers_models import SMALL_DELTA, tiny_config
 
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": 131,
@@ -81,6 +81,7 @@ def _native(model_type: str) -> PreTrainedConfig:
             "model_type": text["model_type"],
             "rope_parameters": rope,
             **{name: value for name, value in _TEXT.items() if name in text},
+            **(SMALL_DELTA if "linear_num_key_heads" in text else {}),
         },
         vision_config={"model_type": vision["model_type"], **sides, **lists},
     )

@@ -41,6 +41,17 @@ _SMALL: Final[dict[str, Any]] = {
     "v_head_dim": 16,
     "word_embed_proj_dim": 64,
 }
+SMALL_DELTA: Final[dict[str, Any]] = {
+    **{name: _SMALL[name] for name in ("head_dim", "num_experts", "num_experts_per_tok")},
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "initializer_range": 0.08,
+}
 # What a type needs besides.
 _OWN: Final[dict[str, dict[str, Any]]] = {
     "dots1": {"n_shared_experts": 1},
@@ -55,6 +66,11 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 131},
     "hrm_text": {"initializer_range": 0.02},  # its rounds would multiply rounding
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"]},
+    "qwen3_5": {"text_config": {**_SHAPE, **SMALL_DELTA}},
+    "qwen3_5_moe": {"text_config": {**_SHAPE, **SMALL_DELTA}},
+    "qwen3_5_moe_text": SMALL_DELTA,
+    "qwen3_5_text": SMALL_DELTA,
+    "qwen3_next": SMALL_DELTA,
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba"]},
     "zaya": {"num_experts_per_tok": 1},

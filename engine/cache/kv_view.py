@@ -1,9 +1,11 @@
 """One sequence's window into one model's KV cache."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.cache.block_pool import BlockHash, BlockPool, OutOfBlocksError, chain_hash
+from engine.cache.recurrent_lines import TREE_SLOTS, RecurrentLine, RecurrentPool
 
 if TYPE_CHECKING:  # it loads torch, which the queue does without
     from kernels.layers.lora import LoraWeights
@@ -19,6 +21,7 @@ class KVView:
     in it: 0 for those that the window has passed. It is empty where they have none.
 
     `adapter`: of every row whose keys and values it holds; its hash is part of `root`.
+    `line`: the state of recurrent layers, None where the model has none.
     """
 
     def __init__(
@@ -28,9 +31,11 @@ class KVView:
         root: BlockHash,
         prefix_caching: bool = True,
         adapter: "LoraWeights | None" = None,
+        recurrent: RecurrentPool | None = None,
     ) -> None:
         self.pool = pool
         self.adapter = adapter
+        self.line = None if recurrent is None else RecurrentLine(recurrent)
         self.block_table: list[int] = []
         self.window_table: list[int] = []
         self._num_passed = 0  # leading blocks of which the window block is not held
@@ -57,6 +62,8 @@ class KVView:
         num_matched = len(found) * self.pool.block_size
         self.num_computed_tokens = self.num_cached_tokens = min(num_matched, len(token_ids) - 1)
         self._hold_window()
+        if self.line is not None and found:
+            self.line.take(found[-1][1], self.num_cached_tokens)
         return self.num_cached_tokens
 
     def _find_prefix(self, token_ids: Sequence[int]) -> list[tuple[int, BlockHash]]:
@@ -83,7 +90,21 @@ class KVView:
             num_tokens = min(len(found) * block_size, len(token_ids) - 1)
             if window.first_seen(num_tokens) >= first_present:
                 num_usable = len(found)
-        return found[:num_usable]
+        if self.line is None:
+            return found[:num_usable]
+        hashes = [block_hash for _, block_hash in found]
+        limit = min(len(found) * block_size, len(token_ids) - 1)
+        return found[: self.line.find(self._prefix_hash(hashes), limit) // block_size]
+
+    def _prefix_hash(self, hashes: Sequence[BlockHash]) -> Callable[[int], BlockHash | None]:
+        """Return what gives the hash of a prefix of some tokens, from those of its blocks."""
+        block_size = self.pool.block_size
+
+        def prefix_hash(num_tokens: int) -> BlockHash | None:
+            number = num_tokens // block_size
+            return hashes[number - 1] if 0 < number <= len(hashes) else None
+
+        return prefix_hash
 
     def _hold_window(self) -> None:
         """Hold the window blocks of a prefix that was found."""
@@ -99,6 +120,11 @@ class KVView:
         missing = -(-num_slots // self.pool.block_size) - len(self.block_table)
         return max(missing, 0) + len(self._unwritable(num_slots))
 
+    @property
+    def can_hold_line(self) -> bool:
+        """True unless recurrent layers have no line left for the view."""
+        return self.line is None or self.line.can_hold
+
     def reserve(self, num_slots: int) -> list[tuple[int, int]]:
         """Make slots up to `num_slots` writable beyond the computed ones, all or nothing.
 
@@ -108,6 +134,8 @@ class KVView:
         needed, window = self.num_blocks_needed(num_slots), self.pool.window
         if needed > self.pool.num_available:
             raise OutOfBlocksError
+        if self.line is not None:
+            self.line.hold()
         if window is not None and needed > window.num_available:
             raise OutOfBlocksError
         copies = []
@@ -171,12 +199,17 @@ class KVView:
     def rewind(self, num_tokens: int) -> None:
         """Forget what was computed behind `num_tokens`, and give those blocks back.
 
-        All of it is forgotten where the window has passed tokens that would be seen again.
+        All of it is forgotten where the window has passed tokens that would be seen again, and what
+        recurrent layers have no state before.
         """
         kept = min(self.num_computed_tokens, max(num_tokens, 0))
         window = self.pool.window
         if window is not None and window.first_seen(kept) < self._num_passed:
             kept = 0
+        if self.line is not None and kept < self.line.num_tokens:
+            prefix_hash = self._prefix_hash(self._hashes)
+            kept = self.line.find(prefix_hash, kept)
+            self.line.take(prefix_hash(kept), kept)
         self.num_computed_tokens = kept
         del self._hashes[self.num_computed_tokens // self.pool.block_size :]
         self.trim()
@@ -187,9 +220,27 @@ class KVView:
 
     def release(self) -> None:
         """Give everything back; published blocks stay findable until they are evicted."""
+        if self.line is not None:
+            self.keep_checkpoint()
+            self.line.release()
         self._keep(0)
         self._hashes.clear()
         self.num_computed_tokens = 0
+
+    def keep_checkpoint(self) -> None:
+        """Let later prefixes go on from the state of the recurrent layers, until it is evicted.
+
+        For where texts part: the ends of prompts and of answers.
+        """
+        if self.line is not None and self._prefix_caching:
+            prefix = self._prefix_hash(self._hashes)(self.line.num_tokens)
+            if prefix is not None:
+                self.line.publish(prefix)
+
+    @property
+    def num_tree_slots(self) -> int:
+        """Slots that a tree may have, its root's included."""
+        return sys.maxsize if self.line is None else TREE_SLOTS
 
     def _keep(self, num_blocks: int) -> None:
         """Give back the blocks behind the first `num_blocks`."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from engine.cache.recurrent_lines import LINE_ROWS
 from engine.errors import UnsupportedModelError
 from engine.model.quantised.formats import WeightFormat
 from kernels.experts.grouped_mlp import GateKind
@@ -20,11 +21,15 @@ _MAX_SIZE: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """A layer: its rotation, its window in tokens (None for full attention), its kind of MLP."""
+    """A layer: its rotation, its window in tokens (None for full attention), its kind of MLP.
+
+    is_recurrent: a state goes from row to row (`ModelConfig.recurrence`) in place of attention.
+    """
 
     rope: RopeConfig
     window: int | None = None
     is_sparse: bool = False  # a mixture of experts
+    is_recurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,48 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """The shape of gated delta rule layers (Yang et al., Gated Delta Networks, 2024).
+
+    Each value head has a state of key_dim x value_dim; key heads serve several of them. num_taps:
+    rows that the convolution sees, its own included. is_grouped: the checkpoint has one key head's
+    projections after the other's, as Qwen3-Next does.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    num_taps: int
+    is_grouped: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for heads that cannot be shared out, and for taps that are too few."""
+        if self.num_taps < 2:
+            raise ValueError(f"a convolution over {self.num_taps} rows sees no earlier ones")
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                f"{self.num_value_heads} value heads cannot be shared out over "
+                f"{self.num_key_heads} key heads"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Return the size of all key heads of a row."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Return the size of all value heads of a row."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Return the channels of the convolution: queries, keys, values."""
+        return 2 * self.key_size + self.value_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
     """The heads of a layer."""
 
@@ -114,6 +161,7 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     layers: tuple[LayerConfig, ...]
+    recurrence: Recurrence | None = None  # of the recurrent layers
     names: TensorNames = TensorNames()
     ignored_prefixes: tuple[str, ...] = ()  # of tensors that nothing here reads
     # ---- norms
@@ -131,6 +179,7 @@ class ModelConfig:
     # ---- scales; None: the usual head_dim ** -0.5
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    has_output_gate: bool = False  # attention's output is gated, by rows behind each query head's
     has_sinks: bool = False  # a score without a value joins each head's softmax
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add
@@ -174,6 +223,25 @@ class ModelConfig:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
         )
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Return the number of layers that keep a state in place of keys."""
+        return sum(layer.is_recurrent for layer in self.layers)
+
+    def recurrent_bytes(self, *, input_bytes: int) -> tuple[int, int]:
+        """Return the memory of an answer's line and of a state, over all recurrent layers.
+
+        input_bytes: of a number of the computing type; states and rows are float32.
+        """
+        shape = self.recurrence
+        if shape is None:
+            return 0, 0
+        row = 4 * (shape.key_size + shape.value_size + shape.num_value_heads)
+        state = 4 * shape.value_size * shape.key_dim
+        tail = (shape.num_taps - 1) * shape.conv_size * input_bytes
+        line = LINE_ROWS * (row + shape.conv_size * input_bytes)
+        return self.num_recurrent_layers * line, self.num_recurrent_layers * (state + tail)
 
     @property
     def num_layers(self) -> int:

@@ -3,8 +3,8 @@
 import sys
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import ClassVar, Literal
+from itertools import accumulate, islice
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from engine.model.quantised.scheme import (
     stored_dtype,
 )
 from engine.model.read_config import read_model_config
+from engine.model.recurrent_cache import RecurrentPass
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
 from kernels.cpu.panel_linear import PanelLinear
@@ -81,6 +82,7 @@ class _Pass:
     lora: LoraRows | None
     turns: tuple[tuple[Tensor, Tensor], ...] = ()
     rows: PassRows | None = None
+    recurrent: RecurrentPass | None = None
 
     def layer_lora(self, index: int) -> LayerLora | None:
         """Return the rows' adapters in a layer; None where no row has one."""
@@ -94,7 +96,7 @@ class DecoderModel:
     pass nor on where its keys lie.
     """
 
-    can_record: ClassVar[bool] = True  # as CUDA graphs
+    can_record: bool  # as CUDA graphs
 
     def __init__(
         self,
@@ -113,6 +115,8 @@ class DecoderModel:
         self.dtype = dtype
         self.device = device
         self.deterministic = deterministic
+        # What recurrent layers do follows from the host's plan of a pass.
+        self.can_record = config.recurrence is None
         width, vocab_size = config.hidden_size, config.vocab_size
         self._embedding = reader.read("model.embed_tokens.weight", (vocab_size, width))
         ropes = tuple(dict.fromkeys(layer.rope for layer in config.layers))
@@ -127,6 +131,8 @@ class DecoderModel:
             ),
         )
         self._layers = tuple(layers.read(index) for index in range(config.num_layers))
+        kinds = accumulate(layer.is_recurrent for layer in config.layers)
+        self._recurrent_number = tuple(number - 1 for number in kinds)
         self._final_norm = layers.norm("model.norm.weight")
         self._head = layers.head(self._embedding)
         self._rotate = row_invariant_rotate if deterministic else rotate
@@ -145,7 +151,8 @@ class DecoderModel:
         # Rounded as transformers rounds it, to the weights' type.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._compiled = None
-        if self._can_place and can_attend_rows(dtype, config.head_dim, device):
+        is_plain = config.recurrence is None and not config.has_output_gate
+        if is_plain and self._can_place and can_attend_rows(dtype, config.head_dim, device):
             self._compiled = CompiledLayers.of(
                 self._layers, config, self._rotary, scale=self._scale, ends=self._ends()
             )
@@ -219,6 +226,9 @@ class DecoderModel:
             if dtype == "auto":
                 wanted = stored_dtype(config.weight_format, wanted)
             keeps = partial(can_keep_stored, device=target) if wanted == torch.bfloat16 else None
+        if config.recurrence is not None:
+            _refuse_modes(config, is_rounded=rounding is not None, deterministic=deterministic)
+            deterministic, keeps = False, None
         if deterministic is None:
             deterministic = is_deterministic_anyway(wanted, target, head_dim=config.head_dim)
         with (
@@ -273,6 +283,7 @@ class DecoderModel:
         *,
         logits_out: Tensor | None = None,
         lora: LoraRows | None = None,
+        recurrent: RecurrentPass | None = None,
     ) -> ForwardOutput:
         """Run n rows; write their keys and values; return logits of the rows in `logit_rows`.
 
@@ -280,6 +291,7 @@ class DecoderModel:
         int64, indices of rows, or None for all of them. Rows that are not in logit_rows only fill
         the cache. logits_out: float32 [m, vocab_size] that the logits are written to. lora: the
         rows' adapters, None where no row has one.
+        recurrent: the pass of the recurrent layers, where there are some.
         On a GPU nothing waits for the device, so that CUDA graphs can hold a pass.
         """
         here = _Pass(
@@ -290,6 +302,7 @@ class DecoderModel:
             is_fused=uses_triton(self.device),
             is_placed=self._can_place and kv_cache.dtype == self.dtype,
             lora=lora,
+            recurrent=recurrent,
         )
         compiled, num_rows = self._compiled, token_ids.shape[0]
         if compiled is not None and here.is_placed and compiled.can_run(num_rows, attention):
@@ -374,10 +387,18 @@ class DecoderModel:
         return rows if self._embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
 
     def _attend(self, index: int, normed: Tensor, here: _Pass) -> Tensor:
-        """Attention of one layer up to the output projection: [n, heads * head_dim]."""
+        """Attention, or what is in its place, up to the output projection: [n, any]."""
         config, layer = self.config, self._layers[index]
         num_rows, num_query_heads = len(normed), config.num_query_heads
         projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
+        if layer.recurrence is not None:
+            assert here.recurrent is not None, "the pass has no plan for recurrent layers"
+            return layer.recurrence(projected, here.recurrent, self._recurrent_number[index])
+        gate: Tensor | None = None
+        if config.has_output_gate:
+            num_gated = num_query_heads * config.head_dim
+            gate = projected[:, -num_gated:]
+            projected = projected[:, :-num_gated].contiguous()
         if layer.row_norms is not None:
             self._normalise_rows(projected, layer.row_norms)
         heads = projected.view(num_rows, -1, config.head_dim)  # queries, keys, values
@@ -431,7 +452,8 @@ class DecoderModel:
             softcap=config.attention_softcap,
             sinks=layer.sinks,
         )
-        return attended.view(num_rows, -1)
+        attended = attended.view(num_rows, -1)
+        return attended if gate is None else attended.mul_(gate.sigmoid())
 
     def _normalise_rows(self, projected: Tensor, norms: tuple[RmsNorm, RmsNorm]) -> None:
         """Normalise all query heads of a row together, and all its key heads. In place."""
@@ -440,3 +462,17 @@ class DecoderModel:
         query, key = projected[:, :query_size], projected[:, query_size : query_size + kv_size]
         query.copy_(norms[0](query))
         key.copy_(norms[1](key))
+
+
+def _refuse_modes(config: ModelConfig, *, is_rounded: bool, deterministic: bool | None) -> None:
+    """Raise UnsupportedModelError for what models with recurrent layers do not do yet."""
+    if deterministic:
+        raise UnsupportedModelError(
+            f"{config.model_id} has recurrent layers, whose sums depend on the shape of a pass, so "
+            "it cannot run in deterministic mode: leave engine.deterministic at auto."
+        )
+    if is_rounded:
+        raise UnsupportedModelError(
+            f"{config.model_id} has recurrent layers, whose weights are not rounded: leave out "
+            "--quantize for it."
+        )

@@ -36,6 +36,8 @@ class KVCache:
 
     In float8_e4m3fn each head of a slot has a scale (`kernels.kv.write_kv`): `layer_scales[i]` is
     (k_scale, v_scale), each [num_blocks, block_size, num_kv_heads]. Otherwise both are None.
+
+    Recurrent layers have no keys here: their tensors are empty.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class KVCache:
         self.dtype = dtype
         where = torch.device(device)
         is_split = num_window_blocks is not None or config.full_heads is not None
-        is_apart = [is_split and layer.window is not None for layer in config.layers]
+        attention = [layer for layer in config.layers if not layer.is_recurrent]
+        is_apart = [is_split and layer.window is not None for layer in attention]
 
         def group(num_layers: int, blocks: int, heads: HeadShape) -> LayerGroup | None:
             if not num_layers:
@@ -67,8 +70,8 @@ class KVCache:
             shape = (num_layers, 2, blocks, block_size, heads.num_kv_heads)
             scales = None
             if is_scaled(dtype):
-                scales = _lazy_zeros(shape, dtype=torch.float32, device=where)
-            tensor = _lazy_zeros((*shape, heads.head_dim), dtype=dtype, device=where)
+                scales = lazy_zeros(shape, dtype=torch.float32, device=where)
+            tensor = lazy_zeros((*shape, heads.head_dim), dtype=dtype, device=where)
             return LayerGroup(tensor=tensor, scales=scales)
 
         own_blocks = num_blocks if num_window_blocks is None else num_window_blocks
@@ -79,6 +82,10 @@ class KVCache:
             self.window_blocks = torch.zeros(num_blocks, dtype=torch.int32, device=where)
         layers = {False: _layers_of(self.full), True: _layers_of(self.window)}
         found = [next(layers[apart]) for apart in is_apart]
+        if config.num_recurrent_layers:
+            own = iter(found)
+            nothing = (torch.empty(0), torch.empty(0)), (None, None)
+            found = [nothing if layer.is_recurrent else next(own) for layer in config.layers]
         self.layers = tuple(caches for caches, _ in found)
         self.layer_scales = tuple(scales for _, scales in found)
 
@@ -113,7 +120,7 @@ class KVCache:
         """
         layers_of = {
             True: sum(layer.window is not None for layer in config.layers),
-            False: sum(layer.window is None for layer in config.layers),
+            False: sum(layer.window is None and not layer.is_recurrent for layer in config.layers),
         }
         scale_bytes = torch.float32.itemsize if is_scaled(dtype) else 0
         total = 0
@@ -145,7 +152,7 @@ def is_scaled(dtype: torch.dtype) -> bool:
     return dtype == torch.float8_e4m3fn
 
 
-def _lazy_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on the CPU, memory becomes resident block by block as it is used.
 
     torch.zeros writes them all at once, numpy asks the system for zero pages.

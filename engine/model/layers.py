@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
+from engine.model.delta_net import DeltaNet, read_delta_net
 from engine.model.quantised.scheme import Weight, WeightSource
 from engine.model.weights import CheckpointReader
 from kernels.layers.gated_mul import Activation, gated_mul
@@ -71,7 +72,10 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The weights of a decoder layer. A norm that is None does not exist."""
+    """The weights of a decoder layer. A norm that is None does not exist.
+
+    recurrence: what stands between `qkv` and `output` in the place of attention.
+    """
 
     before_attention: Norm | None
     qkv: Product
@@ -85,6 +89,7 @@ class Layer:
     mlp: Mlp
     after_mlp: Norm | None
     has_window: bool
+    recurrence: DeltaNet | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,8 @@ class LayerReader:
         """Return layer `index`; projections that read the same rows are fused."""
         config, names = self.config, self.config.names
         prefix = f"model.layers.{index}."
+        if config.layers[index].is_recurrent:
+            return self._recurrent(index, prefix)
         rope = config.layers[index].rope
         query_size = config.num_query_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
@@ -122,9 +129,35 @@ class LayerReader:
             ),
             after_attention=self._norm(prefix, names.after_attention),
             before_mlp=self._norm(prefix, names.before_mlp),
-            mlp=self.sparse(prefix) if config.layers[index].is_sparse else self._dense(prefix),
+            mlp=self._mlp(index, prefix),
             after_mlp=self._norm(prefix, names.after_mlp),
             has_window=config.layers[index].window is not None,
+        )
+
+    def _recurrent(self, index: int, prefix: str) -> Layer:
+        """Return a layer with a state; its projections of a row are one product, too."""
+        config, names = self.config, self.config.names
+        read = read_delta_net(self.reader, config, f"{prefix}linear_attn.")
+        return Layer(
+            before_attention=self._norm(prefix, names.before_attention),
+            qkv=self._linear(self._weight(prefix, read.projections, read.projected)),
+            head_norm=None,
+            row_norms=None,
+            sinks=None,
+            rotation=0,
+            output=self._product(
+                prefix,
+                ("linear_attn.out_proj",),
+                (config.hidden_size,),
+                read.net.shape.value_size,
+                bias=False,
+            ),
+            after_attention=self._norm(prefix, names.after_attention),
+            before_mlp=self._norm(prefix, names.before_mlp),
+            mlp=self._mlp(index, prefix),
+            after_mlp=self._norm(prefix, names.after_mlp),
+            has_window=False,
+            recurrence=read.net,
         )
 
     def norm(self, name: str) -> Norm:
@@ -149,6 +182,10 @@ class LayerReader:
         return self._linear(head, pack=can_pack)
 
     # ---- parts ----------------------------------------------------------------------------
+
+    def _mlp(self, index: int, prefix: str) -> Mlp:
+        is_sparse = self.config.layers[index].is_sparse
+        return self.sparse(prefix) if is_sparse else self._dense(prefix)
 
     def _dense(self, prefix: str) -> GatedMlp:
         config, names = self.config, self.config.names
@@ -176,7 +213,12 @@ class LayerReader:
 
     def _qkv(self, prefix: str, rope: RopeConfig, sizes: tuple[int, int, int]) -> Product:
         names, width = self.config.names.qkv, self.config.hidden_size
+        query_size, kv_size, _ = sizes
         rows = turned_rows(self.config, rope, sum(sizes))
+        if self.config.has_output_gate:
+            # Gates lie behind each query head; they go behind the values.
+            sizes = (2 * query_size, kv_size, kv_size)
+            rows = self._gated_rows(rows, query_size, sum(sizes))
 
         def read() -> Tensor | StoredWeight:
             together = self._joined_weight(prefix, names, sizes, width)
@@ -191,6 +233,13 @@ class LayerReader:
             bias = self._joined(prefix, names, sizes, "bias")
             bias = bias if rows is None else bias.index_select(0, rows.to(bias.device))
         return self._linear(weight, bias)
+
+    def _gated_rows(self, rows: Tensor | None, query_size: int, num_rows: int) -> Tensor:
+        """Return the order of the rows with the gates last; rows: the order of the others."""
+        heads = torch.arange(2 * query_size).view(-1, 2, self.config.head_dim)
+        queries, gates = heads[:, 0].reshape(-1), heads[:, 1].reshape(-1)
+        others = torch.cat((queries, torch.arange(2 * query_size, num_rows)))
+        return torch.cat((others if rows is None else others[rows], gates))
 
     def _head_norm(self, prefix: str, rope: RopeConfig) -> RmsNorm:
         """Return the norm with a row of weights for each query and key head."""

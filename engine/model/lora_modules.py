@@ -27,9 +27,9 @@ class LoraModule:
 def lora_modules(config: ModelConfig) -> dict[str, LoraModule]:
     """Return the modules by name, "layers.0.self_attn.q_proj" and so on; none of transformers' own.
 
-    Experts and routers are not among them.
+    Models with recurrent layers have none either. Experts and routers are not among them.
     """
-    if not config.is_native:
+    if not config.is_native or config.recurrence is not None:
         return {}
     return {
         f"layers.{index}.{name}": module

@@ -1,12 +1,13 @@
 """The parts of a causal model that the passes, the engine and the drafter use."""
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
+from engine.model.recurrent_cache import RecurrentPass
 from kernels.attention.paged_attention import AttentionBatch, Plan
 from kernels.layers.lora import LoraRows
 
@@ -22,7 +23,7 @@ class CausalModel(Protocol):
     else is in a pass. `numerics`: the fingerprint of its arithmetic.
     """
 
-    can_record: ClassVar[bool]
+    can_record: bool
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
@@ -48,9 +49,11 @@ class CausalModel(Protocol):
         *,
         logits_out: Tensor | None = None,
         lora: LoraRows | None = None,
+        recurrent: RecurrentPass | None = None,
     ) -> "ForwardOutput":
         """Run rows, write their keys and values, return the wanted rows' logits.
 
         lora: the rows' adapters, None where no row has one.
+        recurrent: for models with recurrent layers (`ModelConfig.recurrence`).
         """
         ...

@@ -72,6 +72,8 @@ def read_model_config(path_or_id: str | Path) -> ModelConfig:
 
         return describe_by_probe(model_id, raw)
     config = SimpleNamespace(**raw) if _is_complete(raw) else _transformers_config(model_id)
+    if isinstance(raw.get("text_config"), dict):  # of a type that takes images, too
+        config = text_config(config)
     return replace(describe(model_id, architecture, config), weight_format=quantised)
 
 

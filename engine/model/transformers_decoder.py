@@ -10,7 +10,7 @@ import re
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from engine.model.decoder import ForwardOutput
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.model.kv_cache import KVCache
 from engine.model.numerics import numerics_fingerprint
+from engine.model.recurrent_cache import RecurrentPass
 from engine.model.transformers_config import quiet_transformers, read_transformers_config
 from engine.model.transformers_probe import is_tied, rows_of_heads
 from engine.model.weights import required_text_prefix
@@ -77,13 +78,12 @@ class TransformersModel:
     Holds no state between passes. Not recorded as CUDA graphs: modules may wait for the device.
     """
 
-    can_record: ClassVar[bool] = False
-
     def __init__(
         self, *, config: ModelConfig, model: PreTrainedModel, folder: Path, device: torch.device
     ) -> None:
         """Take over a loaded model; use `load`."""
         self.config = config
+        self.can_record = False
         self.deterministic = False
         self.device = device
         self.dtype = model.dtype
@@ -177,8 +177,10 @@ class TransformersModel:
         *,
         logits_out: Tensor | None = None,
         lora: LoraRows | None = None,
+        recurrent: RecurrentPass | None = None,
     ) -> ForwardOutput:
         """Run n rows; as `DecoderModel.forward`, but there are no adapters (`lora_modules`)."""
+        assert recurrent is None, "transformers' modules keep no state here"
         here = _Pass(
             slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
             attention=attention,

@@ -8,6 +8,7 @@ import torch
 
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
+from engine.passes.recurrent_plan import RecurrentRows
 from kernels.attention.paged_attention import AttentionBatch
 from kernels.layers.lora import LoraRows, LoraWeights, gather_lora
 
@@ -52,6 +53,7 @@ class FlatRows:
     tree_starts: list[int] = field(default_factory=list)
     ancestor_masks: list[list[int] | None] = field(default_factory=list)
     adapters: list[LoraWeights | None] = field(default_factory=list)  # of each sequence
+    recurrent: list[RecurrentRows] = field(default_factory=list)
 
     def add(self, piece: ForwardSlice, block_size: int) -> None:
         """Append one slice."""
@@ -72,6 +74,23 @@ class FlatRows:
         self.tree_starts.append(end if piece.tree_start is None else piece.tree_start)
         self.ancestor_masks.append(piece.ancestor_masks)
         self.adapters.append(piece.view.adapter)
+        self._add_recurrent(piece.view, range(start, end), piece.tree_start, piece.ancestor_masks)
+
+    def _add_recurrent(
+        self,
+        view: KVView,
+        slots: Sequence[int],
+        tree_start: int | None,
+        masks: Sequence[int] | None,
+    ) -> None:
+        """Note the last rows for recurrent layers, where the model has some."""
+        if view.line is not None and slots:
+            first = len(self.token_ids) - len(slots)
+            self.recurrent.append(
+                RecurrentRows(
+                    view=view, first_row=first, slots=slots, tree_start=tree_start, masks=masks
+                )
+            )
 
     def add_device_rows(self, rows: DeviceRows) -> list[int]:
         """Append what the device holds, which is waited for: all rows that are no padding.
@@ -100,6 +119,10 @@ class FlatRows:
             self.tree_starts.append(tree_start)
             self.ancestor_masks.append([masks[row] for row in real])
             self.adapters.append(view.adapter)
+            own_masks = [masks[row] for row in real]
+            self.ancestor_masks.append(own_masks)
+            own_slots = [logical_slots[row] for row in real]
+            self._add_recurrent(view, own_slots, tree_start, own_masks)
         self.logit_rows += range(len(self.logit_rows), len(self.token_ids))
         return found
 

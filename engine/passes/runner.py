@@ -9,13 +9,17 @@ from torch import Tensor
 
 from engine.cache.block_pool import BlockPool, root_hash
 from engine.cache.kv_view import KVView
+from engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
 from engine.cache.window_blocks import WindowBlocks
+from engine.model.config import Recurrence
 from engine.model.kv_cache import KVCache, LayerGroup
 from engine.model.protocol import CausalModel
+from engine.model.recurrent_cache import RecurrentCache
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
 from engine.passes.pass_clock import PassClock, PassTime, PassTimes
 from engine.passes.pass_graphs import BUCKETS, CaptureFn, CudaCapture, PassGraphs
+from engine.passes.recurrent_plan import RecurrentPlanner
 from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows, upload
 from engine.passes.tile_plans import TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES
@@ -46,6 +50,7 @@ class ModelRunner:
 
     kv_dtype: of the cache, the model's where it is None. num_window_blocks: of the layers that have
     a window, where they get a smaller cache of their own (see `engine.cache.window_blocks`).
+    recurrent_sizes: of what recurrent layers keep, where the model has some.
     cuda_graphs: whether `capture_graphs` records passes; before it is called, and for passes that
     are none of the recorded ones, kernels are launched one by one.
     """
@@ -58,10 +63,14 @@ class ModelRunner:
     kv_dtype: torch.dtype | None = None
     cuda_graphs: bool = True
     num_window_blocks: int | None = None
+    recurrent_sizes: RecurrentSizes = field(default_factory=RecurrentSizes)
     pool: BlockPool = field(init=False)
     kv_cache: KVCache = field(init=False)
     # Told the rows, the seconds and the rows' mean context of every pass, once it is over.
     on_pass: Callable[[int, float, float], None] | None = field(init=False, default=None)
+    _recurrent: RecurrentPool | None = field(init=False, default=None)
+    _states: RecurrentCache | None = field(init=False, default=None)
+    _recurrent_planner: RecurrentPlanner | None = field(init=False, default=None)
     _clock: PassClock = field(init=False)
     _buffers: StepBuffers = field(init=False)
     _planner: TilePlanner | None = field(init=False, default=None)
@@ -91,6 +100,8 @@ class ModelRunner:
             device=model.device,
             num_window_blocks=None if window is None else window.num_blocks,
         )
+        if model.config.recurrence is not None:
+            self._allocate_states(model.config.recurrence)
         trained = model.config.max_position_embeddings
         self.max_context = min(
             self.max_context or trained, trained, self.num_blocks * self.block_size
@@ -101,6 +112,23 @@ class ModelRunner:
             block_size=self.block_size,
             window=model.config.sliding_window,
             has_full=model.config.has_mixed_windows,
+        )
+
+    def _allocate_states(self, shape: Recurrence) -> None:
+        """Allocate what recurrent layers keep."""
+        sizes = self.recurrent_sizes
+        self._recurrent = RecurrentPool(sizes, block_size=self.block_size)
+        self._states = RecurrentCache(
+            shape,
+            num_layers=self.model.config.num_recurrent_layers,
+            num_lines=sizes.num_lines,
+            num_states=sizes.num_states,
+            num_blocks=self.num_blocks,
+            dtype=self.model.dtype,
+            device=self.model.device,
+        )
+        self._recurrent_planner = RecurrentPlanner(
+            self._states, num_taps=shape.num_taps, block_size=self.block_size
         )
 
     @property
@@ -123,6 +151,7 @@ class ModelRunner:
             root=root_hash(numerics, str(self.kv_cache.dtype), cache_salt),
             prefix_caching=self.prefix_caching,
             adapter=adapter,
+            recurrent=self._recurrent,
         )
 
     # ---- keys and values that move --------------------------------------------------------
@@ -170,6 +199,9 @@ class ModelRunner:
         self._move_in(cache.full, src_slots, dst_slots)
         if cache.window is not None:
             self._move_in(cache.window, cache.slots_of(src_slots), cache.slots_of(dst_slots))
+        if self._states is not None:
+            with torch.inference_mode():
+                self._states.move(src_slots, dst_slots, self.block_size)
 
     @torch.inference_mode()
     def _move_in(self, group: LayerGroup | None, src_slots: Tensor, dst_slots: Tensor) -> None:
@@ -220,8 +252,10 @@ class ModelRunner:
 
     @property
     def _is_staged(self) -> bool:
-        """True if plans lie on the device; there they have one shape of heads."""
-        return uses_triton(self.device) and self.model.config.full_heads is None
+        """True if plans lie on the device: for one shape of heads, and no recurrent layers."""
+        config = self.model.config
+        is_plain = config.full_heads is None and config.recurrence is None
+        return is_plain and uses_triton(self.device)
 
     def _run_flat(self, rows: FlatRows) -> PassOutput:
         """A pass that is planned on the host."""
@@ -234,6 +268,9 @@ class ModelRunner:
             np.array([rows.token_ids, rows.positions, rows.slots], dtype=np.int64)
         ).to(self.device)  # [3, num_rows]
         logit_rows = torch.from_numpy(np.array(rows.logit_rows, dtype=np.int64)).to(self.device)
+        recurrent = None
+        if self._recurrent_planner is not None:
+            recurrent = self._recurrent_planner.plan(rows.recurrent, len(rows.token_ids))
         self._clock.start_work()
         output = self.model.forward(
             integers[0],
@@ -243,6 +280,7 @@ class ModelRunner:
             self.kv_cache,
             logit_rows,
             lora=rows.lora(deterministic=self.model.deterministic),
+            recurrent=recurrent,
         )
         return PassOutput(logits=output.logits, hidden=output.hidden)
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Reversible
 from typing import Protocol
 
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.cache.kv_view import KVView
 from engine.request import Tier
 from engine.sequences.sequence import Sequence
 
@@ -51,6 +52,10 @@ class BlockSpace:
                 copies = view.reserve(num_slots)
             except OutOfBlocksError:
                 needed = view.num_blocks_needed(num_slots)
+                if not view.can_hold_line:
+                    if not self._make_line(view, sequence.tier):
+                        return False
+                    continue
                 is_short = needed > view.pool.num_available  # else window blocks are short
                 if not is_short or not self._make_room(sequence.tier, needed):
                     return False
@@ -70,9 +75,18 @@ class BlockSpace:
             return False
         view.match_prefix(newcomer.token_ids)
         needed = view.num_blocks_needed(len(newcomer.token_ids)) + headroom
-        if needed > pool.num_available and not self._make_room(tier, needed):
+        has_room = needed <= pool.num_available or self._make_room(tier, needed)
+        if not has_room or not (view.can_hold_line or self._make_line(view, tier)):
             view.release()
             return False
+        return True
+
+    def _make_line(self, view: KVView, tier: Tier) -> bool:
+        """Release what running answers do not need until a line of recurrent layers is free."""
+        while not view.can_hold_line:
+            num_available = view.pool.num_available
+            if not self._make_room(tier, num_available + 1):
+                return False
         return True
 
     def _make_room(self, tier: Tier, num_blocks: int) -> bool:

@@ -132,6 +132,8 @@ class Scheduler:
         for sequence, num_tokens in plan.prefills:
             computed = sequence.view.num_computed_tokens + num_tokens
             sequence.view.advance(computed, sequence.token_ids)
+            if computed == len(sequence.token_ids):
+                sequence.view.keep_checkpoint()
             for counts in self.counts(sequence, sequence.tier):
                 counts.num_computed_tokens += num_tokens
 

@@ -273,7 +273,8 @@ def num_free_slots(view: KVView, first_slot: int, *, num_sharing: int) -> int:
     num_sharing: how many views, this one included, want some of the pool's free blocks.
     """
     share = -(-view.pool.num_available // num_sharing)
-    return max((len(view.block_table) + share) * view.pool.block_size - first_slot, 0)
+    num_free = (len(view.block_table) + share) * view.pool.block_size - first_slot
+    return max(min(num_free, view.num_tree_slots - 1), 0)
 
 
 def slot_table(views: list[KVView | None], root_slots: list[int], width: int) -> Ints:

@@ -100,7 +100,7 @@ def fit_tree(runner: ModelRunner, sequence: Sequence, tree: TokenTree) -> TokenT
     view = sequence.view
     root_slot = len(sequence.token_ids) - 1
     num_free = (len(view.block_table) + view.pool.num_available) * view.pool.block_size - root_slot
-    tree = tree.truncated(min(tree.num_nodes, num_free))
+    tree = tree.truncated(min(tree.num_nodes, num_free, view.num_tree_slots))
     vocab_size = runner.vocab_size
     if max(tree.token_ids) >= vocab_size:  # the drafter's vocabulary is padded further
         tree = tree.truncated(

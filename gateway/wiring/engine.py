@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from engine.cache.recurrent_lines import RecurrentSizes
 from engine.errors import EngineError
 from engine.model.quantised.formats import DECODE, Decode, Rounding
 from engine.request import TIERS, Tier
@@ -83,6 +84,7 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
             model=model,
             num_blocks=sizes.num_blocks,
             num_window_blocks=sizes.num_window_blocks.get(tier),
+            recurrent_sizes=sizes.recurrent.get(tier, RecurrentSizes()),
             block_size=options.block_size,
             max_context=options.max_context,
             prefix_caching=options.prefix_caching,

@@ -5,9 +5,10 @@ torch is imported inside functions: the gateway's process imports the wiring wit
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from engine.cache.recurrent_lines import RecurrentSizes
 from engine.cache.window_blocks import BlockBytes, blocks_that_fit, window_block_demand
 from engine.config import EngineConfig
 from engine.errors import EngineError
@@ -30,10 +31,12 @@ class CacheSizes:
     """Blocks of the caches: `num_blocks` of every tier, for both hold the same tokens.
 
     `num_window_blocks`: of the tiers whose layers with a window get a smaller cache of their own.
+    `recurrent`: of the tiers that have recurrent layers.
     """
 
     num_blocks: int
     num_window_blocks: Mapping[Tier, int]
+    recurrent: Mapping[Tier, RecurrentSizes] = field(default_factory=dict)
 
 
 def kv_dtype(settings: Settings, model: "CausalModel") -> "torch.dtype":
@@ -55,11 +58,18 @@ def cache_sizes(
     context = min(longest, options.max_context or longest)
     blocks_per_answer = math.ceil(context / options.block_size)
     demands = _window_demands(settings, models)
+    recurrent, state_bytes = _recurrent_sizes(settings, models, device)
     if options.num_blocks is not None:
-        return _sizes(options.num_blocks, demands)
+        return replace(_sizes(options.num_blocks, demands), recurrent=recurrent)
     # More than every answer at full length is never in use.
     useful = blocks_per_answer * options.max_sequences
-    budget_bytes = _budget_bytes(settings, models, device)
+    budget_bytes = _budget_bytes(settings, models, device) - state_bytes
+    if state_bytes and budget_bytes <= 0:
+        raise EngineError(
+            f"the states of recurrent layers take {state_bytes / _GIB:.2f} GiB for "
+            f"engine.max_sequences={options.max_sequences}, which leaves nothing for keys and "
+            "values. Lower engine.max_sequences or raise engine.kv_cache_gib."
+        )
     per_block = [
         _block_bytes(settings, model, demands.get(tier, 0)) for tier, model in models.items()
     ]
@@ -76,7 +86,32 @@ def cache_sizes(
             f"{budget_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
             f"({least_bytes / _GIB:.3f} GiB). Free memory or raise engine.kv_cache_gib."
         )
-    return _sizes(num_blocks, demands)
+    return replace(_sizes(num_blocks, demands), recurrent=recurrent)
+
+
+def _recurrent_sizes(
+    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
+) -> tuple[dict[Tier, RecurrentSizes], int]:
+    """Return what recurrent layers keep, by tier, and its memory: checkpoints share a budget."""
+    own = {
+        tier: model.config.recurrent_bytes(input_bytes=model.dtype.itemsize)
+        for tier, model in models.items()
+        if model.config.recurrence is not None
+    }
+    if not own:
+        return {}, 0
+    budget_bytes = _budget_bytes(settings, models, device) / len(own)
+    sizes = {
+        tier: RecurrentSizes.within(
+            budget_bytes, max_sequences=settings.engine.max_sequences, state_bytes=state_bytes
+        )
+        for tier, (_, state_bytes) in own.items()
+    }
+    taken = (
+        sizes[tier].num_bytes(line_bytes=line_bytes, state_bytes=state_bytes)
+        for tier, (line_bytes, state_bytes) in own.items()
+    )
+    return sizes, sum(taken)
 
 
 def _sizes(num_blocks: int, demands: Mapping[Tier, int]) -> CacheSizes:

@@ -33,13 +33,13 @@ def describe_mixtral(source: ConfigSource) -> ModelConfig:
 def describe_qwen2_moe(source: ConfigSource) -> ModelConfig:
     """Qwen 1.5 and 2 MoE: a gated shared expert in each mixture, dense layers between them."""
     experts = replace(
-        _qwen_experts(source),
+        qwen_experts(source),
         shared_size=source.config.shared_expert_intermediate_size,
         names=ExpertNames(shared_gate="mlp.shared_expert_gate"),
     )
     return source.describe(
         attention_bias=bool(source.get("qkv_bias", True)),
-        layers=_qwen_layers(source),
+        layers=qwen_sparse_layers(source),
         experts=experts,
     )
 
@@ -51,8 +51,8 @@ def describe_qwen3_moe(source: ConfigSource) -> ModelConfig:
         attention_bias=has_bias,
         output_bias=has_bias,
         qk_norm="head",
-        layers=_qwen_layers(source),
-        experts=_qwen_experts(source),
+        layers=qwen_sparse_layers(source),
+        experts=qwen_experts(source),
     )
 
 
@@ -113,25 +113,27 @@ def describe_glm4_moe(source: ConfigSource) -> ModelConfig:
     )
 
 
-def _qwen_experts(source: ConfigSource) -> ExpertsConfig:
+def qwen_experts(source: ConfigSource) -> ExpertsConfig:
+    """Return the mixtures that Qwen's families have alike."""
     config = source.config
     return ExpertsConfig(
         num_experts=config.num_experts,
         inner_size=config.moe_intermediate_size,
         gate=source.activation,
         routing=RoutingRule(
-            num_chosen=config.num_experts_per_tok, renormalise=bool(config.norm_topk_prob)
+            num_chosen=config.num_experts_per_tok,
+            renormalise=bool(source.get("norm_topk_prob", True)),
         ),
     )
 
 
-def _qwen_layers(source: ConfigSource) -> tuple[LayerConfig, ...]:
+def qwen_sparse_layers(source: ConfigSource) -> tuple[LayerConfig, ...]:
     """Return the layers, of which every `decoder_sparse_step`-th is a mixture, but some not."""
     has_windows = bool(source.get("use_sliding_window", False))
     window = source.get("sliding_window") if has_windows else None
     typed = source.typed_window if has_windows and source.get("layer_types") else None
     dense = set(source.get("mlp_only_layers", ()))
-    step: int = source.config.decoder_sparse_step
+    step: int = source.get("decoder_sparse_step", 1)
     layers = source.layers(window=window, windows=typed)
     return tuple(
         replace(layer, is_sparse=index not in dense and (index + 1) % step == 0)

@@ -66,7 +66,7 @@ class ConfigSource:
             "num_query_heads": config.num_attention_heads,
             "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
             "head_dim": self.head_dim,
-            "intermediate_size": config.intermediate_size,
+            "intermediate_size": self.get("intermediate_size"),
             "vocab_size": config.vocab_size,
             "max_position_embeddings": config.max_position_embeddings,
             "activation": self.activation,

@@ -25,6 +25,11 @@ from engine.model.families.mixtures import (
 )
 from engine.model.families.olmo import describe_olmo2
 from engine.model.families.phi import describe_phi3
+from engine.model.families.qwen_delta import (
+    describe_qwen3_5,
+    describe_qwen3_5_moe,
+    describe_qwen3_next,
+)
 from engine.model.families.source import ConfigSource
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigSource], ModelConfig]]] = {
@@ -47,5 +52,8 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigSource], ModelConfig]]] = {
     "Qwen2MoeForCausalLM": describe_qwen2_moe,
     "Qwen3ForCausalLM": describe_qwen3,
     "Qwen3MoeForCausalLM": describe_qwen3_moe,
+    "Qwen3NextForCausalLM": describe_qwen3_next,
+    "Qwen3_5ForCausalLM": describe_qwen3_5,
+    "Qwen3_5MoeForCausalLM": describe_qwen3_5_moe,
     "SmolLM3ForCausalLM": describe_smollm3,
 }

@@ -14,6 +14,8 @@ _FAMILY_OF_TEXT: Final[Mapping[str, str]] = {
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 # Those whose text model, on text alone, is the family's own and nothing else.
@@ -28,6 +30,8 @@ ARCHITECTURES: Final = (
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
 # Those whose text model transformers' modules run.

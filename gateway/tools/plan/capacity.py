@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from engine.cache.recurrent_lines import RecurrentSizes
 from engine.cache.window_blocks import BlockBytes, blocks_that_fit, window_block_demand
 from engine.config import EngineConfig
 from gateway.tools.plan.shapes import ModelSizes
@@ -83,7 +84,13 @@ def kv_tokens(
             f"the weights need {needed / 1e9:.1f} GB, the device has {memory_bytes / 1e9:.1f} GB; "
             "take a larger device, a smaller model, or several devices behind an upstream tier"
         )
-    return blocks_that_fit(left, [_token_bytes(each, max_sequences) for each in shapes])
+    for shape in shapes:
+        if shape.state_bytes:
+            sizes = RecurrentSizes.within(
+                left / len(shapes), max_sequences=max_sequences, state_bytes=shape.state_bytes
+            )
+            left -= sizes.num_bytes(line_bytes=shape.line_bytes, state_bytes=shape.state_bytes)
+    return blocks_that_fit(max(left, 0.0), [_token_bytes(each, max_sequences) for each in shapes])
 
 
 def _token_bytes(shape: ModelSizes, max_sequences: int) -> BlockBytes:

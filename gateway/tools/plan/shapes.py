@@ -20,6 +20,7 @@ class ModelSizes:
     """A model's sizes. `kv_bytes_per_token` is of all layers, keys and values; `windowed_kv_bytes`
     is the part of the layers that keep only `window` tokens.
 
+    `line_bytes`, `state_bytes`: of recurrent layers, for each answer and each of its states.
     `attention_flops_per_key`: of one row, for each token that it sees, in all layers.
     `num_idle_parameters`: of the experts that a token does not choose.
     """
@@ -31,6 +32,8 @@ class ModelSizes:
     kv_bytes_per_token: int
     windowed_kv_bytes: int = 0
     window: int | None = None
+    line_bytes: int = 0
+    state_bytes: int = 0
     attention_flops_per_key: int
     max_context: int
 
@@ -67,7 +70,8 @@ class ModelSizes:
         layer = hidden * (2 * width + 2 * kv_width) + 2 * hidden
         embedding = config.vocab_size * hidden
         num_sparse = sum(layer.is_sparse for layer in config.layers)
-        num_parameters = config.num_layers * layer + embedding + hidden
+        num_attending = config.num_layers - config.num_recurrent_layers
+        num_parameters = num_attending * layer + embedding + hidden + _recurrent_parameters(config)
         num_parameters += (config.num_layers - num_sparse) * 3 * hidden * inner
         num_idle = 0
         if config.experts is not None:
@@ -88,12 +92,13 @@ class ModelSizes:
             tables = embedding * (1 if config.tie_word_embeddings else 2)
             weight_bytes = tables * _BYTES[dtype] + int((num_parameters - tables) * bits / 8)
         kv_bytes = {True: 0, False: 0}  # of the layers with a window, and of those without
-        for each in config.layers:
+        for each in (layer for layer in config.layers if not layer.is_recurrent):
             heads = config.heads(windowed=each.window is not None)
             head_bytes = heads.head_dim * _BYTES[dtype]
             if kv_dtype == FP8:
                 head_bytes = heads.head_dim + _SCALE_BYTES
             kv_bytes[each.window is not None] += 2 * heads.num_kv_heads * head_bytes
+        line_bytes, state_bytes = config.recurrent_bytes(input_bytes=_BYTES[dtype])
         return cls(
             name=config.model_id.rstrip("/").rpartition("/")[2],
             num_parameters=num_parameters,
@@ -102,6 +107,22 @@ class ModelSizes:
             kv_bytes_per_token=sum(kv_bytes.values()),
             windowed_kv_bytes=kv_bytes[True],
             window=config.sliding_window,
-            attention_flops_per_key=4 * config.num_layers * width,
+            line_bytes=line_bytes,
+            state_bytes=state_bytes,
+            attention_flops_per_key=4 * num_attending * width,
             max_context=config.max_position_embeddings,
         )
+
+
+def _recurrent_parameters(config: ModelConfig) -> int:
+    """Return the parameters of recurrent layers, without their MLPs, and of attention's gates."""
+    hidden, shape = config.hidden_size, config.recurrence
+    num_parameters = 0
+    if shape is not None:
+        per_column = shape.conv_size + 2 * shape.value_size + 2 * shape.num_value_heads + 2
+        each = hidden * per_column + shape.num_taps * shape.conv_size
+        num_parameters = config.num_recurrent_layers * each
+    if config.has_output_gate:
+        num_gated = config.num_layers - config.num_recurrent_layers
+        num_parameters += num_gated * hidden * config.num_query_heads * config.head_dim
+    return num_parameters

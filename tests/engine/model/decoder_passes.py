@@ -1,15 +1,22 @@
 """Passes of a decoder made by hand, for tests: slices, trees, their slots and masks."""
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.cache.block_pool import BlockPool
+from engine.cache.kv_view import KVView
+from engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
 from engine.model.decoder import ForwardOutput
 from engine.model.kv_cache import KVCache
 from engine.model.protocol import CausalModel
+from engine.model.recurrent_cache import RecurrentCache
+from engine.passes.recurrent_plan import RecurrentPlanner, RecurrentRows
 from kernels.attention.paged_attention import AttentionBatch
+from kernels.kv.compact_kv import compact_kv
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -50,6 +57,7 @@ def run(
 ) -> ForwardOutput:
     """One pass over the rows of all sequences; `rows`: which get logits, all by default."""
     indptr, kv_lens, positions, slots = [0], [], [], []
+    recurrent: list[RecurrentRows] = []
     for sequence in sequences:
         count = len(sequence.token_ids)
         first = sequence.num_computed
@@ -57,6 +65,8 @@ def run(
         kv_lens.append(first + count)
         logical = range(first, first + count)
         table = sequence.block_table
+        if model.config.recurrence is not None:
+            recurrent.append(_recurrent_rows(model, cache, sequence, indptr[-2]))
         slots += [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in logical]
         if sequence.depths is None:
             positions += list(logical)
@@ -81,7 +91,73 @@ def run(
         cache,
         None if rows is None else rows.to(model.device),
         logits_out=logits_out,
+        recurrent=_states[cache].planner.plan(recurrent, indptr[-1]) if recurrent else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _States:
+    """What recurrent layers keep beside a cache; views by their first block."""
+
+    cache: RecurrentCache
+    pool: RecurrentPool
+    planner: RecurrentPlanner
+    views: dict[int, KVView]
+
+
+_states: WeakKeyDictionary[KVCache, _States] = WeakKeyDictionary()
+
+
+def _states_of(model: CausalModel, cache: KVCache) -> _States:
+    config, sizes = model.config, RecurrentSizes(num_lines=16, num_checkpoints=0)
+    assert config.recurrence is not None
+    states = RecurrentCache(
+        config.recurrence,
+        num_layers=config.num_recurrent_layers,
+        num_lines=sizes.num_lines,
+        num_states=sizes.num_states,
+        num_blocks=cache.num_blocks,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    return _States(
+        cache=states,
+        pool=RecurrentPool(sizes, block_size=BLOCK_SIZE),
+        planner=RecurrentPlanner(
+            states, num_taps=config.recurrence.num_taps, block_size=BLOCK_SIZE
+        ),
+        views={},
+    )
+
+
+def _recurrent_rows(
+    model: CausalModel, cache: KVCache, sequence: Rows, first_row: int
+) -> RecurrentRows:
+    if cache not in _states:
+        _states[cache] = _states_of(model, cache)
+    states, table = _states[cache], sequence.block_table
+    if table[0] not in states.views:
+        pool = BlockPool(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        view = states.views[table[0]] = KVView(pool, root=b"", recurrent=states.pool)
+        view.block_table = table
+        assert view.line is not None
+        view.line.hold()
+    first = sequence.num_computed
+    return RecurrentRows(
+        view=states.views[table[0]],
+        first_row=first_row,
+        slots=range(first, first + len(sequence.token_ids)),
+        tree_start=sequence.tree_start,
+        masks=sequence.masks,
+    )
+
+
+def move(cache: KVCache, sources: list[int], destinations: list[int]) -> None:
+    """Move what slots hold, as behind an accepted path."""
+    both = torch.tensor(sources), torch.tensor(destinations)
+    compact_kv(cache.groups[0].tensor, *both)
+    if cache in _states:
+        _states[cache].cache.move(*both, BLOCK_SIZE)
 
 
 def new_cache(model: CausalModel, dtype: torch.dtype | None = None) -> KVCache:

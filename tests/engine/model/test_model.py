@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from engine.errors import UnsupportedModelError
 from engine.model.decoder import DecoderModel
 from engine.model.kv_cache import KVCache
-from kernels.kv.compact_kv import compact_kv
 from tests.engine.model.decoder_passes import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -21,6 +20,7 @@ from tests.engine.model.decoder_passes import (
     hf_logits,
     make_table,
     make_tokens,
+    move,
     new_cache,
     run,
     tree_rows,
@@ -138,11 +138,7 @@ def test_after_compaction_the_accepted_path_continues(pair: Pair) -> None:
     run(model, cache, tree_rows(nodes, table, start=19))
     path = ancestors_of(13)
     slots = [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in range(19, 40)]
-    compact_kv(
-        cache.groups[0].tensor,
-        torch.tensor([slots[node] for node in path]),
-        torch.tensor(slots[: len(path)]),
-    )
+    move(cache, [slots[node] for node in path], slots[: len(path)])
     following = Rows(
         token_ids=make_tokens(3, seed=5), num_computed=19 + len(path), block_table=table
     )

@@ -20,8 +20,17 @@ MODEL_TYPES = [
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
-            *("idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3"),
-            *("qwen2_5_vl", "qwen2_vl", "smolvlm"),
+            *(
+                "idefics3",
+                "internvl",
+                "llava",
+                "llava_next",
+                "llava_onevision",
+                "mistral3",
+                "qwen3_5",
+                "qwen3_5_moe",
+            ),
+            *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "smolvlm"),
         )
     ),
 ]
