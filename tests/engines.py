@@ -23,6 +23,7 @@ from draft.config import DraftConfig
 from draft.training.tasks.families import stream
 from draft.tree_drafter import TreeDrafter
 from engine.cache.kv_view import KVView
+from engine.cache.recurrent_lines import RecurrentSizes
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import (
@@ -202,6 +203,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     block_size: int = 16,
     prefix_caching: bool = True,
     window_blocks: int | None = None,
+    recurrent: RecurrentSizes | None = None,
     config: EngineConfig | None = None,
     verifier: Verifier | None = None,
     grammars: Mapping[Tier, GrammarCompiler] | None = None,
@@ -210,7 +212,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     """Both tiers; drafts with the small model unless another drafter is given.
 
     `on_device`: trees grow without the host where they can. `window_blocks`: of each model's
-    layers with a window.
+    layers with a window. `recurrent`: of recurrent layers.
     """
     large = ModelRunner(
         model=pair.large,
@@ -218,6 +220,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         block_size=block_size,
         prefix_caching=prefix_caching,
         num_window_blocks=window_blocks,
+        recurrent_sizes=recurrent or RecurrentSizes(),
     )
     small = ModelRunner(
         model=pair.small,
@@ -225,6 +228,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         block_size=block_size,
         prefix_caching=prefix_caching,
         num_window_blocks=window_blocks,
+        recurrent_sizes=recurrent or RecurrentSizes(),
     )
     if drafter is None and speculates:
         drafter = TreeDrafter(

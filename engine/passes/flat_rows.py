@@ -117,10 +117,9 @@ class FlatRows:
             self.block_tables.append(view.block_table)
             self.window_tables.append(view.window_table)
             self.tree_starts.append(tree_start)
-            self.ancestor_masks.append([masks[row] for row in real])
-            self.adapters.append(view.adapter)
             own_masks = [masks[row] for row in real]
             self.ancestor_masks.append(own_masks)
+            self.adapters.append(view.adapter)
             own_slots = [logical_slots[row] for row in real]
             self._add_recurrent(view, own_slots, tree_start, own_masks)
         self.logit_rows += range(len(self.logit_rows), len(self.token_ids))
