@@ -171,9 +171,9 @@ async def ask_until_decided(
     sent = 0
     with LiveProgress(Console(stderr=True, highlight=False)) as progress:
         async with Session(plan, watch=progress) as session:
-            prompts = session.requests(load)
             while True:
-                asked = of_users(prompts, arguments.users, rng)
+                # Never a prompt twice: it would be drafted from its own remembered answer.
+                asked = of_users(session.requests(load, salt=str(sent)), arguments.users, rng)
                 done = await session.run(asked, load, text=f"experiment, {sent} asked")
                 if failed := [row for row in done.rows if not row.is_success]:
                     raise SystemExit(f"the gateway failed: {failed[0].error} {failed[0].message}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from gateway.answers.outcomes import ArmRef
 from gateway.errors.tree import BadRequestError
@@ -11,6 +11,10 @@ from gateway.settings.arm_overlay import NO_OVERLAY, Overlay
 
 ARM_HEADER: Final = "x-outrider-arm"
 """Forces an arm, written EXPERIMENT/ARM; the answer has it too."""
+
+PassReason = Literal["no-unit", "share", "own-setting", "not-eligible", "scope"]
+"""no-unit: no user, key or conversation; share: the unit is outside the share; own-setting: it sets
+what the arms set; not-eligible: as `eligible` says; scope: its key may not use every arm."""
 
 _CONVERSATION_BYTES: Final = 16
 _MAX_NAMED: Final = 32
@@ -61,6 +65,15 @@ class Assignment:
         return () if self.is_forced else self.arms
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """A request that takes no part in a running experiment, and why."""
+
+    experiment: str
+    version: int
+    reason: PassReason
+
+
 class Assigner(Protocol):
     """Assigns the arms of a request. Called on the event loop for every request."""
 
@@ -78,6 +91,9 @@ class Assigner(Protocol):
         Raises BadRequestError where the header forces an arm that does not exist.
         """
 
+    def passed_over(self, subject: Subject) -> list[PassedOver]:
+        """Return the running experiments that this request takes no part in."""
+
 
 class NullAssigner:
     """No experiments: no request is in an arm, and no arm can be forced."""
@@ -90,6 +106,10 @@ class NullAssigner:
         if ARM_HEADER in subject.headers:
             raise unknown_arm(subject.headers[ARM_HEADER], ())
         return None
+
+    def passed_over(self, subject: Subject) -> list[PassedOver]:
+        """Return none: there is no experiment."""
+        return []
 
 
 def conversation_unit(key_id: str, first_user_text: str) -> str:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from gateway.answers.outcomes import ArmRef
-from gateway.experiments.assigner import ARM_HEADER, Assignment, Subject, unknown_arm
+from gateway.experiments.assigner import (
+    ARM_HEADER,
+    Assignment,
+    PassedOver,
+    PassReason,
+    Subject,
+    unknown_arm,
+)
 from gateway.experiments.eligibility import Eligibility, unit_of
 from gateway.experiments.records import ExperimentRecord
 from gateway.experiments.slots import NUM_SLOTS, Ranges
@@ -53,6 +60,8 @@ class _ReadyArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadyExperiment:
+    name: str
+    version: int
     eligibility: Eligibility
     hash: UnitHash
     arms: tuple[_ReadyArm, ...]
@@ -65,6 +74,7 @@ class _Layer:
     hash: UnitHash
     experiments: tuple[_ReadyExperiment | None, ...]
     """The experiment of each slot."""
+    running: tuple[_ReadyExperiment, ...]
 
 
 class HashAssigner:
@@ -116,6 +126,17 @@ class HashAssigner:
             return first
         return self._together([first, *more])
 
+    def passed_over(self, subject: Subject) -> list[PassedOver]:
+        """Return the running experiments that this request takes no part in."""
+        if ARM_HEADER in subject.headers:
+            return []
+        return [
+            PassedOver(experiment=each.name, version=each.version, reason=reason)
+            for layer in self._layers
+            for each in layer.running
+            if (reason := _refusal(layer, each, subject)) is not None
+        ]
+
     def _force(self, wanted: str, subject: Subject) -> Assignment:
         """Return the arm that the request forces. It sets nothing beyond the request's permissions.
 
@@ -162,6 +183,17 @@ def _assigned(layer: _Layer, subject: Subject) -> Assignment | None:
     return experiment.arms[slot].by_bucket[bucket]
 
 
+def _refusal(layer: _Layer, one: _ReadyExperiment, subject: Subject) -> PassReason | None:
+    """Return why a request takes no part in an experiment of the layer; None where it does."""
+    unit = unit_of(layer.unit, subject)
+    if not unit:
+        return "no-unit"
+    if (refusal := one.eligibility.refusal(subject)) is not None:
+        return refusal
+    slot, _ = layer.hash.of(unit.encode("utf-8", "surrogatepass"))
+    return None if layer.experiments[slot] is one else "share"
+
+
 def _layers(running: list[ExperimentRecord], secret: bytes) -> tuple[_Layer, ...]:
     by_layer: dict[str, list[ExperimentRecord]] = {}
     for record in running:
@@ -169,13 +201,15 @@ def _layers(running: list[ExperimentRecord], secret: bytes) -> tuple[_Layer, ...
     layers = []
     for name, records in sorted(by_layer.items()):
         table: list[_ReadyExperiment | None] = [None] * NUM_SLOTS
-        for record in records:
-            _fill(table, record.slots, _ready(record, secret))
+        in_layer = [_ready(record, secret) for record in records]
+        for record, ready in zip(records, in_layer, strict=True):
+            _fill(table, record.slots, ready)
         layers.append(
             _Layer(
                 unit=records[0].spec.unit,
                 hash=UnitHash(secret, "layer", name),
                 experiments=tuple(table),
+                running=tuple(in_layer),
             )
         )
     return tuple(layers)
@@ -189,6 +223,8 @@ def _ready(record: ExperimentRecord, secret: bytes) -> _ReadyExperiment:
     for arm, ranges in record.current.arm_slots.items():
         _fill(table, ranges, _ready_arm(record, arm) if arm in live else idle)
     return _ReadyExperiment(
+        name=record.name,
+        version=record.version,
         eligibility=Eligibility.of(record.spec),
         hash=UnitHash(secret, "arm", record.spec.salt or record.name),
         arms=tuple(control if arm is None else arm for arm in table),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.experiments.assigner import Subject
+from gateway.experiments.assigner import PassReason, Subject
 from gateway.settings.arm_overlay import MODEL, related_fields
 from gateway.settings.experiments import ExperimentSpec, UnitKind
 
@@ -53,15 +53,23 @@ class Eligibility:
 
     def admits(self, subject: Subject) -> bool:
         """Return whether this request takes part."""
-        return (
-            self.about.isdisjoint(self._own_fields(subject))
-            and self.is_open_to(subject)
-            and (subject.models is None or self.arm_models <= subject.models)
-            and (subject.tiers is None or self._may_have_any_arm(subject.tiers))
+        return self.refusal(subject) is None
+
+    def refusal(self, subject: Subject) -> PassReason | None:
+        """Return why this request takes no part; None where it does."""
+        if not self.about.isdisjoint(self._own_fields(subject)):
+            return "own-setting"
+        if not (
+            self.is_open_to(subject)
             and (self.models is None or subject.model in self.models)
             and (self.endpoints is None or subject.endpoint in self.endpoints)
             and (not self.headers or _has_all(subject.headers, self.headers))
+        ):
+            return "not-eligible"
+        may_have_all = (subject.models is None or self.arm_models <= subject.models) and (
+            subject.tiers is None or self._may_have_any_arm(subject.tiers)
         )
+        return None if may_have_all else "scope"
 
     def _own_fields(self, subject: Subject) -> frozenset[str]:
         """Return the request's own settings; arms may replace a model that takes part by name."""

@@ -13,7 +13,7 @@ from gateway.answers.outcomes import OutcomeSink
 from gateway.errors.tree import ConflictError, StorageError
 from gateway.experiments.actions import ExperimentActions
 from gateway.experiments.arm_control import StoredArmControl
-from gateway.experiments.assigner import Assigner
+from gateway.experiments.assigner import Assigner, Assignment, Subject
 from gateway.experiments.controller import ControllerMetrics, ExperimentController
 from gateway.experiments.feedback import FeedbackDesk
 from gateway.experiments.left_out import LeftOut
@@ -64,6 +64,8 @@ class Experiments:
         )
         self.registry = ExperimentRegistry(self.store, secret)
         measures, recent = ArmMeasures(), RecentRequests()
+        self._measures = measures
+        self._wall_clock = wall_clock
         self.sinks: tuple[OutcomeSink, ...] = (measures, recent)
         """Sinks that count the outcomes of requests."""
         self.feedback = FeedbackDesk(recent, self.totals, database, registry, wall_clock=wall_clock)
@@ -85,6 +87,19 @@ class Experiments:
     def assigner(self) -> Assigner:
         """Return the object that assigns requests to arms."""
         return self.registry
+
+    def assign(self, subject: Subject) -> Assignment | None:
+        """Return the arms of a request that will be answered; count where it takes no part.
+
+        Raises BadRequestError for an unknown forced arm.
+        """
+        assignment = self.registry.assign(subject)
+        num_arms = 0 if assignment is None else len(assignment.arms)
+        if num_arms < self.registry.num_running:
+            now_s = self._wall_clock()
+            for passed in self.registry.passed_over(subject):
+                self._measures.pass_over(passed, now_s)
+        return assignment
 
     async def start(self) -> None:
         """Load all experiments. Raises StorageError where the database cannot be used."""

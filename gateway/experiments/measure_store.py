@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from sqlalchemy import Connection, delete, distinct, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, distinct, func, insert, select, update
 
 from gateway.experiments.feedback_totals import (
     FeedbackByArm,
@@ -24,6 +24,8 @@ ArmKey = tuple[str, int, str]
 
 FOLDED_WRITER: Final = "folded"
 """The writer of the rows that hold the counts of ended gateways."""
+PASSED_MARK: Final = "~"
+"""Begins the name of rows that count requests outside an experiment, by reason; no arm's does."""
 MAX_NAMES: Final = 16
 """Names under which feedback on one request may be given."""
 
@@ -42,6 +44,9 @@ class TotalsStore(Protocol):
 
     def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
         """Return totals by arm, with feedback. Arms without any request are left out."""
+
+    def passed_over(self, experiment: str, version: int) -> dict[str, int]:
+        """Return the number of requests that took no part, by reason."""
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
         """Store rows of one request and name, replacing earlier ones. Raises TooManyNamesError."""
@@ -70,13 +75,15 @@ class MeasureStore:
     def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
         """Return totals by arm, of all writers, with feedback."""
         with self._database.read() as connection:
-            rows = connection.execute(
-                select(measures).where(
-                    measures.c.experiment == experiment, measures.c.version == version
-                )
-            ).all()
+            rows = connection.execute(_rows_of(experiment, version)).all()
             given = sums_in_database(connection, experiment, version)
         return _with_feedback(_sum_by_arm(_decoded(row) for row in rows), given)
+
+    def passed_over(self, experiment: str, version: int) -> dict[str, int]:
+        """Return the number of requests that took no part, by reason, of all writers."""
+        with self._database.read() as connection:
+            rows = connection.execute(_rows_of(experiment, version)).all()
+        return _passed_over(_sum_by_key(_decoded(row) for row in rows))
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
         """Replace earlier feedback of the same name."""
@@ -148,17 +155,22 @@ class MemoryMeasureStore:
     def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
         """Return totals by arm, with feedback."""
         with self._lock:
-            found = {
-                key[2]: totals
-                for key, totals in self._totals.items()
-                if key[:2] == (experiment, version)
-            }
+            found = _sum_by_arm(
+                totals for key, totals in self._totals.items() if key[:2] == (experiment, version)
+            )
             rows = [
                 row
                 for row in self._feedback.values()
                 if (row.experiment, row.version) == (experiment, version)
             ]
         return _with_feedback(found, sums_of_rows(rows))
+
+    def passed_over(self, experiment: str, version: int) -> dict[str, int]:
+        """Return the number of requests that took no part, by reason."""
+        with self._lock:
+            return _passed_over(
+                {k: v for k, v in self._totals.items() if k[:2] == (experiment, version)}
+            )
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
         """Replace earlier feedback of the same name."""
@@ -189,6 +201,12 @@ class MemoryMeasureStore:
         names.discard(key[1])
         if not names:
             self._names.pop(key[0], None)
+
+
+def _rows_of(experiment: str, version: int) -> Select[Any]:
+    return select(measures).where(
+        measures.c.experiment == experiment, measures.c.version == version
+    )
 
 
 def _is_row(row: Any) -> tuple[Any, ...]:
@@ -252,7 +270,16 @@ def _sum_by_key(parts: Iterable[ArmTotals]) -> dict[ArmKey, ArmTotals]:
 
 
 def _sum_by_arm(parts: Iterable[ArmTotals]) -> dict[str, ArmTotals]:
-    return {key[2]: totals for key, totals in _sum_by_key(parts).items()}
+    found = _sum_by_key(parts)
+    return {key[2]: one for key, one in found.items() if not key[2].startswith(PASSED_MARK)}
+
+
+def _passed_over(found: Mapping[ArmKey, ArmTotals]) -> dict[str, int]:
+    return {
+        key[2].removeprefix(PASSED_MARK): totals.num_requests
+        for key, totals in found.items()
+        if key[2].startswith(PASSED_MARK)
+    }
 
 
 def _with_feedback(arms: dict[str, ArmTotals], given: FeedbackByArm) -> dict[str, ArmTotals]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from gateway.answers.outcomes import RequestOutcome
 from gateway.errors.tree import StorageError
-from gateway.experiments.measure_store import ArmKey, TotalsStore
+from gateway.experiments.assigner import PassedOver
+from gateway.experiments.measure_store import PASSED_MARK, ArmKey, TotalsStore
 from gateway.experiments.sketch import QuantileSketch
 from gateway.experiments.totals import (
     METRIC_NAMES,
@@ -36,6 +37,8 @@ _FOLD_AFTER_S: Final = 86_400.0
 """Rows of a gateway that has not counted for so long are put together with others like it."""
 
 Values = list[tuple[MetricName, float]]
+_ONE_REQUEST: Final[Values] = [("cancelled", 0.0)]
+"""Values of a request of which only the number counts (`ArmTotals.num_requests`)."""
 
 
 class ArmMeasures:
@@ -55,6 +58,14 @@ class ArmMeasures:
             if cell is None:
                 cell = self._cells[key] = _Cell(outcome.ended_at)
             cell.add(values, ref.unit_bucket % NUM_UNIT_BUCKETS, outcome.ended_at)
+
+    def pass_over(self, passed: PassedOver, at_s: float) -> None:
+        """Count a request that took no part in an experiment, in a row beside those of the arms."""
+        key = (passed.experiment, passed.version, PASSED_MARK + passed.reason)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = _Cell(at_s)
+        cell.add(_ONE_REQUEST, 0, at_s)
 
     def take(self) -> dict[ArmKey, ArmTotals]:
         """Return the counts since the last call, and forget them."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.experiments.actions import ExperimentActions
-from gateway.experiments.assigner import Assigner, Assignment, NullAssigner, Subject
+from gateway.experiments.assigner import Assigner, Assignment, NullAssigner, PassedOver, Subject
 from gateway.experiments.assignment import HashAssigner
 from gateway.experiments.records import ExperimentRecord, ExperimentTable
 from gateway.storage.refresh import PeriodicRefresh
@@ -32,6 +32,7 @@ class ExperimentRegistry:
         self._secret = secret
         self._version = _NEVER_READ
         self._experiments: Mapping[str, ExperimentRecord] = {}
+        self._num_running = 0
         self.assigner: Assigner | None = None
         """Assigns the arms of requests; None while there are no experiments."""
         self._refresh = PeriodicRefresh(
@@ -47,6 +48,11 @@ class ExperimentRegistry:
         return self._experiments
 
     @property
+    def num_running(self) -> int:
+        """Return the number of running experiments."""
+        return self._num_running
+
+    @property
     def wants_conversation(self) -> bool:
         """Return whether an experiment assigns by conversation."""
         return self.assigner is not None and self.assigner.wants_conversation
@@ -59,6 +65,10 @@ class ExperimentRegistry:
     def assign(self, subject: Subject) -> Assignment | None:
         """Return the arms of a request. Raises BadRequestError for an unknown forced arm."""
         return (self.assigner or _NO_EXPERIMENTS).assign(subject)
+
+    def passed_over(self, subject: Subject) -> list[PassedOver]:
+        """Return the running experiments that this request takes no part in."""
+        return [] if self.assigner is None else self.assigner.passed_over(subject)
 
     async def start(self) -> None:
         """Read all experiments, and begin to look for changes. Raises DatabaseError."""
@@ -81,6 +91,7 @@ class ExperimentRegistry:
             self._experiments = table.experiments
             self._version = table.version
             running = [one.name for one in table.experiments.values() if one.is_running]
+            self._num_running = len(running)
             logger.info("experiments running=%s", ",".join(running) or "none")
 
     def _read(self) -> tuple[ExperimentTable, Assigner | None]:

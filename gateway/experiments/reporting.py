@@ -74,7 +74,8 @@ class Reporter:
         from gateway.experiments.statistics.report import analyse  # SciPy is slow to load
 
         plan = self.plan(name, version)
-        return analyse(plan, self.totals(plan))
+        passed_over = self._totals.passed_over(plan.name, plan.version)
+        return analyse(plan, self.totals(plan), passed_over)
 
     def check(self, name: str, version: int | None, randomness: np.random.Generator) -> "SelfCheck":
         """Check that the data of the experiment, split at random, show no difference."""

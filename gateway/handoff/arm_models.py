@@ -12,7 +12,7 @@ import msgspec
 from engine.errors import EngineError
 from gateway.errors.tree import BadRequestError, GatewayError
 from gateway.experiments.assigner import ARM_HEADER, Assignment
-from gateway.experiments.registry import ExperimentRegistry
+from gateway.experiments.experiments import Experiments
 from gateway.handoff.arms import assignment_of, choosing_of, forget_arms, may_be_arms_fault
 from gateway.handoff.basis import AnswerBasis
 from gateway.handoff.chain_walk import ChainWalk
@@ -36,21 +36,21 @@ class ArmedRequest:
 
 
 def with_arms_model(
-    registry: ExperimentRegistry, endpoint: Endpoint, body: bytes, context: RequestContext
+    experiments: Experiments, endpoint: Endpoint, body: bytes, context: RequestContext
 ) -> ArmedRequest | RequestContext:
     """Return the request as its arm names its model, or the context where no arm does.
 
     The context keeps the arms, which were found by what the client named: an alias, for example.
     Raises BadRequestError for a forced arm that does not exist, and for doubled names.
     """
-    if registry.assigner is None and ARM_HEADER not in context.headers:
+    if experiments.registry.assigner is None and ARM_HEADER not in context.headers:
         return context
     try:
         read = read_request(body, endpoint)
     except BadRequestError:
         return context  # its reader says what is wrong
     refuse_doubled_names(body)
-    assignment = assignment_of(registry, choosing_of(read), body, endpoint, context)
+    assignment = assignment_of(experiments, choosing_of(read), body, endpoint, context)
     context = replace(context, is_assigned=True, assignment=assignment)
     if assignment is None or assignment.overlay.model is None:
         return context

@@ -8,7 +8,8 @@ import msgspec
 
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BudgetError, RateLimitError
-from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
+from gateway.experiments.assigner import Assignment, Subject, conversation_unit
+from gateway.experiments.experiments import Experiments
 from gateway.ledger.row import MAX_LENGTHS
 from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import AUTO
@@ -72,7 +73,7 @@ def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
 
 
 def assignment_of(
-    assigner: Assigner,
+    experiments: Experiments,
     choosing: Choosing,
     body: bytes,
     endpoint: Endpoint,
@@ -81,24 +82,26 @@ def assignment_of(
     """Return the arms of a request. Raises BadRequestError for a forced arm that does not exist."""
     principal, meter = context.principal, context.meter
     conversation = ""
-    if assigner.wants_conversation:
+    registry = experiments.registry
+    if registry.wants_conversation:
         conversation = conversation_unit(principal.key_id, _first_words(body))
-    return assigner.assign(
-        Subject(
-            key_id=principal.key_id,
-            team_id=principal.team_id or "",
-            user=choosing.user or "",
-            conversation=conversation,
-            request_id=context.request_id,
-            model=choosing.model,
-            endpoint=endpoint if meter is None else meter.endpoint,
-            headers=context.headers,
-            own_fields=choosing.own_fields,
-            tiers=principal.scopes.tiers,
-            models=principal.scopes.models,
-            is_admin=principal.scopes.is_admin or principal is ANONYMOUS,
-        )
+    subject = Subject(
+        key_id=principal.key_id,
+        team_id=principal.team_id or "",
+        user=choosing.user or "",
+        conversation=conversation,
+        request_id=context.request_id,
+        model=choosing.model,
+        endpoint=endpoint if meter is None else meter.endpoint,
+        headers=context.headers,
+        own_fields=choosing.own_fields,
+        tiers=principal.scopes.tiers,
+        models=principal.scopes.models,
+        is_admin=principal.scopes.is_admin or principal is ANONYMOUS,
     )
+    if meter is None:  # the request is only planned
+        return registry.assign(subject)
+    return experiments.assign(subject)
 
 
 def with_arms(

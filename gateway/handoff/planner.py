@@ -111,10 +111,10 @@ class Planner:
         self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> ArmedRequest | RequestContext:
         """Find the arms of a request before its chain, where either may name another model."""
-        registry = self.reader.experiments.registry
-        if not registry.sets_models and not self.chains.aliases:
+        experiments = self.reader.experiments
+        if not experiments.registry.sets_models and not self.chains.aliases:
             return context
-        return with_arms_model(registry, endpoint, body, context)
+        return with_arms_model(experiments, endpoint, body, context)
 
     def _lineup(self, parsed: ParsedRequest, before: RouteReason = DIRECT) -> Lineup:
         """Line up the candidates that may answer; `before`: why the model before did not."""

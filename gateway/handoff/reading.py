@@ -248,7 +248,7 @@ class RequestReader:
         registry = self.experiments.registry
         if registry.assigner is None and ARM_HEADER not in context.headers:
             return None
-        return assignment_of(registry, choosing_of(parsed), body, endpoint, context)
+        return assignment_of(self.experiments, choosing_of(parsed), body, endpoint, context)
 
     def _serve_under(
         self, options: OutriderOptions, document: Mapping[str, Any], context: RequestContext

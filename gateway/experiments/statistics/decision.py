@@ -8,7 +8,7 @@ from typing import Final, Literal
 from gateway.experiments.statistics.comparison import Comparison
 from gateway.experiments.statistics.interval import Interval
 from gateway.experiments.statistics.mismatch import Mismatch
-from gateway.experiments.statistics.plan import PlanMetric, SamplePlan
+from gateway.experiments.statistics.plan import PlanMetric, SamplePlan, UnitName
 
 VerdictState = Literal["undecided", "better", "worse", "equivalent", "mixed", "invalid"]
 
@@ -108,6 +108,34 @@ def phrase(metric: PlanMetric, interval: Interval) -> str:
         f"{value * scale:+{figures}}" for value in (interval.estimate, interval.low, interval.high)
     )
     return f"{estimate}{unit} ({low} to {high})"
+
+
+def part_text(num_requests: int, passed_over: Mapping[str, int], unit: UnitName) -> str:
+    """Say how many requests came while the experiment ran, and why some took no part."""
+    total = num_requests + sum(passed_over.values())
+    if not total:
+        return "No request has come yet. Counts arrive some seconds after the requests."
+    reasons = {"no-unit": _NO_UNIT[unit], **_REASONS}
+    told = "; ".join(
+        f"{count:,} {reasons.get(reason, reason)}"
+        for reason, count in sorted(passed_over.items(), key=lambda pair: -pair[1])
+    )
+    came = "request came" if total == 1 else "requests came"
+    return f"{total:,} {came}, {num_requests:,} took part{': ' + told if told else ''}."
+
+
+_NO_UNIT: Final[Mapping[UnitName, str]] = {
+    "user": "without a user (send `safety_identifier` or `user`, or use another unit)",
+    "key": "without a key (create keys, or use another unit)",
+    "conversation": "without a message of a user",
+    "request": "without an id",
+}
+_REASONS: Final[Mapping[str, str]] = {
+    "share": "outside the share, or in another experiment of the layer",
+    "own-setting": "set what the arms set (a model of their own, for example)",
+    "not-eligible": "not eligible",
+    "scope": "with a key that may not use every arm",
+}
 
 
 def _better(

@@ -108,6 +108,16 @@ class _Spread:
         return math.exp(min(0.0, self.cost - difference * difference / (2.0 * variance)))
 
 
+def reach_of_difference(squared_error: float, num_effective: float, alpha: float) -> float:
+    """Return the half-width of a difference's interval with fixed weights.
+
+    `squared_error` of the difference, `num_effective` requests of both arms together.
+    """
+    eta = num_effective / prior_requests(alpha, tuned_for=2.0 * TUNED_FOR)
+    threshold = 2.0 * math.log(1.0 / alpha) + math.log1p(eta)
+    return math.sqrt(threshold * squared_error * (1.0 + eta) / eta)
+
+
 def _spread(one: _Mean, two: _Mean, alpha: float) -> _Spread:
     effective = one.num_effective + two.num_effective
     eta = effective / prior_requests(alpha, tuned_for=2.0 * TUNED_FOR)

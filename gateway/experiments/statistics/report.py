@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from gateway.experiments.statistics.binomial import compare_shares, share_interval
 from gateway.experiments.statistics.clusters import latency_design_effect
 from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.decision import Conclusion, decide
+from gateway.experiments.statistics.decision import Conclusion, decide, part_text
 from gateway.experiments.statistics.interval import Interval, check_alpha, finite
 from gateway.experiments.statistics.means import compare_means, mean_interval
 from gateway.experiments.statistics.mismatch import Mismatch, sample_ratio_mismatch
@@ -100,13 +100,22 @@ class ArmComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """The present report on one version of an experiment. `mismatch`: None if adaptive."""
+    """The present report on one version of an experiment. `mismatch`: None if adaptive.
+
+    `passed_over`: requests that took no part while it ran, by reason (`PassReason`).
+    """
 
     plan: SamplePlan
     arms: tuple[ArmReport, ...]
     comparisons: tuple[ArmComparison, ...]
     mismatch: Mismatch | None
     verdict: Conclusion
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_requests(self) -> int:
+        """Return the number of requests that took part."""
+        return sum(arm.num_requests for arm in self.arms)
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON. Quantiles are keyed p50, p95 and p99."""
@@ -127,13 +136,22 @@ class Analysis:
                 "text": self.verdict.text,
             },
             "mismatch": None if self.mismatch is None else self.mismatch.document(),
+            "requests": self.num_requests,
+            "passed_over": dict(self.passed_over),
             "arms": [_arm_document(arm) for arm in self.arms],
             "comparisons": [_comparison_document(each) for each in self.comparisons],
         }
 
 
-def analyse(plan: SamplePlan, totals: Mapping[str, ArmTotals]) -> Analysis:
-    """Analyse. Arms without totals are empty. Raises ValueError for alpha not in (0, 1)."""
+def analyse(
+    plan: SamplePlan,
+    totals: Mapping[str, ArmTotals],
+    passed_over: Mapping[str, int] | None = None,
+) -> Analysis:
+    """Analyse. Arms without totals are empty. `passed_over`: requests that took no part, by reason.
+
+    Raises ValueError for alpha not in (0, 1).
+    """
     check_alpha(plan.alpha)
     by_arm = {
         name: totals.get(name) or ArmTotals(experiment=plan.name, version=plan.version, arm=name)
@@ -142,12 +160,18 @@ def analyse(plan: SamplePlan, totals: Mapping[str, ArmTotals]) -> Analysis:
     control = by_arm[plan.control]
     comparisons = tuple(_compare(plan, control, by_arm[name]) for name in plan.others)
     mismatch = _mismatch(plan, by_arm)
+    passed = dict(passed_over or {})
+    primary = {each.arm: each.primary for each in comparisons}
+    verdict = decide(plan, primary, mismatch)
+    if not any(arm.num_requests for arm in by_arm.values()):
+        verdict = replace(verdict, text=part_text(0, passed, plan.unit))
     return Analysis(
         plan=plan,
         arms=tuple(_arm(plan, name, each) for name, each in by_arm.items()),
         comparisons=comparisons,
         mismatch=mismatch,
-        verdict=decide(plan, {each.arm: each.primary for each in comparisons}, mismatch),
+        verdict=verdict,
+        passed_over=passed,
     )
 
 

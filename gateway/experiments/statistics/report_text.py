@@ -1,7 +1,8 @@
 """The report for a terminal: tables by rich."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.experiments.statistics.comparison import Comparison
+from gateway.experiments.statistics.decision import part_text
 from gateway.experiments.statistics.interval import Interval
 from gateway.experiments.statistics.plan import PlanMetric
 from gateway.experiments.statistics.report import (
@@ -54,26 +56,17 @@ _STATE_STYLES: Final = {
 def print_report(analysis: Analysis, console: Console) -> None:
     """Print verdict, arms, differences, guardrails and sample ratio, in that order."""
     plan = analysis.plan
-    console.print(
-        f"Experiment {plan.name}, version {plan.version} ({plan.state}); unit {plan.unit}, "
-        f"control {plan.control}, decided by {plan.metric} at alpha {plan.alpha:g}",
-        markup=False,
-    )
+    console.print(headline(analysis), markup=False)
     console.print(analysis.verdict.text, style=_STATE_STYLES[analysis.verdict.state], markup=False)
+    if analysis.num_requests and analysis.passed_over:
+        told = part_text(analysis.num_requests, analysis.passed_over, plan.unit)
+        console.print(told, markup=False)
     console.print(_arms_table(analysis.arms))
     if all(arm.num_requests for arm in analysis.arms):
         for comparison in analysis.comparisons:
             console.print(_comparison_table(comparison, analysis))
-    _print_guardrails(analysis, console)
-    if analysis.mismatch is not None:
-        counts = " : ".join(str(count) for count in analysis.mismatch.observed)
-        console.print(
-            f"Sample ratio: {counts} requests, p = {analysis.mismatch.p_value:.3g}"
-            f"{' - MISMATCH' if analysis.mismatch.is_mismatch else ''}",
-            markup=False,
-        )
-    else:
-        console.print("Sample ratio: not tested, because weights follow the results.")
+    for note in notes(analysis):
+        console.print(note, markup=False)
 
 
 def print_check(check: SelfCheck, console: Console) -> None:
@@ -148,26 +141,37 @@ def _percent(value: float | None) -> str:
     return "too little data" if value is None else f"{value:.1%}"
 
 
-def _arms_table(arms: tuple[ArmReport, ...]) -> Table:
-    table = Table(title="Arms: estimate (interval)")
-    table.add_column("")
-    for arm in arms:
-        table.add_column(f"{arm.name} (stopped)" if arm.stopped else arm.name, justify="right")
-    table.add_row("requests", *(f"{arm.num_requests:,}" for arm in arms))
-    table.add_row("weight", *(share(arm.weight) for arm in arms))
+def arm_rows(arms: tuple[ArmReport, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of arms: a title, then a cell of each arm."""
+    yield ("requests", *(f"{arm.num_requests:,}" for arm in arms))
+    yield ("weight", *(share(arm.weight) for arm in arms))
     for share_name, title in SHARE_TITLES.items():
-        table.add_row(title, *(interval_text(arm.shares[share_name], share) for arm in arms))
+        yield (title, *(interval_text(arm.shares[share_name], share) for arm in arms))
     for sketch_name, title in LATENCY_TITLES.items():
         for q in QUANTILES:
-            table.add_row(
+            yield (
                 f"{title} {quantile_name(q)}",
                 *(interval_text(arm.quantiles[sketch_name][q], milliseconds) for arm in arms),
             )
     for value_name, title in VALUE_TITLES.items():
         show = value_format(value_name)
-        table.add_row(title, *(interval_text(arm.means[value_name], show) for arm in arms))
+        yield (title, *(interval_text(arm.means[value_name], show) for arm in arms))
     for name in sorted({each.name for arm in arms for each in arm.feedback}):
-        table.add_row(f"feedback {name}", *(_feedback_text(arm, name) for arm in arms))
+        yield (f"feedback {name}", *(_feedback_text(arm, name) for arm in arms))
+
+
+def arm_titles(arms: tuple[ArmReport, ...]) -> list[str]:
+    """Return the heads of the table of arms."""
+    return [f"{arm.name} (stopped)" if arm.stopped else arm.name for arm in arms]
+
+
+def _arms_table(arms: tuple[ArmReport, ...]) -> Table:
+    table = Table(title="Arms: estimate (interval)")
+    table.add_column("")
+    for title in arm_titles(arms):
+        table.add_column(title, justify="right", overflow="fold")
+    for row in arm_rows(arms):
+        table.add_row(*(escape(cell) for cell in row))
     return table
 
 
@@ -177,7 +181,7 @@ def _feedback_text(arm: ArmReport, name: str) -> str:
         if each.name != name:
             continue
         if each.kind == "label":
-            labels = (f"{escape(label)}: {count}" for label, count in each.labels.items())
+            labels = (f"{label}: {count}" for label, count in each.labels.items())
             told.append(", ".join(labels))
         else:
             show = share if each.kind == "success" else _plain
@@ -185,44 +189,62 @@ def _feedback_text(arm: ArmReport, name: str) -> str:
     return "; ".join(told) or "-"
 
 
-def _comparison_table(comparison: ArmComparison, analysis: Analysis) -> Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow:
+    """A figure of an arm against the control's; `is_primary`: it decides."""
+
+    title: str
+    found: Comparison
+    show: Callable[[float], str]
+    is_primary: bool = False
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Title, difference, lift and p-value as text."""
+        return (
+            self.title,
+            interval_text(self.found.difference, signed(self.show)),
+            interval_text(self.found.lift, signed(share)),
+            f"{self.found.p_value:.3g}",
+        )
+
+    @property
+    def is_noted(self) -> bool:
+        """Return whether the difference is unlikely to be chance."""
+        return self.found.p_value <= _NOTED
+
+
+def comparison_rows(comparison: ArmComparison, analysis: Analysis) -> Iterator[ComparisonRow]:
+    """Yield the rows of a comparison, the deciding one first; without events that never came."""
     plan = analysis.plan
-    # a line without any requests is left out
-    seen = {
-        name
-        for name in SHARE_TITLES
-        if any(arm.shares[name].estimate > 0.0 for arm in analysis.arms)
-    }
-    table = Table(title=f"{comparison.arm} against {plan.control}")
-    for title in ("", "difference (interval)", "lift (interval)", "p"):
-        table.add_column(title, justify="left" if not title else "right")
     if comparison.primary is not None:
-        show = _METRIC_FORMATS[plan.metric]
-        _add(table, f"decides: {plan.metric}", comparison.primary, show, "bold")
+        title, show = f"decides: {plan.metric}", _METRIC_FORMATS[plan.metric]
+        yield ComparisonRow(title=title, found=comparison.primary, show=show, is_primary=True)
     for share_name, title in SHARE_TITLES.items():
-        if share_name in seen:
-            _add(table, title, comparison.shares[share_name], points)
+        if any(arm.shares[share_name].estimate > 0.0 for arm in analysis.arms):
+            yield ComparisonRow(title=title, found=comparison.shares[share_name], show=points)
     for sketch_name, title in LATENCY_TITLES.items():
         for q in QUANTILES:
             found = comparison.quantiles[sketch_name][q]
-            _add(table, f"{title} {quantile_name(q)}", found, milliseconds)
+            yield ComparisonRow(title=f"{title} {quantile_name(q)}", found=found, show=milliseconds)
     for value_name, title in VALUE_TITLES.items():
-        _add(table, title, comparison.means[value_name], value_format(value_name))
+        found = comparison.means[value_name]
+        yield ComparisonRow(title=title, found=found, show=value_format(value_name))
     for name, found in comparison.feedback.items():
-        _add(table, f"feedback {name}", found, _plain)
+        yield ComparisonRow(title=f"feedback {name}", found=found, show=_plain)
+
+
+COMPARISON_TITLES: Final = ("", "difference (interval)", "lift (interval)", "p")
+
+
+def _comparison_table(comparison: ArmComparison, analysis: Analysis) -> Table:
+    table = Table(title=f"{comparison.arm} against {analysis.plan.control}")
+    for title in COMPARISON_TITLES:
+        table.add_column(title, justify="right" if title else "left", overflow="fold")
+    for row in comparison_rows(comparison, analysis):
+        style = "bold" if row.is_primary else "green" if row.is_noted else None
+        table.add_row(*map(escape, row.cells), style=style)
     return table
-
-
-def _add(
-    table: Table, title: str, found: Comparison, show: Callable[[float], str], style: str = ""
-) -> None:
-    table.add_row(
-        title,
-        interval_text(found.difference, signed(show)),
-        interval_text(found.lift, signed(share)),
-        f"{found.p_value:.3g}",
-        style=style or ("green" if found.p_value <= _NOTED else None),
-    )
 
 
 _METRIC_FORMATS: Final[Mapping[PlanMetric, Callable[[float], str]]] = {
@@ -237,13 +259,28 @@ _NOTED: Final = 0.05
 _ONE_SECOND: Final = 0.9995
 
 
-def _print_guardrails(analysis: Analysis, console: Console) -> None:
+def notes(analysis: Analysis) -> Iterator[str]:
+    """Yield the sentences below the tables: guardrails, stopped arms, sample ratio."""
     for arm in analysis.arms:
         for guardrail in arm.guardrails:
-            console.print(
+            yield (
                 f"Guardrail {guardrail.name} of {arm.name}: limit {guardrail.limit:g}, "
-                f"{interval_text(guardrail.interval, _plain)}: {guardrail.state}",
-                markup=False,
+                f"{interval_text(guardrail.interval, _plain)}: {guardrail.state}"
             )
         if arm.stopped:
-            console.print(f"{arm.name} was stopped: {arm.stopped}", style="yellow", markup=False)
+            yield f"{arm.name} was stopped: {arm.stopped}"
+    if analysis.mismatch is None:
+        yield "Sample ratio: not tested, because weights follow the results."
+        return
+    counts = " : ".join(str(count) for count in analysis.mismatch.observed)
+    mark = " - MISMATCH" if analysis.mismatch.is_mismatch else ""
+    yield f"Sample ratio: {counts} requests, p = {analysis.mismatch.p_value:.3g}{mark}"
+
+
+def headline(analysis: Analysis) -> str:
+    """Return what the experiment is, in a line."""
+    plan = analysis.plan
+    return (
+        f"Experiment {plan.name}, version {plan.version} ({plan.state}); unit {plan.unit}, "
+        f"control {plan.control}, decided by {plan.metric} at alpha {plan.alpha:g}"
+    )

@@ -19,8 +19,9 @@ from gateway.tools.admin.database_cli import (
     echo_json,
     opened_database,
 )
+from gateway.tools.admin.experiment_size import SIZE_HELP, size
 from gateway.tools.console.command import ConfigFile
-from gateway.tools.console.user_errors import EXIT_FAILED, complain
+from gateway.tools.console.user_errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from gateway.experiments.records import ExperimentRecord
@@ -34,6 +35,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
 )
+
+app.command("size", help=SIZE_HELP)(size)
 
 ExperimentArgument = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.")]
 Arms = Annotated[
@@ -233,6 +236,7 @@ def report(
     png: Annotated[
         Path | None, typer.Option(help="Also draw it into this file (needs matplotlib).")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write it as a page.")] = None,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -243,8 +247,10 @@ def report(
         from gateway.tools.console.terminal import make_console
 
         analysis = reporter.report(name, version)
-        if png is not None:
-            _draw(analysis, png)
+        if png is not None or html is not None:
+            from gateway.tools.admin.experiment_page import write_files
+
+            write_files(analysis, png, html)
         if as_json:
             echo_json(analysis.document())
         else:
@@ -304,16 +310,6 @@ def _started_or_gone(store: "ExperimentStore", name: str) -> "ExperimentRecord":
     except Exception:
         store.delete(name)
         raise
-
-
-def _draw(analysis: Any, png: Path) -> None:
-    from gateway.experiments.statistics.report_png import PlotsMissingError, write_png
-
-    try:
-        write_png(analysis, png)
-    except (PlotsMissingError, OSError) as error:
-        complain(f"--png {png}: {error}")
-        raise typer.Exit(EXIT_FAILED) from None
 
 
 def _document(file: Path | None) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class BenchFlags:
     max_gap: float | None
     keep_lengths: bool
     skip_bad: bool
+    users: int | None
     stream: bool
     assignments: tuple[str, ...]
     header: tuple[str, ...]
@@ -122,6 +123,7 @@ def _workload(flags: BenchFlags) -> WorkloadSettings:
         keeps_lengths=flags.keep_lengths,
         max_gap_s=flags.max_gap,
         skips_bad=flags.skip_bad,
+        num_users=flags.users,
         **_arrivals(flags.arrivals),
     )
     if flags.trace is not None:

@@ -24,6 +24,8 @@ Without --url it starts a gateway of its own on a free port, and ends it afterwa
 
   outrider bench --slo ttft_ms=500,inter_token_ms=50 --search  [dim]# the highest goodput[/dim]
 
+  outrider bench --url http://127.0.0.1:8000 --users 200 --num-requests 2000  [dim]# for an experiment by user[/dim]
+
   outrider bench --ab outrider.max_draft_nodes=0 outrider.max_draft_nodes=16
 
   outrider bench --compare before.json after.json
@@ -31,7 +33,7 @@ Without --url it starts a gateway of its own on a free port, and ends it afterwa
 Latencies count from when a request was due, so a slow server cannot hide behind a slow sender.
 Exit status: 0 measured, 1 nothing could be measured, 2 a flag is wrong, 3 fewer requests met their
 objectives than --fail-below.
-"""
+"""  # noqa: E501 - what is typed stands on one line
 
 
 @app.command("bench", help=BENCH_HELP)
@@ -72,6 +74,10 @@ def bench(  # noqa: PLR0913 - a flag each
     concurrency: Annotated[
         int | None,
         typer.Option(min=1, help="Concurrent users; each sends its next request after an answer."),
+    ] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(min=1, help="Give each request one of N users: the units of experiments."),
     ] = None,
     duration: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds of sending; default: 30.")
@@ -197,6 +203,7 @@ def bench(  # noqa: PLR0913 - a flag each
             max_gap=max_gap,
             keep_lengths=keep_lengths,
             skip_bad=skip_bad,
+            users=users,
             stream=stream,
             assignments=tuple(assignments or ()),
             header=tuple(header or ()),

@@ -1,5 +1,6 @@
 """Prompts to ask: from a file, or the few that come with Outrider."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ import msgspec
 from gateway.tools.bench.traces import BadLineError, WorkloadError, read_lines
 
 _MOST_BAD_SHOWN: Final = 3
+_MAX_DRAWS: Final = 20
+"""Draws of a task before another kind is tried: some kinds have few texts."""
 _TEXT_NAMES: Final = ("prompt", "text", "question", "instruction", "input")
 _CATEGORY_NAMES: Final = ("category", "domain", "task")
 _ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
@@ -67,6 +70,28 @@ def built_in_prompts() -> PromptSet:
         _asked(text, category=category) for category, texts in _BUILT_IN.items() for text in texts
     ]
     return PromptSet(name="built-in", prompts=prompts)
+
+
+def fresh_prompts(count: int, *, seed: int, salt: str) -> list[BenchPrompt]:
+    """Draw small tasks, such as the bundled pair has learnt, none of which is asked twice.
+
+    A prompt that repeats is drafted from its own remembered answer, which no new question is.
+    `seed` fixes the kinds of tasks and their order, `salt` their numbers and words: so two sides of
+    a comparison are asked alike, and neither is asked what the other was.
+    """
+    from draft.training.tasks.families import DIFFICULTIES, PLAIN_FAMILIES, generate
+
+    kinds, words = random.Random(seed), random.Random(f"{seed}/{salt}")
+    found: dict[str, BenchPrompt] = {}
+    while len(found) < count:
+        family = kinds.choice(PLAIN_FAMILIES)
+        difficulty = kinds.choice(DIFFICULTIES)
+        for _ in range(_MAX_DRAWS):
+            messages = generate(family, difficulty, words).messages
+            prompt = BenchPrompt(messages=[dict(one) for one in messages], category=family)
+            if found.setdefault(str(messages), prompt) is prompt:
+                break
+    return list(found.values())
 
 
 def load_prompts(

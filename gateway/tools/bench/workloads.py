@@ -14,7 +14,7 @@ import numpy as np
 from gateway.tools.bench.arrivals import ArrivalKind, LengthDistribution, arrival_times
 from gateway.tools.bench.fields import merge_fields
 from gateway.tools.bench.filler import Filler, TokenRatio
-from gateway.tools.bench.prompts import built_in_prompts, load_prompts
+from gateway.tools.bench.prompts import BenchPrompt, fresh_prompts, load_prompts
 from gateway.tools.bench.traces import Trace, TraceRow, WorkloadError, close_gaps, load_trace
 
 WorkloadKind = Literal["prompts", "trace", "synthetic"]
@@ -34,7 +34,8 @@ class WorkloadSettings:
     `path`: of the prompts or the trace; prompts without one are built in. `max_tokens`: of each
     answer; of a trace's, at most. `context_tokens`: lengths are scaled into it; None asks the
     target. `length_scale`: replaces the scale that makes the trace fit. `keeps_lengths`: request
-    answers of exactly the trace's length (`ignore_eos`), if the target supports it.
+    answers of exactly the trace's length (`ignore_eos`), if the target supports it. `num_users`:
+    each request has a `user`, one of so many, drawn at random; None for no user.
     """
 
     kind: WorkloadKind = "prompts"
@@ -44,6 +45,7 @@ class WorkloadSettings:
     context_tokens: int | None = None
     length_scale: float | None = None
     keeps_lengths: bool = True
+    num_users: int | None = None
     max_gap_s: float | None = None
     skips_bad: bool = False
     arrivals: ArrivalKind = "poisson"
@@ -120,21 +122,22 @@ class Workload:
             self.name = trace.name
             self.notes += trace.notes
         elif settings.kind == "prompts":
-            prompts = (
-                built_in_prompts()
-                if settings.path is None
-                else load_prompts(
+            self._prompts: Sequence[BenchPrompt] | None = None
+            self.name = "fresh tasks"
+            if settings.path is not None:
+                prompts = load_prompts(
                     settings.path, skips_bad=settings.skips_bad, categories=settings.categories
                 )
-            )
-            self._prompts = prompts.prompts
-            self.name = prompts.name
-            self.notes += prompts.notes
+                self._prompts = prompts.prompts
+                self.name = prompts.name
+                self.notes += prompts.notes
 
     @property
     def num_prompts(self) -> int | None:
         """The number of different prompts; None if every request has its own text."""
-        return len(self._prompts) if self.settings.kind == "prompts" else None
+        if self.settings.kind != "prompts" or self._prompts is None:
+            return None
+        return len(self._prompts)
 
     @property
     def has_lengths(self) -> bool:
@@ -147,6 +150,16 @@ class Workload:
         `salt`: part of the name of every text that is made, so that another run finds none of its
         prompts in a cache. Raises WorkloadError.
         """
+        planned = self._planned(extent, facts, salt)
+        num_users = self.settings.num_users
+        if num_users is None:
+            return planned
+        rng = np.random.default_rng((self._seed, num_users))
+        return [
+            replace(one, body=_of_user(one.body, int(rng.integers(num_users)))) for one in planned
+        ]
+
+    def _planned(self, extent: Extent, facts: TargetFacts, salt: str) -> list[PlannedRequest]:
         if self._trace is not None:
             return self._replay(self._trace, extent, facts, salt)
         count = extent.count()
@@ -165,19 +178,17 @@ class Workload:
                 )
             ]
             return self._rendered(Trace(name="synthetic", rows=rows), facts, salt)
-        return self._asked(times, facts, rng)
+        if self._prompts is None:
+            prompts = fresh_prompts(count, seed=self._seed, salt=salt)
+        else:
+            prompts = _shuffled(self._prompts, count, rng)
+        return self._asked(times, prompts, facts)
 
     def _asked(
-        self, times: Sequence[float], facts: TargetFacts, rng: np.random.Generator
+        self, times: Sequence[float], prompts: Sequence[BenchPrompt], facts: TargetFacts
     ) -> list[PlannedRequest]:
-        """Every prompt once in an order of chance, then again in another."""
-        count = len(self._prompts)
-        order: list[int] = []
-        while len(order) < len(times):
-            order += [int(i) for i in rng.permutation(count)]
         planned = []
-        for at_s, index in zip(times, order, strict=False):
-            prompt = self._prompts[index]
+        for at_s, prompt in zip(times, prompts, strict=True):
             fields: dict[str, Any] = {"messages": prompt.messages}
             if self.settings.max_tokens is not None:
                 fields["max_tokens"] = self.settings.max_tokens
@@ -252,6 +263,22 @@ class Workload:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _of_user(body: bytes, number: int) -> bytes:
+    """Return the request with a user, unless it has one."""
+    document: dict[str, Any] = msgspec.json.decode(body)
+    return msgspec.json.encode({"user": f"user-{number}", **document})
+
+
+def _shuffled(
+    prompts: Sequence[BenchPrompt], count: int, rng: np.random.Generator
+) -> list[BenchPrompt]:
+    """Return every prompt once in an order of chance, then again in another."""
+    order: list[int] = []
+    while len(order) < count:
+        order += [int(i) for i in rng.permutation(len(prompts))]
+    return [prompts[index] for index in order[:count]]
 
 
 def _body(fields: Mapping[str, Any], facts: TargetFacts) -> bytes:

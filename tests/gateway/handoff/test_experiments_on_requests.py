@@ -110,6 +110,22 @@ def test_a_request_with_its_own_setting_takes_no_part(opened: Open) -> None:
         assert arm_of(world.chat(user="user-1", outrider={"tier": "small"})) is not None
 
 
+def test_the_report_says_why_requests_took_no_part(opened: Open) -> None:
+    with opened(DRAFTS) as made:
+        world = made.world
+        for _ in range(3):
+            assert arm_of(world.chat()) is None, "no user"
+        assert arm_of(world.chat(user="user-1", service_tier="default")) is None
+        totals(made, "drafts", 0)
+        report = world.http.get("/admin/experiments/drafts/report", headers=BOSS).json()
+        assert report["passed_over"] == {"no-unit": 3, "own-setting": 1}
+        assert report["verdict"]["text"].startswith(
+            "4 requests came, 0 took part: 3 without a user"
+        )
+        assert arm_of(world.chat(user="user-2")) is not None
+        totals(made, "drafts", 1)
+
+
 def test_a_forced_arm_is_served_and_not_counted(opened: Open) -> None:
     with opened(DRAFTS) as made:
         world = made.world

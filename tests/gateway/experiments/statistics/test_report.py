@@ -121,7 +121,7 @@ def test_text_and_json_of_a_report(totals):
 
 def test_an_experiment_without_requests_is_told_too(tmp_path):
     analysis = analyse(plan_of("control", "fast", limits=LIMITS), {})
-    assert analysis.verdict.text == "Nothing to compare yet by attainment."
+    assert analysis.verdict.text.startswith("No request has come yet.")
     assert "requests" in printed(print_report, analysis)
     json.dumps(analysis.document(), allow_nan=False)
     write_png(analysis, tmp_path / "empty.png")
@@ -178,3 +178,13 @@ def test_the_check_finds_units_that_are_taken_for_requests(totals):
     assert "Too little data" in nothing.text
     with pytest.raises(ValueError, match="splits"):
         self_check(plan_of("control", "fast"), totals, rng, num_splits=0)
+
+
+def test_requests_that_took_no_part_are_told_with_the_reason(totals):
+    plan = plan_of("control", "fast", limits=LIMITS)
+    none = analyse(plan, {}, {"no-unit": 250, "own-setting": 5})
+    assert none.verdict.text.startswith("255 requests came, 0 took part: 250 without a user")
+    assert none.verdict.state == "undecided"
+    some = analyse(plan, totals, {"share": 10})
+    assert "10 outside the share" in printed(print_report, some).replace("\n", " ")
+    assert some.document()["passed_over"] == {"share": 10}

@@ -9,7 +9,7 @@ import pytest
 from gateway.tools.bench.arrivals import LengthDistribution, arrival_times
 from gateway.tools.bench.fields import FieldError, merge_fields, parse_fields
 from gateway.tools.bench.filler import Filler, TokenRatio
-from gateway.tools.bench.prompts import built_in_prompts, load_prompts
+from gateway.tools.bench.prompts import load_prompts
 from gateway.tools.bench.traces import Trace, WorkloadError, close_gaps, load_trace
 from gateway.tools.bench.workloads import Extent, TargetFacts, Workload, WorkloadSettings
 
@@ -186,9 +186,30 @@ def test_a_wrong_prompt_is_named_or_left_out(tmp_path: Path, line: str) -> None:
     assert len(load_prompts(path, skips_bad=True).prompts) == 1
 
 
-def test_every_prompt_is_asked_before_one_is_asked_again() -> None:
+def test_prompts_without_a_file_are_never_asked_twice() -> None:
+    extent = Extent(rate_per_s=5.0, duration_s=None, num_requests=300)
     workload = Workload(WorkloadSettings(max_tokens=9), seed=3)
-    count = len(built_in_prompts().prompts)
+    first = [text_of(body) for body in bodies(workload, extent, salt="a")]
+    second = [text_of(body) for body in bodies(workload, extent, salt="b")]
+    assert len(set(first)) == len(set(second)) == 300
+    assert len(set(first) & set(second)) < 30, "only kinds with few texts meet again"
+    again = Workload(WorkloadSettings(max_tokens=9), seed=3)
+    assert [text_of(body) for body in bodies(again, extent, salt="a")] == first
+    assert workload.num_prompts is None
+
+
+def test_each_request_has_one_of_so_many_users() -> None:
+    extent = Extent(rate_per_s=5.0, duration_s=None, num_requests=200)
+    asked = bodies(Workload(WorkloadSettings(num_users=7), seed=3), extent)
+    assert {body["user"] for body in asked} == {f"user-{number}" for number in range(7)}
+    without = bodies(Workload(WorkloadSettings(), seed=3), extent)
+    assert all("user" not in body for body in without)
+
+
+def test_every_prompt_is_asked_before_one_is_asked_again(tmp_path: Path) -> None:
+    count = 18
+    path = written(tmp_path, "p.txt", "".join(f"Question {n}?\n" for n in range(count)))
+    workload = Workload(WorkloadSettings(max_tokens=9, path=path), seed=3)
     asked = bodies(workload, Extent(rate_per_s=5.0, duration_s=None, num_requests=2 * count))
     texts = [text_of(body) for body in asked]
     assert len(set(texts[:count])) == count
