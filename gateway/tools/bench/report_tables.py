@@ -154,24 +154,25 @@ def search_table(search: SearchReport) -> str:
 def comparison_table(comparison: RunComparison) -> str:
     """The differences, those that were seen coloured."""
     first, second = comparison.first_label, comparison.second_label
-    head = ["", first, second, "difference", "95 % interval", "ratio", "95 % interval", ""]
+    # The verdict stands beside the name, so that no screen is too narrow for it.
+    head = ["", "verdict", first, second, "difference", "95 % interval", "ratio", "95 % interval"]
     cells = "".join(f'<th scope="col">{escape(one)}</th>' for one in head)
     rows = []
     for entry in comparison.differences:
         ratio = entry.ratio
         texts = [
             f"{entry.name}, {entry.unit}",
+            entry.verdict,
             figure_text(entry.first),
             figure_text(entry.second),
             f"{entry.difference.value:+.4g}",
             interval_text(entry.difference),
             "" if ratio is None else f"{ratio.value:.3f}",
             "" if ratio is None else interval_text(ratio),
-            entry.verdict,
         ]
         rows.append(_row(texts, entry.verdict if entry.verdict in {"better", "worse"} else ""))
     return (
-        f'<div class="table"><table><thead><tr>{cells}</tr></thead>\n'
+        f'<div class="table comparison"><table><thead><tr>{cells}</tr></thead>\n'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
