@@ -140,6 +140,7 @@ def test_two_answers_side_by_side(gateway: Running, new_page: NewPage) -> None:
     assert page.locator("[data-live=ttft]").all_inner_texts()[1].endswith("ms")
 
 
+@pytest.mark.slow
 def test_speeds_are_compared_over_several_new_questions(
     gateway: Running, new_page: NewPage
 ) -> None:

@@ -13,7 +13,8 @@ DESK = {"width": 1280, "height": 900}
 LONG = "speculation with thirty-two nodes and a depth of eight"
 
 
-@pytest.mark.parametrize("viewport", [DESK, pytest.param(PHONE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("viewport", [DESK, PHONE])
 def test_the_verdict_of_a_comparison_is_in_view(
     tmp_path: Path, new_page: NewPage, viewport: dict[str, int]
 ) -> None:
