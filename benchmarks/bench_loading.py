@@ -2,7 +2,8 @@
 
 Method: a process of its own loads the large model and prints the time, what of its memory is
 resident afterwards, and the most that ever was, both without what the process had before. A scheme
-is loaded twice: the first start rounds and keeps the weights, the second reads what was kept.
+is loaded twice: the first start rounds and keeps the weights, the second reads what was kept. The
+same model with projections that are stored in 4 bits, and in 8, is loaded as it is, and decoded.
 Goal: the peak is at most 1.3 times the final size.
 
     python -m benchmarks.bench_loading --expand-target 400M
@@ -28,9 +29,13 @@ from benchmarks.harness import (
     verdict,
     write_results,
 )
-from engine.model.quantised.formats import SCHEMES
+from benchmarks.stored_checkpoints import store_quantised
+from engine.model.quantised.formats import DECODE, SCHEMES
+from kernels.quantised.weight import Bits
 
 _MOST: Final = 1.3
+_STORED_BITS: Final[tuple[Bits, ...]] = (4, 8)
+_GROUP: Final = 64
 _STATUS: Final = Path("/proc/self/status")
 _WORK: Final = """
 import sys
@@ -52,8 +57,9 @@ def load(folder: str, scheme: str, keep_in: str, num_threads: str) -> None:
     torch.zeros(1)
     named = next((each for each in SCHEMES if each == scheme), None)
     rounding = None if named is None else Rounding(scheme=named, keep_in=Path(keep_in))
+    way = DECODE if scheme == DECODE else rounding
     before, begin = resident("VmRSS"), time.perf_counter()
-    model = load_model(folder, dtype="bfloat16", rounding=rounding, deterministic=None)
+    model = load_model(folder, dtype="bfloat16", rounding=way, deterministic=None)
     found = {
         "seconds": time.perf_counter() - begin,
         "weight_bytes": model.weight_bytes,
@@ -96,6 +102,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for scheme in SCHEMES:
             for turn in ("first start", "later starts"):
                 found[f"{scheme}, {turn}"] = measure(folder, scheme, kept, arguments.threads)
+        for bits in _STORED_BITS:
+            stored = Path(kept) / f"stored-{bits}"
+            store_quantised(folder, stored, bits, group_size=_GROUP)
+            name = f"stored in {bits} bits"
+            found[name] = measure(stored, "", kept, arguments.threads)
+            found[f"{name}, decoded"] = measure(stored, DECODE, kept, arguments.threads)
     rows = [
         [
             name,

@@ -4,8 +4,10 @@ Method: one weight of a layer, in as many copies as do not fit into any cache; e
 next copy, so its weight comes from memory. In turn, many rounds: torch reads the same bytes (the
 faster of a sum and a maximum), then each product at each number of rows. Where other programs run,
 the fastest calls are the ones that were not disturbed, so ratios are of the fastest; medians stand
-beside them. With --expand-target, whole passes of that model too: ordinary and deterministic, with
-the compiled products and attention, and with torch's; and with weights in 8 and 4 bits.
+beside them. "stored" products hold weights as quantised checkpoints do, with a scale (float16) for
+each group of columns, and multiply what they decode to. With --expand-target, whole passes of that
+model too: ordinary and deterministic, with the compiled products and attention, and with torch's;
+and with weights in 8 and 4 bits.
 
 How to read it: `bandwidth` is the time of reading over that of the product. Up to some 16 rows it
 should stay near 1: memory is what takes time. Beyond, arithmetic does.
@@ -43,7 +45,9 @@ from engine.passes.runner import ForwardSlice, ModelRunner
 from kernels.cpu.int4_panel_linear import Int4PanelLinear
 from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
 from kernels.cpu.product_library import product_support
+from kernels.cpu.stored_panel_linear import StoredPanelLinear
 from kernels.layers.linear import Linear
+from kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 from kernels.quantised.weight import rounded_to_int4, rounded_to_int8
 from kernels.triton_support import KernelChoice, use_kernels
 
@@ -54,7 +58,7 @@ COPIES_BYTES = 160 << 20
 PASS_CONTEXT = 128
 _GROUP = INT4_GROUP_SIZES[0]
 # Of a weight and its share of a scale, by the ends of products' names.
-BITS = {"bfloat16": 16.0, "int8": 8.0, "int4": 4 + 16 / _GROUP}
+BITS = {"bfloat16": 16.0, "int8": 8.0, "int4": 4 + 16 / _GROUP, "float8": 8.0}
 
 Product = Callable[[Tensor], Tensor]
 
@@ -104,7 +108,27 @@ def products_of(weights: list[Tensor]) -> dict[str, list[Product]]:
         "compiled int4": [
             Int4PanelLinear(rounded_to_int4(weight, group_size=_GROUP)) for weight in weights
         ],
+    } | {
+        f"stored {number}": [
+            StoredPanelLinear(stored_weight(number, seed, weight.shape))
+            for seed, weight in enumerate(weights)
+        ]
+        for number in NUMBERS
     }
+
+
+def stored_weight(number: Number, seed: int, shape: torch.Size) -> StoredWeight:
+    """A weight whose numbers lie as those of real ones do, in groups of `_GROUP` columns."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers, bits = torch.randn(shape, generator=generator), NUMBERS[number]
+    scales = torch.full((shape[0], shape[1] // _GROUP), 2.0**-7)
+    if number == "float8":
+        codes = (numbers * 64).to(torch.float8_e4m3fn).view(torch.uint8)
+        return StoredWeight(number=number, codes=codes, scales=scales)
+    middle = 1 << (bits - 1)
+    codes = (numbers * (middle / 4) + middle).round_().clamp_(0, 2 * middle - 1).to(torch.uint8)
+    zeros = torch.full_like(scales, middle, dtype=torch.int16)
+    return StoredWeight(number=number, codes=codes, scales=scales, zeros=zeros)
 
 
 def readers(weights: list[Tensor]) -> dict[str, Callable[[], float]]:
@@ -134,7 +158,12 @@ def time_products(arguments: argparse.Namespace) -> list[ProductTime]:
         for _ in range(num_copies)
     ]
     cases = readers(weights)
-    kinds = products_of(weights)
+    wanted = arguments.only or [""]
+    kinds = {
+        name: products
+        for name, products in products_of(weights).items()
+        if any(each in name for each in (*wanted, "compiled bfloat16"))
+    }
     for rows in ROWS:
         x = torch.randn((rows, in_features), generator=generator).bfloat16()
         for name, products in kinds.items():
@@ -284,6 +313,7 @@ def main() -> None:
     """Measure, show, write."""
     parser = argument_parser(__doc__)
     parser.add_argument("--shape", type=int, nargs=2, default=(2048, 5632), metavar=("OUT", "IN"))
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="products with one in the name")
     parser.set_defaults(repeats=100)
     arguments = parser.parse_args()
     support = product_support()

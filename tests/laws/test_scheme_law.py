@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from benchmarks.stored_checkpoints import store_quantised
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.model.decoder import DecoderModel
@@ -27,7 +28,6 @@ from tests.engines import (
     shipped_pair,
 )
 from tests.kernels.layers.bits import torch_threads
-from tests.stored_checkpoints import store_quantised
 
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {},

@@ -1,5 +1,6 @@
 """Checkpoints with weights in packed whole numbers, made of plain ones."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels.quantised.weight import Bits, rounded_to_int4, rounded_to_int8
-from tests.models import edit_config
 
 _WORD_BITS = 32
 
@@ -24,8 +24,20 @@ def words_of(codes: Tensor, bits: int) -> Tensor:
 def store_quantised(plain: Path, folder: Path, bits: Bits, *, group_size: int = 32) -> None:
     """Write a checkpoint's copy whose projections have 4 bits in groups, or 8 bits by row."""
     shutil.copytree(plain, folder)
+    for file in folder.glob("*.safetensors"):
+        _store_file(file, bits, group_size)
+    path = folder / "config.json"
+    weights: dict[str, object] = {"num_bits": bits, "type": "int"}
+    options = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": options}))
+
+
+def _store_file(file: Path, bits: Bits, group_size: int) -> None:
     stored: dict[str, Tensor] = {}
-    for name, weight in load_file(plain / "model.safetensors").items():
+    for name, weight in load_file(file).items():
         if not name.endswith("_proj.weight"):
             stored[name] = weight
             continue
@@ -38,10 +50,4 @@ def store_quantised(plain: Path, folder: Path, bits: Bits, *, group_size: int = 
             f"{stem}weight_scale": found.scales.bfloat16(),
             f"{stem}weight_shape": torch.tensor(weight.shape),
         }
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    weights: dict[str, object] = {"num_bits": bits, "type": "int"}
-    options = {
-        "quant_method": "compressed-tensors",
-        "config_groups": {"group_0": {"weights": weights}},
-    }
-    edit_config(folder, quantization_config=options)
+    save_file(stored, file, metadata={"format": "pt"})
