@@ -32,7 +32,8 @@ QuantizeOption = Annotated[
     str | None,
     typer.Option(
         metavar="SCHEME",
-        help="Round weights to 8 or 4 bits: int8 or int4 for both tiers, large=int8 for one.",
+        help="Round weights to 8 or 4 bits: int8 or int4 for both tiers, large=int8 for one. "
+        "decode: make plain weights of those that a checkpoint stores quantised.",
     ),
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
