@@ -108,12 +108,13 @@ def products_of(weights: list[Tensor]) -> dict[str, list[Product]]:
         "compiled int4": [
             Int4PanelLinear(rounded_to_int4(weight, group_size=_GROUP)) for weight in weights
         ],
-    } | {
-        f"stored {number}": [
-            StoredPanelLinear(stored_weight(number, seed, weight.shape))
-            for seed, weight in enumerate(weights)
-        ]
-        for number in NUMBERS
+        **{
+            f"stored {number}": [
+                StoredPanelLinear(stored_weight(number, seed, weight.shape))
+                for seed, weight in enumerate(weights)
+            ]
+            for number in NUMBERS
+        },
     }
 
 
