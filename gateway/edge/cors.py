@@ -1,5 +1,6 @@
 """CORS: which pages of other sites may ask and read answers (the Fetch standard, section 3.2)."""
 
+import logging
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -12,7 +13,11 @@ from gateway.settings.http_bounds import CorsSettings
 
 Header = tuple[bytes, bytes]
 
+logger = logging.getLogger(__name__)
+
 _ANY: Final = "*"
+_MAX_LOGGED: Final = 32
+_MAX_LOGGED_CHARS: Final = 128
 _METHODS: Final = b"GET, HEAD, POST, PATCH, PUT, DELETE"
 _MAX_AGE_S: Final = b"600"
 _HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9-]{1,64}(?:, ?[A-Za-z0-9-]{1,64}){0,63}")
@@ -32,6 +37,28 @@ class CorsAnswer:
     refusal: Problem | None = None
 
 
+class RefusedOrigins:
+    """Logs each refused origin once: browsers tell the page nothing, and the console little."""
+
+    def __init__(self) -> None:
+        self._logged: set[bytes] = set()
+
+    def log_preflight(self, scope: Scope) -> None:
+        """Log the origin of a preflight where no origin may read answers."""
+        if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method"):
+            self.log(_header(scope, b"origin") or b"")
+
+    def log(self, origin: bytes) -> None:
+        """Log an origin, unless it was logged, or many were."""
+        if origin in self._logged or len(self._logged) >= _MAX_LOGGED:
+            return
+        self._logged.add(origin)
+        logger.warning(
+            "page of another site may not read answers origin=%s setting=http.cors.origins",
+            origin[:_MAX_LOGGED_CHARS].decode("ascii", "replace"),
+        )
+
+
 class CorsPolicy:
     """Origins that may call the API. Cookies play no part: a page sends its key like any client."""
 
@@ -41,6 +68,7 @@ class CorsPolicy:
         self._allows_all = _ANY in origins
         # Without it a cache would give one page's answer, with one page's name on it, to another.
         self._to_others = CorsAnswer(headers=() if self._allows_all else (_VARY,))
+        self._refused = RefusedOrigins()
         self._allowed: dict[bytes, CorsAnswer] = {
             origin: CorsAnswer(headers=self._allow(origin)) for origin in self._origins
         }
@@ -59,10 +87,14 @@ class CorsPolicy:
             return self._preflight(origin, scope)
         if self._allows_all:
             return self._allowed[b"*"]
-        return self._allowed.get(origin, self._to_others)
+        if (found := self._allowed.get(origin)) is not None:
+            return found
+        self._refused.log(origin)
+        return self._to_others
 
     def _preflight(self, origin: bytes, scope: Scope) -> CorsAnswer:
         if not self._allows_all and origin not in self._origins:
+            self._refused.log(origin)
             refusal = Problem(
                 status=HTTPStatus.FORBIDDEN,
                 message=(

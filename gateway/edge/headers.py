@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.edge.cors import CorsAnswer, CorsPolicy, Header
+from gateway.edge.cors import CorsAnswer, CorsPolicy, Header, RefusedOrigins
 from gateway.errors.http import PERMISSION, Problem
 
 SECURITY_HEADERS: Final[tuple[Header, ...]] = (
@@ -56,6 +56,7 @@ class EdgeHeaders:
         """
         self.app = app
         self._cors = cors
+        self._refused_origins = RefusedOrigins()
         self._only_local_hosts = only_local_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +80,8 @@ class EdgeHeaders:
             host = Headers(scope=scope).get("host", "")
             if not _LOCAL_HOST.fullmatch(host):
                 return _FOREIGN_HOST.response()
+        if self._cors is None:
+            self._refused_origins.log_preflight(scope)
         if not cors.is_preflight:
             return None
         return cors.refusal.response() if cors.refusal else Response(status_code=204)

@@ -158,8 +158,7 @@ class RedisLimiter:
             from gateway.limits.redis_store import RedisStore
         except ModuleNotFoundError as error:
             raise SettingsError(
-                "redis_url is set, but the Redis client is not installed: "
-                "pip install 'outrider[redis]'"
+                "redis_url is set, but the Redis client is not installed: pip install redis"
             ) from error
         store = RedisStore.from_url(url, timeout_s=timeout_s, metrics=metrics)
         return cls(store, metrics=metrics, lease_s=lease_s)

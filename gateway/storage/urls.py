@@ -95,6 +95,6 @@ def _sqlite_url(url: URL) -> URL:
 def _postgres_url(url: URL) -> URL:
     if importlib.util.find_spec("psycopg") is None:
         raise SettingsError(
-            "database_url: PostgreSQL needs another package: pip install 'outrider[postgres]'"
+            "database_url: PostgreSQL needs another package: pip install 'psycopg[binary]'"
         )
     return url.set(drivername="postgresql+psycopg")

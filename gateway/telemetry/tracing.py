@@ -35,7 +35,7 @@ def build_tracer(
     except ModuleNotFoundError as error:
         raise SettingsError(
             f"telemetry.traces.endpoint is set, but {error.name} is not installed. "
-            "Install it with: pip install 'outrider[telemetry]'"
+            "Install it with: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
     provider, counts = make_provider(url, settings.service_name, rng)
     registry.register(counts)

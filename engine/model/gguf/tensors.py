@@ -150,7 +150,7 @@ def _decode(data: Any, tensor: StoredTensor) -> Tensor:
         from gguf import GGMLQuantizationType, dequantize
     except ImportError as error:
         raise UnsupportedModelError(
-            "quantised GGUF files need the package gguf: pip install 'outrider[gguf]'."
+            "quantised GGUF files need the package gguf: pip install gguf."
         ) from error
     stored = TENSOR_TYPES[tensor.kind]
     width = tensor.shape[-1]

@@ -28,7 +28,7 @@ class PlotsMissingError(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a picture needs matplotlib: install it with pip install 'outrider[plots]', or ask "
+            "a picture needs matplotlib: install it with pip install matplotlib, or ask "
             "for the report as text or JSON"
         )
 

@@ -1,6 +1,7 @@
 """Code that commands on the database share: open it, check input, print JSON."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,18 @@ DatabaseUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is lost for ever; ends the command on no. Programs are not asked."""
+    if not yes and _is_terminal():
+        typer.confirm(question, abort=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from gateway.settings.tree import SettingsError
 from gateway.tools.admin.database_cli import (
     AsJson,
     DatabaseUrl,
+    Yes,
     checked,
+    confirm,
     echo_json,
     opened_database,
 )
@@ -217,9 +219,13 @@ def edit(
 
 @app.command()
 def delete(
-    name: ExperimentArgument, database_url: DatabaseUrl = None, config: ConfigFile = None
+    name: ExperimentArgument,
+    yes: Yes = False,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
 ) -> None:
     """Forget an experiment that does not run, with all its data."""
+    confirm(f"Delete {name} with all its data? It cannot be undone.", yes=yes)
     with opened_database(database_url, config, kept="experiments") as (_, database):
         from gateway.experiments.measure_store import MeasureStore
         from gateway.experiments.store import ExperimentStore

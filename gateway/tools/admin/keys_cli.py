@@ -13,7 +13,9 @@ from gateway.settings.tree import SettingsError
 from gateway.tools.admin.database_cli import (
     AsJson,
     DatabaseUrl,
+    Yes,
     checked,
+    confirm,
     echo_json,
     opened_database,
 )
@@ -230,6 +232,7 @@ def rotate(
 @app.command()
 def revoke(
     key: Key,
+    yes: Yes = False,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -239,7 +242,9 @@ def revoke(
         from gateway.tenants.admin_schema import key_report
         from gateway.tools.admin.keys_tables import visible
 
-        record = store.revoke(store.find(key).key_id)
+        found = store.find(key)
+        confirm(f"Revoke {visible(found.name)}, id {found.key_id}, for ever?", yes=yes)
+        record = store.revoke(found.key_id)
         if as_json:
             echo_json(key_report(record, time.time()))
         else:

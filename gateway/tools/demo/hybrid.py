@@ -56,13 +56,11 @@ ONLINE: Final = (
     _asked("Reverse the word lamp."),
     _asked(_WEEKDAY),
     _asked(_DAYS),
-    _asked("Put 297, 322, 985, 204, 553, 898, 695, 641 in order, largest first."),
+    _asked("Put 41, 17, 93, 58 in order, smallest first."),
     _asked(_DAYS, privacy="private"),
     _asked("Which is larger, 71 or 38?", policy="prefer_cloud"),
 )
-LONG: Final = _asked(
-    "Put 297, 322, 985, 204, 553, 898, 695, 641 in order, largest first.", policy="prefer_cloud"
-)
+LONG: Final = _asked("What is 8213 + 1949?", policy="prefer_cloud")
 OFFLINE: Final = (
     _asked("What is 6 + 3?"),
     _asked(_WEEKDAY),
@@ -72,6 +70,18 @@ OFFLINE: Final = (
 )
 RETURN: Final = _asked("What is 4786 + 3957?", policy="prefer_cloud")
 BACK: Final = (_asked(_WEEKDAY), _asked("What is 9 + 5?"))
+_RIGHT: Final[Mapping[str, str]] = {
+    "What is 6 + 3?": "9",
+    "Reverse the word lamp.": "p-m-a-l",
+    _WEEKDAY: "Monday",
+    _DAYS: "125 days",
+    "Put 41, 17, 93, 58 in order, smallest first.": "17, 41, 58, 93",
+    "Which is larger, 71 or 38?": "71",
+    "What is 8213 + 1949?": "10162",
+    "What is 4786 + 3957?": "8743",
+    "What is 9 + 5?": "14",
+}
+"""What the answers' last line has to say. The small model alone is wrong more often."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,14 +220,15 @@ def _ask_until_back(device: DeviceApp) -> list[HybridReply]:
 
 
 def table(title: str, replies: Sequence[HybridReply]) -> Table:
-    """Table of prompt, tier, reason and time to the first text."""
+    """Table of prompt, answer, tier, reason and time to the first text."""
     shown = Table(title=title, title_justify="left", show_lines=True)
-    for name in ("prompt", "answered by", "why"):
+    for name in ("prompt", "answer", "answered by", "why"):
         shown.add_column(name, ratio=3 if name != "answered by" else None)
     shown.add_column("first\ntext", justify="right", no_wrap=True)
     for reply in replies:
         ttft = "-" if reply.ttft_s is None else f"{reply.ttft_s * 1000:.0f} ms"
-        shown.add_row(_prompt(reply.question), _who(reply), _why(reply), ttft)
+        answer = _answer(reply)
+        shown.add_row(_prompt(reply.question), answer, _who(reply), _why(reply), ttft)
     return shown
 
 
@@ -226,6 +237,17 @@ def _prompt(question: HybridQuestion) -> Text:
     for name, value in question.options.items():
         shown.append(f"\n{name}: {value}", style="cyan")
     return shown
+
+
+def _answer(reply: HybridReply) -> Text:
+    """Return the answer's last line, green or red where the right one is known."""
+    line = (reply.text.strip().split("\n") or [""])[-1].removeprefix("Answer: ").removesuffix(".")
+    right = _RIGHT.get(reply.question.prompt)
+    if right is None or not reply.is_answered:
+        return Text(_short(line))
+    if line == right:
+        return Text(_short(line), style="green")
+    return Text(_short(line), style="red").append(f"\nwrong, it is {right}", style="")
 
 
 def _who(reply: HybridReply) -> Text:

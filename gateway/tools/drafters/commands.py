@@ -325,10 +325,8 @@ def _tune(
 def _need(package: str, purpose: str) -> None:
     """Exit with what to install if an optional package is not there."""
     if importlib.util.find_spec(package) is None:
-        extra = "bench" if package == "matplotlib" else "train"
         typer.secho(
-            f"outrider: {purpose} need {package}, which is not installed: "
-            f'pip install "outrider[{extra}]" or pip install {package}',
+            f"outrider: {purpose} need {package}, which is not installed: pip install {package}",
             fg=typer.colors.RED,
             err=True,
         )

@@ -98,8 +98,7 @@ def need_matplotlib(purpose: str) -> None:
     """Exit with what to install if matplotlib is not there."""
     if importlib.util.find_spec("matplotlib") is None:
         raise RouterDataError(
-            f"{purpose} needs matplotlib, which is not installed: "
-            'pip install "outrider[plots]" or pip install matplotlib'
+            f"{purpose} needs matplotlib, which is not installed: pip install matplotlib"
         )
 
 

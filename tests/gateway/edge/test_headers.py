@@ -219,3 +219,14 @@ def test_the_lifespan_passes() -> None:
     scope = {"type": "lifespan"}
     exchange = ask(EdgeHeaders(app, only_local_hosts=lambda: True), scope)
     assert seen == [("lifespan", exchange.send)]
+
+
+@pytest.mark.parametrize("policy", [None, cors("http://a.example")])
+def test_a_refused_origin_is_logged_once_with_the_setting(
+    endpoint: Endpoint, policy: CorsPolicy | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = EdgeHeaders(endpoint, cors=policy)
+    preflight(app)
+    preflight(app)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"origin={PAGE} setting=http.cors.origins" in told

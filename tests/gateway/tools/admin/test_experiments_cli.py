@@ -118,3 +118,13 @@ def test_a_report_of_nothing_yet(run: Invoke) -> None:
     assert (report["experiment"], report["control"]) == ("x", "control")
     assert report["verdict"]["is_decided"] is False
     assert "deep" in run("report", "x").stdout
+
+
+def test_deleting_asks_on_a_terminal(run: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.tools.admin.database_cli._is_terminal", lambda: True)
+    run("create", "x", *ARMS)
+    refused = run("delete", "x")
+    assert refused.exit_code == 1
+    assert "cannot be undone" in refused.output
+    assert run("show", "x").exit_code == 0
+    assert run("delete", "x", "--yes").exit_code == 0

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from gateway.tools.demo import hybrid as demo_hybrid
-from gateway.tools.demo.hybrid import Cloud
+from gateway.tools.demo.hybrid import Cloud, HybridReply
 from gateway.tools.demo.process import GatewayProcess
 from tests.gateway.conftest import serve
 
@@ -142,6 +142,17 @@ def test_a_cloud_that_stays_away_fails(device: Device, monkeypatch: pytest.Monke
     status, text = run(device)
     assert status == 1
     assert "did not come back" in text
+
+
+def test_a_wrong_answer_is_marked_with_the_right_one() -> None:
+    question = demo_hybrid.RETURN
+    text = io.StringIO()
+    replies = [
+        HybridReply(question=question, text=f"by steps\nAnswer: {said}.", finish_reason="stop")
+        for said in ("8743", "8843")
+    ]
+    Console(file=text, width=120).print(demo_hybrid.table("title", replies))
+    assert text.getvalue().count("wrong, it is 8743") == 1
 
 
 @pytest.mark.slow

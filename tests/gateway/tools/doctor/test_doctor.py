@@ -19,6 +19,7 @@ from gateway.settings.tree import load_settings
 from gateway.tools.doctor import conflicts, doctor
 from gateway.tools.doctor.doctor import examine
 from gateway.tools.doctor.findings import Finding
+from gateway.tools.doctor.storage import STORAGE_CHECKS
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 from kernels.cpu import product_library
 from tests.models import save_hf_model
@@ -360,3 +361,28 @@ def test_tokenizers_that_differ_are_told(checkpoint: Path, tmp_path: Path) -> No
     same = {"models__large": str(checkpoint), "models__small": str(checkpoint)}
     assert "share one vocabulary" in checks(**same)["tokenizers"].detail
     assert "tokenizers" not in checks(models__large=str(checkpoint))
+
+
+def test_database_disk_and_keys_are_looked_at(tmp_path: Path) -> None:
+    def found(**options: Any) -> dict[str, Finding]:
+        flags = {
+            "models.large": "none",
+            "models.small": "none",
+            "tiers.a.url": "http://127.0.0.1:9",
+        }
+        settings = load_settings(environ={}, flags=flags | options)
+        checks = [STORAGE_CHECKS[name](settings) for name in ("database", "keys")]
+        return {check.name: check for check in checks}
+
+    url = {"database_url": f"sqlite:///{tmp_path}/o.db"}
+    fresh = found(**url)
+    assert fresh["database"].status == "ok"
+    assert "only this machine" in fresh["keys"].detail
+    wanted = found(**url, **{"keys.mode": "required"})["keys"]
+    assert (wanted.status, "outrider keys create" in wanted.advice) == ("warning", True)
+    is_open = found(**url, **{"keys.mode": "off", "server.host": "0.0.0.0"})["keys"]
+    assert is_open.status == "warning"
+    file = tmp_path / "file"
+    file.touch()
+    settings = load_settings(environ={}, flags={"database_url": f"sqlite:///{file}/o.db"})
+    assert STORAGE_CHECKS["database"](settings).status == "failed"
