@@ -168,6 +168,7 @@ FailureKind = Literal[
     "status",  # an HTTP status that says the server failed
     "throttled",  # 429
     "not_trusted",  # 401 or 403: it rejects our key
+    "no_credential",  # no key or token can be had for it
     "content_type",
     "garbage",  # its response cannot be parsed
     "too_large",
@@ -175,7 +176,9 @@ FailureKind = Literal[
     "reported",  # an error event in its stream
     "ejected",  # not asked: its breaker is open
 ]
-BLAMELESS_FAILURES: Final[frozenset[FailureKind]] = frozenset({"throttled", "ejected"})
+BLAMELESS_FAILURES: Final[frozenset[FailureKind]] = frozenset(
+    {"throttled", "ejected", "no_credential"}
+)
 """Failures that do not count against a server's health: a busy server is not a broken one."""
 
 
@@ -205,7 +208,7 @@ class UpstreamError(GatewayError):
     @property
     def is_retryable(self) -> bool:
         """Return whether the same request may succeed later, or at another replica."""
-        return self.failure != "not_trusted"
+        return self.failure not in ("not_trusted", "no_credential")
 
     @property
     def blames_server(self) -> bool:

@@ -1,16 +1,18 @@
 """Settings of tiers that are upstream servers: `[tiers.NAME]`, `[handoff]` and `[mirror]`."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import NoDecode
 
 from gateway.schema.kinds import Capability, PassedEndpoint, ServerKind, UnknownFields
 from gateway.settings.paths import did_you_mean
+from gateway.settings.presets import PresetName, SignIn, with_preset
 from gateway.settings.sections import (
     Count,
     ModelSettings,
@@ -71,6 +73,11 @@ def _sendable(headers: dict[str, str]) -> dict[str, str]:
     return headers
 
 
+def _words(value: object) -> object:
+    """Split a command as a shell would, without being one; return a list unchanged."""
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+
 Url = Annotated[str, AfterValidator(_base_url)]
 Urls = Annotated[
     tuple[Url, ...],
@@ -82,6 +89,7 @@ Urls = Annotated[
 Headers = Annotated[dict[str, str], AfterValidator(_sendable)]
 Capabilities = Annotated[tuple[Capability, ...], NoDecode, BeforeValidator(split_list)]
 Endpoints = Annotated[tuple[PassedEndpoint, ...], NoDecode, BeforeValidator(split_list)]
+Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -122,6 +130,16 @@ class TimeoutSettings(Section):
 class UpstreamSettings(Section):
     """A tier that is one upstream server, or several replicas with the same model."""
 
+    preset: PresetName | None = None
+    """Known service: it sets url, server, sign_in and api_key_env where they are not set. One of
+    openai, anthropic, azure (needs resource), bedrock (region), vertex (project, region), gemini,
+    openrouter, groq, cerebras, together, fireworks, mistral, deepseek and xai."""
+    region: str | None = None
+    """Region of the preset bedrock or vertex."""
+    project: str | None = None
+    """Project of the preset vertex."""
+    resource: str | None = None
+    """Resource of the preset azure."""
     url: Urls
     """Base URL in the form of OpenAI's clients, e.g. https://host/v1; several are replicas."""
     server: ServerKind = "openai"
@@ -138,6 +156,19 @@ class UpstreamSettings(Section):
     one that the server lists."""
     api_key_env: VariableName | None = None
     """Environment variable that holds the key; unset: no key is sent."""
+    api_key_file: Path | None = None
+    """File that holds the key, such as a mounted secret; read again when it changes."""
+    api_key_command: Command = ()
+    """Program that prints the key, with its arguments; no shell is involved. It runs again after
+    api_key_ttl_s, and when the server rejects the key."""
+    api_key_ttl_s: Seconds = 300.0
+    """Time after which api_key_command runs again."""
+    sign_in: SignIn | None = None
+    """key (bearer), api_key_header (Azure's), entra (Azure's tokens), google (service account or
+    default credentials) or aws (SigV4); unset: the preset's, else key. The last three need the
+    extras azure, google and aws."""
+    google_account_file: Path | None = None
+    """Service account's file for sign_in google; unset: the application's default credentials."""
     headers: Headers = Field(default_factory=dict)
     """Headers added to every request."""
     tokenizer: str | None = None
@@ -173,6 +204,20 @@ class UpstreamSettings(Section):
     """Certificates to trust in addition to the system's."""
     timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings)
     price: TierPriceSettings = Field(default_factory=TierPriceSettings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, values: Any) -> Any:
+        return with_preset(values) if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _signs_in_one_way(self) -> Self:
+        sources = (self.api_key_env, self.api_key_file, self.api_key_command or None)
+        if sum(source is not None for source in sources) > 1:
+            raise ValueError("set only one of api_key_env, api_key_file and api_key_command")
+        if self.sign_in == "aws" and self.region is None:
+            raise ValueError("sign_in aws needs region, such as us-east-1")
+        return self
 
 
 class HandoffSettings(Section):

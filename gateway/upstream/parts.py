@@ -9,6 +9,7 @@ from gateway.settings.server_traits import ServerTraits
 from gateway.settings.tiers import UpstreamSettings
 from gateway.upstream.attempts import OnAttempt
 from gateway.upstream.call import UpstreamCall
+from gateway.upstream.credentials.base import Credential
 from gateway.upstream.dialects.base import Dialect
 from gateway.upstream.hedging import HedgeBudget
 from gateway.upstream.latency import LatencyEstimate
@@ -48,7 +49,8 @@ class TierState:
     settings: UpstreamSettings
     traits: ServerTraits
     parts: TierParts
-    headers: Mapping[str, str] = field(repr=False)  # with the key
+    headers: Mapping[str, str] = field(repr=False)
+    credential: Credential = field(repr=False)
     first_token: LatencyEstimate
     total: LatencyEstimate
     whole: LatencyEstimate

@@ -1,7 +1,7 @@
 """One request to one replica, from the moment it is sent to the moment it is booked."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ from gateway.errors.tree import (
 from gateway.upstream.attempt_record import AttemptRecord
 from gateway.upstream.attempts import AttemptKind, AttemptOutcome
 from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, WholeAnswer
+from gateway.upstream.credentials.base import CredentialError, SignedRequest
 from gateway.upstream.dialects.base import ReportedError, is_refusal
 from gateway.upstream.parts import TierState
 from gateway.upstream.replicas import Lease, Replica
@@ -35,6 +36,7 @@ _CHUNK_BYTES: Final = 256
 _LAST_BYTES_S: Final = 1.0
 """Seconds for the end of a response after its answer: its usage, and its connection's reuse."""
 _BAD_REQUEST: Final = 400
+_NOT_TRUSTED: Final = frozenset({401, 403})
 _LOOP_DETECTED: Final = 508
 
 
@@ -228,14 +230,30 @@ class UpstreamRequest:
         if call.hops:
             headers[HOPS_HEADER] = ", ".join(call.hops)
         headers.update(self._record.span.headers())
-        response = await tier.parts.transport.post(
-            url, headers, self._body, deadline_s=call.deadline_s
-        )
-        self._response = response
-        self._record.status = response.status
+        response, signature = await self._signed(url, headers)
+        if response.status in _NOT_TRUSTED and await tier.credential.renew(signature):
+            await self._release()  # the key was changed: once more, with the new one
+            response, _ = await self._signed(url, headers)
         if not 200 <= response.status < 300:
             raise await self._complaint(response)
         return response
+
+    async def _signed(
+        self, url: str, headers: Mapping[str, str]
+    ) -> tuple["UpstreamResponse", Mapping[str, str]]:
+        """Sign it and send it; return the response and the signature's headers."""
+        tier = self._tier
+        request = SignedRequest(method="POST", url=url, headers=headers, body=self._body)
+        try:
+            signature = await tier.credential.headers(request)
+        except CredentialError as error:
+            raise self._error("no_credential", f"cannot be signed in to: {error}") from error
+        response = await tier.parts.transport.post(
+            url, {**headers, **signature}, self._body, deadline_s=self._call.deadline_s
+        )
+        self._response = response
+        self._record.status = response.status
+        return response, signature
 
     async def _complaint(self, response: "UpstreamResponse") -> GatewayError:
         """Return the error for a status that is no success."""

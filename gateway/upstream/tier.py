@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +12,12 @@ from gateway.settings.tiers import UpstreamSettings
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.attempts import Attempt, AttemptKind
 from gateway.upstream.call import UpstreamCall
+from gateway.upstream.credentials.base import (
+    Credential,
+    CredentialError,
+    NoCredential,
+    SignedRequest,
+)
 from gateway.upstream.fields import FieldFilter
 from gateway.upstream.hedging import HedgeBudget
 from gateway.upstream.latency import LatencyEstimate
@@ -38,8 +45,13 @@ class UpstreamTier:
     """
 
     def __init__(
-        self, name: str, settings: UpstreamSettings, parts: TierParts, api_key: str | None
+        self,
+        name: str,
+        settings: UpstreamSettings,
+        parts: TierParts,
+        credential: Credential | None = None,
     ) -> None:
+        """`credential` signs requests in; None: no server asks for a key."""
         self.name = name
         self.settings = settings
         self.traits: ServerTraits = traits_of(settings.server, settings.url)
@@ -55,16 +67,18 @@ class UpstreamTier:
         self._on_attempt = parts.on_attempt
         headers = {
             name.lower(): value
-            for part in (parts.dialect.headers(api_key), settings.headers)
+            for part in (parts.dialect.headers(None), settings.headers)
             for name, value in part.items()
         }
         self._headers = headers
+        self.credential: Credential = credential or NoCredential()
         self._state = TierState(
             name=name,
             settings=settings,
             traits=self.traits,
             parts=replace(parts, on_attempt=self._book),
             headers=headers,
+            credential=self.credential,
             first_token=self.first_token,
             total=self.total,
             whole=LatencyEstimate(clock=parts.clock),
@@ -150,10 +164,13 @@ class UpstreamTier:
         for replica in self.replicas.replicas:
             if not replica.breaker.admits():
                 continue
+            url = replica.url + _MODELS_PATH
             try:
-                status, body = await self._transport.get(
-                    replica.url + _MODELS_PATH, self._headers, timeout_s=_MODELS_TIMEOUT_S
-                )
+                headers = await self._signed("GET", url)
+                status, body = await self._transport.get(url, headers, timeout_s=_MODELS_TIMEOUT_S)
+            except CredentialError as error:
+                logger.warning("no model list tier=%s reason=%r", self.name, str(error))
+                return ()
             except UpstreamError as error:
                 logger.info(
                     "no model list tier=%s replica=%s failure=%s",
@@ -165,6 +182,11 @@ class UpstreamTier:
             if status == 200 and (models := model_ids(body)):
                 return models
         return ()
+
+    async def _signed(self, method: str, url: str) -> Mapping[str, str]:
+        """Return the headers of a request without a body. Raises CredentialError."""
+        request = SignedRequest(method=method, url=url, headers=self._headers, body=b"")
+        return {**self._headers, **await self.credential.headers(request)}
 
     async def _warm(self) -> None:
         """Have a connection to every replica open before the first request."""
@@ -179,12 +201,21 @@ class UpstreamTier:
         if attempt.failure == "not_trusted" and not self._complained:
             self._complained = True
             logger.error(
-                "key not taken tier=%s status=%s variable=%s; look at tiers.%s.api_key_env",
+                "key not taken tier=%s status=%s source=%s; look at tiers.%s.api_key_env",
                 self.name,
                 attempt.status,
-                self.settings.api_key_env or "none",
+                _key_source(self.settings),
                 self.name,
             )
         elif attempt.outcome == "answered":
             self._complained = False
         self._on_attempt(attempt)
+
+
+def _key_source(settings: UpstreamSettings) -> str:
+    """Name the place of the tier's key, without the key."""
+    if settings.api_key_file is not None:
+        return str(settings.api_key_file)
+    if settings.api_key_command:
+        return settings.api_key_command[0]
+    return settings.api_key_env or settings.sign_in or "none"

@@ -23,6 +23,7 @@ from gateway.upstream.replicas import ReplicaSet
 from gateway.upstream.small_server import SmallServer
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.token_counts import TokenCounter
+from gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
 
 if TYPE_CHECKING:
     from gateway.upstream.transport import Transport
@@ -82,7 +83,8 @@ def build_upstreams(
             count_text=None if counter is None else counter.count_text,
             count_prompt=None if counter is None else counter.count_prompt,
         )
-        tiers[name] = UpstreamTier(name, options, parts, api_key_of(options, environ))
+        credential = build_credential(name, options, parts.dialect, environ, clock)
+        tiers[name] = UpstreamTier(name, options, parts, credential)
     return tiers
 
 
@@ -122,18 +124,16 @@ def build_cloud(
         tiers=tiers,
         rules=rules,
         mirror=build_mirror(settings, tiers, metrics),
-        secrets=_secrets(settings, environ),
+        secrets=LiveSecrets(
+            _header_secrets(settings), [tier.credential for tier in tiers.values()]
+        ),
         metrics=metrics,
     )
 
 
-def _secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[str]:
-    """Return keys and extra headers' values; not those that are too short to be secret."""
-    told = [
-        value
-        for options in settings.tiers.values()
-        for value in (api_key_of(options, environ) or "", *options.headers.values())
-    ]
+def _header_secrets(settings: Settings) -> frozenset[str]:
+    """Return extra headers' values; not those that are too short to be secret."""
+    told = [value for options in settings.tiers.values() for value in options.headers.values()]
     words = [word for value in told for word in (value, value.rpartition(" ")[2])]
     return frozenset(word for word in words if len(word) >= _MIN_SECRET_CHARS)
 
@@ -179,18 +179,12 @@ def build_transport(
     )
 
 
-def api_key_of(options: UpstreamSettings, environ: Mapping[str, str]) -> str | None:
-    """Return the key in the variable that the settings name; None where they name none."""
-    return None if options.api_key_env is None else environ[options.api_key_env].strip()
-
-
 def tier_complaints(
     name: str, options: UpstreamSettings, environ: Mapping[str, str], *, allow_private: bool
 ) -> Iterator[str]:
     """Return the settings that keep a tier unusable, a line for each. No server is contacted."""
     where = f"tiers.{name}"
-    if complaint := _key_complaint(options, environ):
-        yield f"{where}.api_key_env = {options.api_key_env!r}: {complaint}"
+    yield from credential_complaints(name, options, environ)
     if complaint := _certificate_complaint(options):
         yield f"{where}.ca_file = {str(options.ca_file)!r}: {complaint}"
     for url in options.url:
@@ -200,19 +194,6 @@ def tier_complaints(
             yield f"{where}.url: {error}"
     if options.tokenizer is not None and is_missing_folder(options.tokenizer):
         yield f"{where}.tokenizer = {options.tokenizer!r}: no such folder"
-
-
-def _key_complaint(options: UpstreamSettings, environ: Mapping[str, str]) -> str | None:
-    """Return the problem with a tier's key, without the key; None where it can be sent."""
-    variable = options.api_key_env
-    if variable is None:
-        return None
-    key = environ.get(variable, "").strip()
-    if not key:
-        return f"the environment variable {variable} is not set; it is to hold the server's key"
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        return f"the environment variable {variable} holds characters that no key has"
-    return None
 
 
 def _certificate_complaint(options: UpstreamSettings) -> str | None:

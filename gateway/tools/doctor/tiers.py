@@ -9,10 +9,12 @@ from gateway.settings.server_traits import TRAITS
 from gateway.settings.tiers import UpstreamSettings
 from gateway.settings.tree import Settings
 from gateway.tools.doctor.findings import Finding, FindingStatus
+from gateway.upstream.credentials.base import Credential, CredentialError, SignedRequest
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.model_list import model_ids
 from gateway.upstream.transport import Transport
-from gateway.wiring.upstream import api_key_of, build_transport, tier_complaints
+from gateway.wiring.credentials import build_credential
+from gateway.wiring.upstream import build_transport, tier_complaints
 
 _TIMEOUT_S = 10.0
 _MAX_NAMED = 5
@@ -41,7 +43,7 @@ def check_tier(name: str, settings: Settings, environ: Mapping[str, str]) -> Fin
         advice = "Correct the settings or the environment; the gateway does not start like this."
         return Finding(name=title, status="failed", detail="; ".join(complaints), advice=advice)
     transport = build_transport(name, options, allow_private=settings.allow_private_upstreams)
-    found = asyncio.run(_examine(name, options, transport, api_key_of(options, environ)))
+    found = asyncio.run(_examine(name, options, transport, environ))
     return Finding(
         name=title,
         status=_status(found, is_needed=not settings.models.is_any),
@@ -58,14 +60,15 @@ def _status(found: list[_Finding], *, is_needed: bool) -> FindingStatus:
 
 
 async def _examine(
-    name: str, options: UpstreamSettings, transport: Transport, api_key: str | None
+    name: str, options: UpstreamSettings, transport: Transport, environ: Mapping[str, str]
 ) -> list[_Finding]:
     """All replicas at once."""
     dialect = dialect_for(TRAITS[options.server].dialect, name)
-    headers = {**dialect.headers(api_key), **options.headers}
+    headers = {**dialect.headers(None), **options.headers}
+    credential = build_credential(name, options, dialect, environ)
     await transport.start()
     try:
-        checks = (_ask(name, options, url, transport, headers) for url in options.url)
+        checks = (_ask(name, options, url, transport, headers, credential) for url in options.url)
         return list(await asyncio.gather(*checks))
     finally:
         await transport.close()
@@ -77,9 +80,16 @@ async def _ask(
     url: str,
     transport: Transport,
     headers: Mapping[str, str],
+    credential: Credential,
 ) -> _Finding:
+    path = f"{url}/models"
+    request = SignedRequest(method="GET", url=path, headers=headers, body=b"")
     try:
-        status, body = await transport.get(f"{url}/models", headers, timeout_s=_TIMEOUT_S)
+        signed = {**headers, **await credential.headers(request)}
+        status, body = await transport.get(path, signed, timeout_s=_TIMEOUT_S)
+    except CredentialError as error:
+        advice = "Correct the way to sign in; see docs/upstream.md."
+        return _Finding(is_usable=False, detail=f"{url}: {error}", advice=advice)
     except UpstreamError as error:
         what = str(error).removeprefix(f"The {name} tier ").rstrip(".")
         advice = f"Start the server, or correct tiers.{name}.url."
@@ -100,6 +110,10 @@ async def _ask(
 
 
 def _key_advice(name: str, options: UpstreamSettings) -> str:
+    if options.sign_in not in (None, "key", "api_key_header"):
+        return f"Give the identity of tiers.{name}.sign_in the right to use the model."
+    if options.api_key_file is not None or options.api_key_command:
+        return f"Have tiers.{name}.api_key_file or api_key_command yield a key that it takes."
     if options.api_key_env is None:
         return f"Name the environment variable with its key in tiers.{name}.api_key_env."
     return f"Put a key that it takes into {options.api_key_env}."

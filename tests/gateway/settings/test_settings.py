@@ -105,6 +105,7 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
             words = {
                 **{"tier": "name", "small": "name", "model": "m", "api_key_env": "KEY"},
                 **{"unknown_fields": "pass", "continue_on_failure": "True"},
+                **{"preset": "groq", "sign_in": "key"},
             }
             text = words.get(path[-1], "1")
         case dict():

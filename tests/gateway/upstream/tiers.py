@@ -20,6 +20,7 @@ from gateway.upstream.dialects import dialect_for
 from gateway.upstream.replicas import ReplicaSet
 from gateway.upstream.tier import TierParts, UpstreamTier
 from gateway.upstream.transport import Transport
+from gateway.wiring.credentials import build_credential
 
 TIMEOUTS = {"connect_s": 2.0, "first_token_s": 2.0, "between_tokens_s": 2.0, "total_s": 10.0}
 
@@ -114,7 +115,11 @@ async def bench(
         rng=rng,
         count_text=count_text,
     )
-    tier = UpstreamTier("cloud", options, parts, api_key)
+    environ = {} if api_key is None else {"KEY": api_key}
+    keyed = options if api_key is None else options.model_copy(update={"api_key_env": "KEY"})
+    tier = UpstreamTier(
+        "cloud", options, parts, build_credential("cloud", keyed, parts.dialect, environ)
+    )
     before = asyncio.all_tasks()
     await tier.start()
     try:

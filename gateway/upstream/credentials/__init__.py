@@ -1,0 +1,1 @@
+"""Signs in at upstream servers: keys that may be rotated, tokens that expire, signed requests."""
