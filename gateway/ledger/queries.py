@@ -39,7 +39,7 @@ _TOKENS_PER_NANO: Final = 1_000_000 / 10**9
 class UsageFilter:
     """Selects rows. None: all; times are seconds since 1970, `until_s` is exclusive.
 
-    only_charged: only rows that the client pays for.
+    only_charged: only rows that the client pays for, and answers of the response cache.
     """
 
     since_s: float | None = None
@@ -65,7 +65,7 @@ class UsageFilter:
         words = {"tier": self.tier, "model": self.model}
         parts.extend(ledger.c[name] == word for name, word in words.items() if word is not None)
         if self.only_charged:
-            parts.append(ledger.c.num_charged_tokens > 0)
+            parts.append((ledger.c.num_charged_tokens > 0) | (ledger.c.kind == "cached"))
         return and_(True, *parts)
 
 
