@@ -244,6 +244,7 @@ class CachedAnswer:
             num_completion_tokens=facts.num_tokens,
             made_at=self._cache.wall_clock(),
             is_streamed=self.is_streamed,
+            headers=dict(self._chain.headers),
         )
 
     async def _admit(self, entry: CachedEntry) -> None:
@@ -264,6 +265,7 @@ class CachedAnswer:
         )
 
     def _note(self, entry: CachedEntry, status: Literal["hit", "shared"]) -> None:
+        self._headers.update(entry.headers)
         self._set_status(status)
         age_s = max(self._cache.wall_clock() - entry.made_at, 0.0)
         self._headers["age"] = str(int(age_s))

@@ -8,7 +8,7 @@ import msgspec
 class CachedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A whole answer. `parts`: its events, or its one body. `made_at`: seconds since 1970.
 
-    Tokens are those that its first client was told of.
+    Tokens are those that its first client was told of; `headers` are those of the answer itself.
     """
 
     parts: tuple[bytes, ...]
@@ -18,6 +18,7 @@ class CachedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_completion_tokens: int
     made_at: float
     is_streamed: bool
+    headers: dict[str, str] = {}
 
     @property
     def num_bytes(self) -> int:
