@@ -60,7 +60,9 @@ class CascadePlan:
     text is held, counted from the first token; None for no limit (whole answers).
     `hold_back_tokens`: the same in tokens, for text without log-probabilities, which the watches
     do not see. `mid_stream`: the large model may continue text that was sent already.
-    `wants_hidden_state`: the watches use the prompt's hidden state.
+    `wants_hidden_state`: the watches use the prompt's hidden state. `on_agreement` is told of
+    answers that the large model has judged: the watch's confidence, and the share of the held
+    tokens that the large model wrote too. `is_explored`: it is to judge this one if it is kept.
     """
 
     new_watch: Callable[[], AnswerWatch]
@@ -68,6 +70,8 @@ class CascadePlan:
     hold_back_tokens: int = 16
     mid_stream: bool = False
     wants_hidden_state: bool = True
+    on_agreement: Callable[[float, float], None] | None = None
+    is_explored: bool = False
 
 
 class Stages(Protocol):

@@ -10,6 +10,7 @@ from router.calibration import ALWAYS_LARGE
 from router.costs import TokenPrices, TypicalRequest
 from router.dial import Dial, Setting
 from router.guard import Autopilot, GuardOutcome, RouteGuard
+from router.label_free import AGREEMENT, EXPLORE_SHARE, AgreementModel, LabelFreePolicy
 from router.policy import (
     CascadeOptions,
     RoutePolicy,
@@ -24,6 +25,10 @@ from router.words import Tier
 log = logging.getLogger(__name__)
 
 _PRICE_AGAIN_AFTER: Final = 64  # requests
+WITHOUT_ROUTER: Final = (
+    "without a router: the small model begins, and its first tokens decide, by a threshold learnt "
+    "while serving (train a router: outrider router collect, then train)"
+)
 
 
 class RoutingTargetError(ValueError):
@@ -36,7 +41,8 @@ class RoutingOptions:
 
     At most one of strong_share, quality (relative accuracy), max_cost_usd (mean of a request, needs
     prices) and threshold is set; none: the router's calibration applies. band_low and band_high
-    replace the calibrated band's ends.
+    replace the calibrated band's ends. explore_share: of kept answers without a router, those that
+    the large model judges.
     """
 
     strong_share: float | None = None
@@ -46,15 +52,20 @@ class RoutingOptions:
     band_low: float | None = None
     band_high: float | None = None
     autopilot: bool = False
+    explore_share: float = EXPLORE_SHARE
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     prices: Mapping[Tier, TokenPrices] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRouter:
-    """A policy; for a trained router also its guard and its pair of models."""
+    """A policy; for a trained router also its guard and its pair of models.
+
+    `summary`: what it does, in a few words, for the start's message.
+    """
 
     policy: RoutePolicy
+    summary: str
     guard: RouteGuard | None = None
     pair: str | None = None
 
@@ -71,11 +82,15 @@ def load_router(
     RoutingTargetError if it cannot be set as wanted.
     """
     fixed = fixed_policy(path, tiers)
+    if path is None and len(set(tiers)) > 1 and options.cascade.mode != "off":
+        return _without_router(options)
     if fixed is not None or path is None:
         assert fixed is not None
         if _has_target(options):
             log.warning("the routing target has no effect reason=%s", fixed.why)
-        return LoadedRouter(policy=fixed)
+        return LoadedRouter(
+            policy=fixed, summary=f"the {fixed.tier} model answers all: {fixed.why}"
+        )
     scorer = RouterScorer.load(path)
     dial = None if scorer.calibration is None else Dial(scorer.calibration)
     start = _banded(_start(scorer, dial, options, typical), options)
@@ -103,7 +118,24 @@ def load_router(
         cascade=options.cascade,
         on_verdict=on_verdict,
     )
-    return LoadedRouter(policy=policy, guard=guard, pair=scorer.pair)
+    summary = f"by the router in {path}"
+    return LoadedRouter(policy=policy, summary=summary, guard=guard, pair=scorer.pair)
+
+
+def _without_router(options: RoutingOptions) -> LoadedRouter:
+    """The cascade that learns its threshold while serving."""
+    for name in ("max_cost_usd", "band_low", "band_high"):
+        if getattr(options, name) is not None:
+            log.warning("routing.%s has no effect reason=no router", name)
+    target = AGREEMENT if options.quality is None else options.quality
+    model = AgreementModel(target, options.strong_share)
+    policy = LabelFreePolicy(
+        model=model,
+        cascade=options.cascade,
+        explore_share=options.explore_share,
+        fixed_threshold=options.threshold,
+    )
+    return LoadedRouter(policy=policy, summary=WITHOUT_ROUTER)
 
 
 def _has_target(options: RoutingOptions) -> bool:

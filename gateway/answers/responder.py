@@ -120,7 +120,8 @@ class HandOffError(GatewayError):
 class DraftAnswer:
     """A small model's answer that its watch does not trust. `num_tokens` of it were held back.
 
-    `quality`: how safe the router had judged it to be. `tier`: the small model's.
+    `quality`: how safe the router had judged it to be. `tier`: the small model's. `on_agreement`:
+    as in the watch's CascadePlan.
     """
 
     text: str
@@ -129,6 +130,12 @@ class DraftAnswer:
     reason: str
     quality: float | None = None
     tier: str = "small"
+    on_agreement: Callable[[float, float], None] | None = None
+
+    def agrees(self, share: float) -> None:
+        """Tell its watch the share of it that another tier wrote too."""
+        if self.on_agreement is not None:
+            self.on_agreement(self.confidence, share)
 
     @property
     def origin(self) -> RouteReason:
@@ -177,6 +184,10 @@ EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
 """Lets another tier answer; returns None where it cannot, within the time that is left."""
 
 
+SecondOpinionFn = Callable[[DraftAnswer], None]
+"""Has another tier write the beginning of an answer that is kept, to see how far it agrees."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamEscalation:
     """An upstream tier in the large model's part for a request: it gets what is too hard for the
@@ -185,3 +196,4 @@ class UpstreamEscalation:
 
     name: str
     take_over: EscalateFn
+    second_opinion: SecondOpinionFn = lambda kept: None

@@ -28,9 +28,11 @@ from gateway.errors.tree import EngineLostError
 from gateway.generation.choice import Choice, Delta
 from gateway.generation.choice_stream import CascadeUsage, ChoiceStream
 from gateway.generation.hold_back import HoldBack
+from gateway.generation.second_look import shared_tokens
 from gateway.generation.trace import told_as_reused
 from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.job import EscalationTarget, Job
+from gateway.planning.second_looks import SecondLooks
 from router.cascade import CascadePlan, Judgement
 
 _ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})
@@ -118,6 +120,8 @@ class WatchedStream(ChoiceStream):
         if action == "escalate":
             self._may_continue = False
             return
+        if action == "commit" and self._job.second_looks is not None and self._small_ids:
+            self._explore(self._job.second_looks, judgement)
         if self.choice.finish_reason is None:
             await self._engine.settle(self._request.request_id)
         if self.choice.usage.num_tokens:
@@ -156,14 +160,7 @@ class WatchedStream(ChoiceStream):
         Meanwhile the engine goes on with the small answer, which is kept in that case.
         """
         cascade = self.cascade
-        weak = DraftAnswer(
-            text=self._job.tokenizer.decode(self._small_ids),
-            num_tokens=cascade.num_held_tokens,
-            confidence=judgement.confidence,
-            reason=judgement.reason,
-            quality=self._job.quality,
-        )
-        taken = self._taken = await take_over(weak)
+        taken = self._taken = await take_over(self._draft(judgement))
         if taken is None:
             self.is_degraded = True
             cascade.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
@@ -172,6 +169,37 @@ class WatchedStream(ChoiceStream):
         cascade.num_retracted_tokens = self.choice.usage.num_tokens
         self._metrics.cascade_decided("escalate", self.tier, held_s, cascade.num_held_tokens)
         raise HandedOverError(taken)
+
+    def _draft(self, judgement: Judgement) -> DraftAnswer:
+        assert self._job.cascade is not None, "it has judged"
+        return DraftAnswer(
+            text=self._job.tokenizer.decode(self._small_ids),
+            num_tokens=self.cascade.num_held_tokens,
+            confidence=judgement.confidence,
+            reason=judgement.reason,
+            quality=self._job.quality,
+            on_agreement=self._job.cascade.on_agreement,
+        )
+
+    def _explore(self, looks: SecondLooks, judgement: Judgement) -> None:
+        """Have the large model judge what was held, though it is kept."""
+        job, draft = self._job, self._draft(judgement)
+        if job.second_opinion is not None:
+            job.second_opinion(draft)
+            return
+        target, other = job.escalation, job.choices[self._index].escalated
+        assert target is not None, "a job with a cascade has one"
+
+        async def look() -> None:
+            request, token_ids = self._request, tuple(self._small_ids)
+            if other is not None:
+                request = other
+                token_ids = await target.tokenizer.encode_answer(draft.text, len(token_ids) + 8)
+            share = await shared_tokens(self._engine, request, token_ids) if token_ids else None
+            if share is not None:
+                draft.agrees(share)
+
+        looks.offer(look)
 
     async def _give_up_taken(self, kind: object, error: object, traceback: object) -> None:
         """Close the answer that took over: the client left while the local one was ended."""

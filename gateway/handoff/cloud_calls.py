@@ -7,13 +7,12 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
-import msgspec
-
 from engine.errors import EngineError
 from gateway.answers.responder import DraftAnswer, Responder, RouteReason, TakenOver
 from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.cloud_responder import CloudResponder
+from gateway.handoff.documents import beginning, num_answers, speaks_in_ids
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.required_capabilities import uses_of
 from gateway.handoff.watched_responder import SmallWatch, WatchedResponder
@@ -25,23 +24,22 @@ from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.model_catalog import ModelCatalog
 from gateway.planning.parsed_request import ParsedRequest
 from gateway.planning.routing_parts import RoutingParts
-from gateway.schema.kinds import Endpoint
 from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.mirror import MirroredAnswer
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import cost_usd
+from router.label_free import text_agreement
 
 # If no tier takes over, the held text must still be sent and the answer written to its end.
 _SHARE_FOR_OTHERS: Final = 0.7
-_AFFINE_MESSAGES: Final = 2
-_AFFINE_CHARS: Final = 1024
+_LOOK_FACTOR: Final = 2
+"""The tokens of a second opinion for each one of the answer: it may put the same otherwise."""
 _LONG_ANSWER: Final = 4096
 """The tokens reserved, if there is room, for a whole answer whose length is unknown."""
 _LONGEST_ANSWER: Final = 131_072
 """The bound on an answer's tokens where a server's context is unknown."""
-_ID_FIELDS: Final = ("logit_bias", "stop_token_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class CloudCalls:
     def complaint(self, parsed: ParsedRequest) -> GatewayError | None:
         """Return why the upstream tier cannot be sent this request; None where it can."""
         named = parsed.meant is not None and parsed.meant.named == "cloud"
-        if not named and _speaks_in_ids(parsed.document, parsed.endpoint):
+        if not named and speaks_in_ids(parsed.document, parsed.endpoint):
             return BadRequestError(
                 "Token ids mean something for the models of this machine only; name a model."
             )
@@ -111,7 +109,7 @@ class CloudCalls:
         """The most that the request costs if each answer has this many tokens."""
         most = UpstreamUsage(
             num_prompt_tokens=self._num_prompt_tokens(parsed),
-            num_completion_tokens=_num_answers(parsed)
+            num_completion_tokens=num_answers(parsed)
             * (per_answer + most_predicted_tokens(parsed.document)),
         )
         return cost_usd(most, self._tier(parsed).settings.price)
@@ -126,7 +124,7 @@ class CloudCalls:
         if most is None or parsed.token_limit is not None or not price.completion:
             return None
         left_usd = most - (self._cost_of(parsed, 0) or 0.0)
-        return max(int(left_usd * 1e6 / (price.completion * _num_answers(parsed))), 1)
+        return max(int(left_usd * 1e6 / (price.completion * num_answers(parsed))), 1)
 
     def model(self, parsed: ParsedRequest, names: ModelCatalog) -> str | None:
         """The model to request: the one that the request means, else the tier's usual one."""
@@ -149,11 +147,13 @@ class CloudCalls:
         parsed: ParsedRequest,
         origin: RouteReason,
         prediction: str = "",
+        *,
         watch: SmallWatch | None = None,
+        weak: DraftAnswer | None = None,
     ) -> CloudResponder:
         """Make a responder, not yet begun. Raises UnavailableError if no model is known.
 
-        `watch`: the answer is the small model's, and is judged.
+        `watch`: the answer is the small model's, and is judged. `weak`: the one that it replaces.
         """
         tier = self._tier(parsed)
         if origin.continues is not None:
@@ -197,7 +197,7 @@ class CloudCalls:
             call,
             origin,
             secrets=self.cloud.secrets,
-            on_answered=lambda responder: self._answered(parsed, responder),
+            on_answered=partial(self._answered, parsed, weak),
             is_continuable=parsed.continues_elsewhere(self.cloud.rules),
             falls_back_on=parsed.falls_back_on,
             credit=credit,
@@ -228,7 +228,7 @@ class CloudCalls:
             UsageEstimate(
                 tiers=(tier.name, *allowed),
                 num_prompt_tokens=self._num_prompt_tokens(parsed),
-                num_choices=_num_answers(parsed),
+                num_choices=num_answers(parsed),
                 num_predicted_tokens=most_predicted_tokens(parsed.document),
                 # The default for the local models is not sent, and binds no other server.
                 max_tokens=parsed.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
@@ -243,8 +243,27 @@ class CloudCalls:
         None if it failed, or did not begin in the time that a deadline leaves.
         """
         return await self.taken_over(
-            parsed, weak, lambda: self.responder(parsed, weak.origin, weak.text)
+            parsed, weak, lambda: self.responder(parsed, weak.origin, weak.text, weak=weak)
         )
+
+    def second_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
+        """Have the upstream tier write the beginning of an answer that is kept, and compare."""
+        tier = self._tier(parsed)
+        num_tokens = _LOOK_FACTOR * kept.num_tokens
+
+        async def look() -> None:
+            document = {**parsed.document, "stream": False, "max_completion_tokens": num_tokens}
+            document.pop("stream_options", None)
+            call = self._copy(parsed, tier, document)
+            answer = tier.answer(call, kind="probe")
+            try:
+                whole = await answer.whole()
+            finally:
+                await answer.aclose()
+            kept.agrees(text_agreement(kept.text, whole.texts[0]))
+
+        if parsed.document and not parsed.constraints.is_private:
+            self.routing.second_looks.offer(look)
 
     async def taken_over(
         self, parsed: ParsedRequest, weak: DraftAnswer, open_: Callable[[], Awaitable[Responder]]
@@ -288,22 +307,31 @@ class CloudCalls:
         if not parsed.context.principal.scopes.allows_tier(mirror.tier):
             return  # requests that may not be answered there are not mirrored there either
         try:
-            document = self._outgoing(self.cloud.tiers[mirror.tier], parsed.document, parsed)
+            call = self._copy(parsed, self.cloud.tiers[mirror.tier], parsed.document)
         except BadRequestError:
             return  # the copy would differ from the request
-        call = UpstreamCall(
+        mirror.offer(call, answer)
+
+    def _copy(
+        self, parsed: ParsedRequest, tier: UpstreamTier, document: Mapping[str, Any]
+    ) -> UpstreamCall:
+        """Return a call whose answer no client waits for. Raises BadRequestError."""
+        return UpstreamCall(
             endpoint=parsed.endpoint,
-            document=document,
+            document=self._outgoing(tier, document, parsed),
             model=parsed.model or "",
             request_id=parsed.context.request_id,
             arrival_s=self.clock(),
             hops=(*parsed.context.hops, self.cloud.gateway_id),
             on_attempt=None if parsed.context.meter is None else parsed.context.meter.on_attempt,
         )
-        mirror.offer(call, answer)
 
-    def _answered(self, parsed: ParsedRequest, responder: CloudResponder) -> None:
+    def _answered(
+        self, parsed: ParsedRequest, weak: DraftAnswer | None, responder: CloudResponder
+    ) -> None:
         facts = responder.facts
+        if weak is not None and responder.texts:
+            weak.agrees(text_agreement(weak.text, responder.texts[0]))
         self.metrics.routed(facts.tier, facts.reason)
         answer = MirroredAnswer(
             tier=facts.tier,
@@ -344,45 +372,16 @@ class CloudCalls:
         """A key, equal for requests that begin alike: a conversation's turns, one system prompt."""
         if not tier.traits.has_prefix_cache or len(tier.settings.url) < 2:
             return ""
-        beginning = _beginning(parsed.document)
-        return blake2b(beginning, digest_size=16).hexdigest()
-
-
-def _beginning(document: Mapping[str, Any]) -> bytes:
-    messages = document.get("messages")
-    if isinstance(messages, list):
-        return msgspec.json.encode(messages[:_AFFINE_MESSAGES])
-    return msgspec.json.encode(document.get("prompt"))[:_AFFINE_CHARS]
+        return blake2b(beginning(parsed.document), digest_size=16).hexdigest()
 
 
 async def _bounded(
     parsed: ParsedRequest, credit: TokenAllowance, at_most: int | None
 ) -> Mapping[str, Any]:
     """Bound a whole answer by the tenant's limits, as it cannot be ended part of the way."""
-    num_answers = _num_answers(parsed)
-    num_tokens = await credit.stock_up(_LONG_ANSWER * num_answers) // num_answers
+    count = num_answers(parsed)
+    num_tokens = await credit.stock_up(_LONG_ANSWER * count) // count
     if at_most is not None:
         num_tokens = min(num_tokens, at_most)
     # The dialect renames the field to the one that the server knows.
     return {**parsed.document, "max_completion_tokens": max(num_tokens, 1)}
-
-
-def _num_answers(parsed: ParsedRequest) -> int:
-    """The number of answers that are written and paid for, sent or not."""
-    prompt, best_of = parsed.document.get("prompt"), parsed.document.get("best_of")
-    num_prompts = 1
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        num_prompts = len(prompt)
-    num_tries = int(best_of) if isinstance(best_of, int | float) else 1
-    return num_prompts * max(parsed.num_choices, num_tries)
-
-
-def _speaks_in_ids(document: Mapping[str, Any], endpoint: Endpoint) -> bool:
-    """True if it has token ids, which mean something in one tokenizer only."""
-    if any(document.get(name) for name in _ID_FIELDS):
-        return True
-    prompt = document.get("prompt")
-    if endpoint == "chat" or not isinstance(prompt, list) or not prompt:
-        return False
-    first = prompt[0]
-    return isinstance(first, int | list)

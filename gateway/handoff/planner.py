@@ -272,9 +272,7 @@ class Planner:
             or constraints.cloud is None
         ):
             return None
-        return UpstreamEscalation(
-            name=constraints.cloud, take_over=partial(self.calls.take_over, parsed)
-        )
+        return self._to_cloud(parsed, constraints.cloud)
 
     def _strong(self, parsed: ParsedRequest, order: _Order) -> UpstreamEscalation | None:
         """Return the tier for what is too hard for the small model's server; None without one."""
@@ -283,9 +281,19 @@ class Planner:
             return None
         if strong == "cloud":
             assert parsed.constraints.cloud is not None
-            take_over = partial(self.calls.take_over, parsed)
-            return UpstreamEscalation(name=parsed.constraints.cloud, take_over=take_over)
-        return UpstreamEscalation(name="large", take_over=partial(self._local_takes_over, parsed))
+            return self._to_cloud(parsed, parsed.constraints.cloud)
+        return UpstreamEscalation(
+            name="large",
+            take_over=partial(self._local_takes_over, parsed),
+            second_opinion=partial(self.small.local_opinion, parsed),
+        )
+
+    def _to_cloud(self, parsed: ParsedRequest, tier: str) -> UpstreamEscalation:
+        return UpstreamEscalation(
+            name=tier,
+            take_over=partial(self.calls.take_over, parsed),
+            second_opinion=partial(self.calls.second_opinion, parsed),
+        )
 
     async def _local_takes_over(self, parsed: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
         return await self.calls.taken_over(

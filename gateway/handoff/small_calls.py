@@ -4,11 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.answers.responder import HandOffError, Responder, RouteReason, UpstreamEscalation
+from gateway.answers.responder import (
+    DraftAnswer,
+    HandOffError,
+    Responder,
+    RouteReason,
+    UpstreamEscalation,
+)
 from gateway.errors.tree import BadRequestError
+from gateway.generation.second_look import shared_tokens
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.watched_responder import SmallWatch
 from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.jobs import JobBuilder
 from gateway.planning.parsed_request import ParsedRequest
 from gateway.planning.tier_choice import requested_constraints
 from router.conversations import is_tool_loop
@@ -21,6 +29,7 @@ class SmallCalls:
     """Opens the small model's server. `guard`: the router's, where it has one."""
 
     calls: CloudCalls
+    jobs: JobBuilder
     router: RoutePolicy
     guard: RouteGuard | None
     metrics: GatewayMetrics
@@ -69,6 +78,22 @@ class SmallCalls:
             },
         }
 
+    def local_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
+        """Have the large model of this process judge an answer that is kept."""
+        request, context = parsed.request, replace(parsed.context, meter=None)
+        assert request is not None, "a request for the local models was read as one"
+
+        async def look() -> None:
+            job = await self.jobs.job(request, context)
+            token_ids = await job.tokenizer.encode_answer(kept.text, 2 * kept.num_tokens)
+            share = None
+            if token_ids:
+                share = await shared_tokens(self.jobs.engine, job.choices[0].request, token_ids)
+            if share is not None:
+                kept.agrees(share)
+
+        self.jobs.routing.second_looks.offer(look)
+
     def _route(self, parsed: ParsedRequest, strong: UpstreamEscalation) -> Route:
         messages = parsed.document.get("messages")
         if isinstance(messages, list) and _is_tool_loop(messages):
@@ -94,6 +119,7 @@ class SmallCalls:
             plan=route.cascade,
             quality=route.quality,
             take_over=strong.take_over,
+            second_opinion=strong.second_opinion,
             tells_logprobs=await small.until_known(),
             metrics=self.metrics,
             clock=self.clock,

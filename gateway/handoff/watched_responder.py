@@ -17,6 +17,7 @@ from gateway.answers.responder import (
     HandedOverError,
     PartialAnswer,
     Responder,
+    SecondOpinionFn,
 )
 from gateway.generation.hold_back import HoldBack
 from gateway.handoff.cloud_responder import CloudResponder
@@ -40,6 +41,7 @@ class SmallWatch:
     plan: CascadePlan
     quality: float | None
     take_over: EscalateFn
+    second_opinion: SecondOpinionFn
     tells_logprobs: bool
     metrics: GatewayMetrics
     clock: Callable[[], float]
@@ -100,16 +102,19 @@ class WatchedResponder(CloudResponder):
         action: str = judgement.action
         reason = judgement.reason
         taken = None
+        draft = DraftAnswer(
+            text=judging.text,
+            num_tokens=judging.num_tokens,
+            confidence=judgement.confidence,
+            reason=self._origin.explain(reason),
+            quality=watch.quality,
+            tier=tier,
+            on_agreement=watch.plan.on_agreement,
+        )
+        if action == "commit" and watch.plan.is_explored:
+            watch.second_opinion(draft)
         if action == "escalate":
-            weak = DraftAnswer(
-                text=judging.text,
-                num_tokens=judging.num_tokens,
-                confidence=judgement.confidence,
-                reason=self._origin.explain(reason),
-                quality=watch.quality,
-                tier=tier,
-            )
-            taken = await watch.take_over(weak)
+            taken = await watch.take_over(draft)
             if taken is None:
                 action, reason = "refuse", f"{reason}; {_REFUSED}"
         watch.metrics.cascade_decided(action, tier, judging.held_s, judging.num_tokens)

@@ -312,7 +312,7 @@ class RequestMeter:
         return self._is_continued and self._ending != "failed"
 
     def _of_attempt(self, attempt: Attempt, *, was_handed_over: bool) -> Entry:
-        is_delivered = attempt.kind != "mirror" and self._booked is None
+        is_delivered = attempt.kind not in ("mirror", "probe") and self._booked is None
         match attempt.outcome:
             case "answered" | "limited":
                 pass

@@ -19,10 +19,11 @@ from engine.request import (
     SpeculationParams,
     Tier,
 )
-from gateway.answers.responder import EscalateFn
+from gateway.answers.responder import EscalateFn, SecondOpinionFn
 from gateway.errors.tree import BadRequestError
 from gateway.metering.local_work import LocalWork
 from gateway.metering.token_allowance import TokenAllowance
+from gateway.planning.second_looks import SecondLooks
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
@@ -117,6 +118,10 @@ class Job:
     """The rules for reading calls, where there may be some."""
     grammar_param: str | None = None
     """The field that brought a grammar."""
+    second_looks: SecondLooks | None = None
+    """Has the large model judge the small one's answer, though it may be kept."""
+    second_opinion: SecondOpinionFn | None = None
+    """The same, where an upstream tier is in the large model's part."""
     quality: float | None = None
     """The predicted quality of the small answer; None if the router did not judge."""
     cascade: CascadePlan | None = None

@@ -37,6 +37,7 @@ from gateway.telemetry.spans import record_route
 from gateway.tenants.keys import Principal
 from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_work import PromptSlots, PromptWork
+from router.cascade import CascadePlan
 from router.guard import GuardOutcome
 from router.policy import pair_complaint
 
@@ -283,7 +284,9 @@ class JobBuilder:
             cascade=plan,
             escalation=escalation,
             take_over=upstream.take_over if upstream and choice.hands_over else None,
-            on_answer=self._learner(prompts, num_prompt_tokens),
+            second_opinion=upstream.second_opinion if upstream and choice.hands_over else None,
+            second_looks=self.routing.second_looks if plan and plan.is_explored else None,
+            on_answer=self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,
             arm=context.arm,
@@ -307,7 +310,9 @@ class JobBuilder:
         if guard is not None and handed.is_own and quality is not None:
             guard.saw(GuardOutcome(quality=quality, is_strong=True))
 
-    def _learner(self, prompts: Prompts, num_prompt_tokens: int) -> Callable[[Answer], None]:
+    def _learner(
+        self, prompts: Prompts, num_prompt_tokens: int, plan: CascadePlan | None
+    ) -> Callable[[Answer], None]:
         """Make a callback that learns an answer's length, its conversation, the watch's worth."""
         parts, clock, dialogue = self.routing, self.clock, prompts.dialogue
 
@@ -316,8 +321,12 @@ class JobBuilder:
             if dialogue is not None:
                 dialogue.remember(answer, num_prompt_tokens, clock())
             num_retracted = answer.num_retracted_tokens
-            if parts.guard and answer.escalated and answer.confidence is not None and num_retracted:
-                agreement = answer.num_reused_tokens / num_retracted
+            if not answer.escalated or answer.confidence is None or not num_retracted:
+                return
+            agreement = answer.num_reused_tokens / num_retracted
+            if parts.guard is not None:
                 parts.guard.saw_escalated(answer.confidence, agreement)
+            if plan is not None and plan.on_agreement is not None:
+                plan.on_agreement(answer.confidence, agreement)
 
         return learn

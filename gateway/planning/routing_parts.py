@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.request import Tier
+from gateway.planning.second_looks import SecondLooks
 from router.conversations import ConversationMemory
 from router.costs import TokenPrices, TypicalRequest
 from router.guard import RouteGuard
@@ -16,7 +17,8 @@ class RoutingParts:
 
     prices: None where the settings name none. is_sticky: a conversation's prefix cache is weighed
     in. cascade: for reports; the policy has its own. pair: fingerprints of the models that the
-    router was trained for, to be compared with the engine's; None: nothing is compared.
+    router was trained for, to be compared with the engine's; None: nothing is compared. summary:
+    how the tier is chosen, in a few words. second_looks: of answers that are kept.
     """
 
     prices: Mapping[Tier, TokenPrices] | None = None
@@ -24,5 +26,7 @@ class RoutingParts:
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     guard: RouteGuard | None = None
     pair: str | None = None
+    summary: str = ""
     typical: TypicalRequest = field(default_factory=TypicalRequest)
     memory: ConversationMemory = field(default_factory=ConversationMemory)
+    second_looks: SecondLooks = field(default_factory=SecondLooks)

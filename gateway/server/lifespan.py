@@ -58,6 +58,7 @@ class Lifespan:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
+            await self.jobs.routing.second_looks.close()
             await self.cloud.close()
             await self.engine.close()
             await self.dashboard.close()

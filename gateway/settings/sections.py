@@ -14,6 +14,8 @@ from router.words import CascadeMode
 
 NONE = "none"
 """Model name that switches a tier off."""
+DEMO = "demo"
+"""Model name of the tier's model in the pair that comes with Outrider."""
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -99,13 +101,15 @@ class ServerSettings(Section):
 
 
 class ModelSettings(Section):
-    """Models that answer. None set: the pair that comes with Outrider."""
+    """Models that answer. None set, and no upstream tier: the pair that comes with Outrider."""
 
     large: str | None = None
-    """Folder, GGUF file or Hugging Face id of the large model; "none" for no such tier."""
+    """Folder, GGUF file or Hugging Face id of the large model; "none" for no such tier, "demo" for
+    the one that comes with Outrider."""
     small: str | None = None
     """Folder, GGUF file or Hugging Face id of the small model, which answers easy prompts and
-    drafts for the large one; "none" for no such tier."""
+    drafts for the large one; "none" for no such tier, "demo" for the one that comes with
+    Outrider."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""
@@ -136,15 +140,17 @@ class ModelSettings(Section):
         only that tier.
         """
         named = {"large": self.large, "small": self.small}
+        bundled = {tier: str(bundled_pair() / tier) for tier in named}
         if all(name in (None, NONE) for name in named.values()):
-            bundled = {tier: str(bundled_pair() / tier) for tier in named}
             named = {tier: name or bundled[tier] for tier, name in named.items()}
+        named = {tier: bundled[tier] if name == DEMO else name for tier, name in named.items()}
         found = {tier: None if name == NONE else name for tier, name in named.items()}
         return {"large": found["large"], "small": found["small"]}
 
     def resolved_router(self) -> Path | None:
         """Return the router's folder: the configured one, or the bundled one with its own pair."""
-        is_bundled = self.is_any and all(name in (None, NONE) for name in (self.large, self.small))
+        named = (self.large, self.small)
+        is_bundled = self.is_any and all(name in (None, NONE, DEMO) for name in named)
         if self.router is None and is_bundled:
             router = bundled_pair() / "router"
             return router if router.is_dir() else None
@@ -292,6 +298,9 @@ class RoutingSettings(Section):
     rejected."""
     sticky: bool = True
     """Prefer the model whose prefix cache holds the conversation."""
+    explore_share: Annotated[float, Field(ge=0, le=0.1)] = 0.015
+    """Without a router: share of the small model's kept answers that the large model judges as
+    well, so that the threshold is learnt from all kinds of answers."""
     autopilot: bool = False
     """Keep the large model's share of the answers when the prompts change."""
     force_router: bool = False

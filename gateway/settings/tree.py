@@ -231,11 +231,24 @@ def load_settings(
     merged: dict[str, Any] = {}
     for source in reversed(sources):
         _merge(merged, source.values)
+    _leave_out_demo(merged)
     try:
         return Settings(**merged)
     except ValidationError as error:
         lines = [line for detail in error.errors() for line in _explain(detail, sources)]
         raise SettingsError("\n".join(lines)) from None
+
+
+def _leave_out_demo(merged: dict[str, Any]) -> None:
+    """Load no model that nobody named beside upstream tiers: the bundled pair is for a first look.
+
+    `demo` names it. So a tier that the user did not name is never played by a toy.
+    """
+    models = merged.setdefault("models", {})
+    if not merged.get("tiers") or not isinstance(models, dict):
+        return
+    if all(models.get(tier) in (None, NONE) for tier in ("large", "small")):
+        models |= {"large": NONE, "small": NONE}
 
 
 def _flag_source(flags: Mapping[str, Any]) -> _Source:

@@ -156,6 +156,7 @@ def _build_planner(
         calls=calls,
         small=SmallCalls(
             calls=calls,
+            jobs=jobs,
             router=parts.router,
             guard=parts.routing.guard,
             metrics=parts.metrics,

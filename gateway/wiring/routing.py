@@ -50,14 +50,12 @@ def build_routing(
         band_low=options.band_low,
         band_high=options.band_high,
         autopilot=options.autopilot,
+        explore_share=options.explore_share,
         cascade=cascade,
         prices=prices,
     )
     path = settings.models.resolved_router()
-    # Without a router there is no estimate of difficulty: local models answer all they can.
-    has_choice = path is not None and (
-        has_small_server or (has_upstream_strong and "small" in models)
-    )
+    has_choice = has_small_server or (has_upstream_strong and "small" in models)
     tiers: tuple[Tier, ...] = TIERS if has_choice else tuple(models) or ("large",)
     try:
         loaded = load_router(path, tiers, wanted, typical)
@@ -72,6 +70,7 @@ def build_routing(
         guard=loaded.guard,
         pair=_pair_to_check(loaded, models, is_forced=options.force_router),
         typical=typical,
+        summary=loaded.summary,
     )
     return loaded.policy, parts
 

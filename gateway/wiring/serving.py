@@ -37,6 +37,7 @@ from gateway.wiring.upstream import check_upstreams
 
 log = logging.getLogger(__name__)
 
+_SMALL_KNOWN_S: Final = 3.0
 _GC_THRESHOLDS: Final = (10_000, 20, 50)
 
 
@@ -58,7 +59,7 @@ class GatewayRun:
         listener: socket.socket,
         *,
         on_progress: LoadingCallback = no_progress,
-        on_ready: Callable[[EngineInfo], None] = lambda info: None,
+        on_ready: Callable[[EngineInfo, str], None] = lambda info, routing: None,
         engine_process: EngineProcess | None = None,
     ) -> None:
         """Store the arguments. `listener` is closed at the end; callbacks run in the event loop.
@@ -107,7 +108,7 @@ class GatewayRun:
             if starting.done() and starting.exception() is None:
                 await preparing
                 _settle_memory()
-                self._on_ready(await engine.info())
+                self._on_ready(await engine.info(), await _routing(parts))
             else:
                 self._server.should_exit = True
         finally:
@@ -163,6 +164,18 @@ class GatewayRun:
             proxy_headers=False,  # behind a proxy the peer is the proxy
             timeout_graceful_shutdown=max(1, round(server.drain_timeout_s)),
         )
+
+
+async def _routing(parts: GatewayParts) -> str:
+    """Return how requests are routed, in a line; waits a little for what a server tells."""
+    summary = parts.routing.summary
+    small, rules = parts.cloud.small, parts.cloud.rules
+    if small is not None:
+        await small.until_known(_SMALL_KNOWN_S)
+        return f"{summary}; small: {small.tier.name}, {small.summary}"
+    if not rules.has_local:
+        return f"all to {rules.cloud}: no model here (--small MODEL, a server's URL, or demo)"
+    return summary
 
 
 def _prepare_rendering(parts: GatewayParts) -> None:
@@ -225,7 +238,7 @@ def background_gateway(settings: Settings, on_progress: LoadingCallback) -> Iter
     ready: Future[None] = Future()
     loop = uvloop.new_event_loop()
     run = GatewayRun(
-        settings, listener, on_progress=on_progress, on_ready=lambda info: ready.set_result(None)
+        settings, listener, on_progress=on_progress, on_ready=lambda *_: ready.set_result(None)
     )
 
     def main() -> None:

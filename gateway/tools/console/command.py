@@ -5,11 +5,12 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
 from engine.errors import EngineError
-from gateway.settings.tree import DEFAULT_FILE, SettingsError
+from gateway.settings.tree import DEFAULT_FILE, NONE, SettingsError
 from gateway.tools.console.user_errors import user_errors
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ ConfigFile = Annotated[
     ),
 ]
 LargeOption = Annotated[
-    str | None, typer.Option(help="Folder or Hugging Face id of the large model.")
+    str | None,
+    typer.Option(help="Folder or Hugging Face id of the large model, or a server's URL."),
 ]
 Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
 QuantizeOption = Annotated[
@@ -82,6 +84,21 @@ def assigned(assignments: list[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise SettingsError(f"--set {assignment}: write it as --set section.name=value")
         flags[key.strip()] = value.strip()
+    return flags
+
+
+def model_flags(large: str | None, small: str | None) -> dict[str, Any]:
+    """`--large` and `--small` as flags; a URL is a server in that model's part."""
+    flags: dict[str, Any] = {"models.large": large, "models.small": small}
+    for tier, model, part in (("cloud", large, "large"), ("device", small, "small")):
+        if model is None or not model.startswith(("http://", "https://")):
+            continue
+        flags[f"models.{part}"] = NONE
+        flags[f"tiers.{tier}.url"] = tuple(model.split(","))
+        flags["handoff.tier" if part == "large" else "handoff.small"] = tier
+        host = urlsplit(model).hostname or ""
+        if host == "localhost" or host.startswith("127.") or host == "::1":
+            flags[f"tiers.{tier}.local"] = True
     return flags
 
 

@@ -19,6 +19,7 @@ from gateway.tools.console.command import (
     ThreadsOption,
     Tiers,
     assigned,
+    model_flags,
     reports_user_errors,
     start_logging,
     tier_flags,
@@ -45,8 +46,11 @@ Start the gateway and keep it up.
 
   outrider serve --config prod.toml --set engine.max_sequences=128
 
-  outrider serve --large none --tier cloud=https://host/v1 --set tiers.cloud.api_key_env=KEY \
-  [dim]# a local small model, an upstream large one[/dim]
+  outrider serve --small ./small-model --tier cloud=https://host/v1 \
+  --set tiers.cloud.api_key_env=KEY [dim]# a small model here, an upstream large one[/dim]
+
+  outrider serve --small http://127.0.0.1:11434/v1 --large ./large-model \
+  [dim]# Ollama, llama.cpp … as the small model[/dim]
 
   outrider serve --large none --small none --tier gpu=http://a:8000/v1 --tier gpu=http://b:8000/v1 \
   [dim]# no model here: one door to two replicas[/dim]
@@ -108,8 +112,7 @@ def serve(  # noqa: PLR0913 - a flag each
 
     refuse_conflicts()
     flags = {
-        "models.large": large,
-        "models.small": small,
+        **model_flags(large, small),
         "models.router": router,
         "models.quantize": quantize,
         "engine.device": device,
@@ -176,9 +179,9 @@ def _serve_with(
     url = url_of(listener)
     with LoadingProgress(make_console(stderr=True)) as progress:
 
-        def on_ready(info: "EngineInfo") -> None:
+        def on_ready(info: "EngineInfo", routing: str) -> None:
             progress.stop()
-            print_banner(make_console(), url, info, settings.tiers)
+            print_banner(make_console(), url, info, settings.tiers, routing)
 
         run = GatewayRun(
             settings,

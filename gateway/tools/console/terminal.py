@@ -64,8 +64,9 @@ def print_banner(
     url: str,
     info: EngineInfo,
     tiers: Mapping[str, UpstreamSettings] = MappingProxyType({}),
+    routing: str = "",
 ) -> None:
-    """Print the gateway's address, its local and upstream tiers, and a command to try it."""
+    """Print the gateway's address, its tiers, how one is chosen, and a command to try it."""
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
     for tier, model in info.tiers.items():
         millions = model.num_parameters / 1e6
@@ -79,12 +80,15 @@ def print_banner(
         where = ", ".join(upstream.url)
         label = f"{upstream.model} at " if upstream.model else ""
         console.print(
-            f"  {name:<6} {escape(label + where)} ({upstream.server})",
+            f"  {name:<6} {escape(label + where)} "
+            f"({upstream.server}{', on this device' if upstream.local else ''})",
             soft_wrap=True,
         )
     if info.tiers:
         drafts = "on: small drafts for large" if info.speculation else "off"
         console.print(f"  speculation {drafts}", soft_wrap=True)
+    if routing:
+        console.print(f"  routing {escape(routing)}", soft_wrap=True)
     names = ", ".join(["auto", *info.tiers, *tiers])
     body = '{"model": "auto", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     console.print(f"Models: {names}. Try it:", soft_wrap=True)
