@@ -74,7 +74,7 @@ def tokenizers_for(settings: Settings) -> dict[Tier, ChatTokenizer]:
 
 
 @asynccontextmanager
-async def _collecting(
+async def collecting(
     arguments: argparse.Namespace,
 ) -> AsyncIterator[tuple[Collector, EngineInfo]]:
     """A collector on the pair as it is."""
@@ -101,7 +101,7 @@ def label(
 async def _label(
     arguments: argparse.Namespace, questions: Sequence[CollectQuestion], folder: Path
 ) -> Labels:
-    async with _collecting(arguments) as (collector, info):
+    async with collecting(arguments) as (collector, info):
         name = f"{collector.pair}-{arguments.dtype}-{arguments.max_new}.jsonl"
         everything, path = folder / f"labels-{name}", folder / f"rows-{name}"
         out = LabelFile(everything, pair=collector.pair)

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from router.calibration import CalibrationTarget, StageRows, calibrate
 from router.dataset import LabelledPrompts, RouterDataError
 from router.evaluation import NoGapError, apgr
+from router.familiarity import Familiarity
 from router.features import FeatureConfig, FloatRows, prompt_features
 from router.scorer import MAX_PROMPT_HASHES, RouterScorer, prompt_hashes
 from router.stacking import (
@@ -170,6 +171,7 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
         answer=stages.answer.layer if stages.answer else None,
         calibration=calibration,
         prompt_hashes=np.unique(prompt_hashes(data.prompts))[:MAX_PROMPT_HASHES],
+        familiarity=Familiarity.of(data.prompts, config.features),
         training={
             "num_rows": len(data.prompts),
             "num_duplicates": data.num_duplicates,

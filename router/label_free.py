@@ -1,10 +1,11 @@
 """Routing without a router: the small model begins every answer, and its own tokens decide.
 
-The score of an answer is the probability that nine in ten of its first tokens exceed: a quantile,
-not a mean, which one unsure token among many sure ones would not move (Gupta et al., ICLR 2024).
-An answer is kept from the score on at which the large model agrees often enough. That threshold is
-learnt while serving, from the share of the small model's tokens that the large model writes too:
-it judges every answer that it takes over, and a few of those that are kept. At temperature 0 such a
+The score of an answer is a quantile of its first tokens' probabilities, the one that 19 in 20
+exceed: one unsure token among many sure ones would not move a mean (Gupta et al., ICLR 2024). It is
+stretched near 1, where most tokens are, by the square root that router/answer_features.py has. An
+answer is kept from the score on at which the large model agrees often enough. That threshold is
+learnt while serving, from the share of the small model's tokens that the large model writes too: it
+judges every answer that it takes over, and a few of those that are kept. At temperature 0 such a
 token is the large model's own choice; when sampling, it is one with the large model's probability
 of it, so the share is that probability without bias.
 
@@ -14,6 +15,7 @@ all answers with this score, although those that are judged are mostly weak ones
 
 import bisect
 import difflib
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,13 +34,14 @@ from router.policy import (
 )
 from router.scorer import QualityEstimate
 
-AGREEMENT: Final = 0.9
+AGREEMENT: Final = 0.95
 """The share of its tokens that the large model has to agree with, in the mean, at a score."""
 EXPLORE_SHARE: Final = 0.015
+_RANK: Final = 20
 _WINDOW: Final = 512
 _LEARN_EVERY: Final = 8
-# Until it is known better, an answer agrees as far as it is sure: so many imagined answers, spread
-# over the scores, count beside those that were judged.
+# Until it is known better, the large model writes a token with the small one's probability of it:
+# so many imagined answers, spread over the scores, count beside those that were judged.
 _PRIOR_SCORES: Final = np.linspace(0.025, 0.975, 20)
 _PRIOR_WEIGHT: Final = 0.5
 
@@ -107,7 +110,10 @@ class AgreementModel:
         Robertson, Wright, Dykstra: Order Restricted Statistical Inference, 1988 (pool adjacent
         violators).
         """
-        points = [(float(s), float(s), _PRIOR_WEIGHT) for s in _PRIOR_SCORES]
+        points = [
+            (float(score), float(np.exp(-(np.log(score) ** 2))), _PRIOR_WEIGHT)
+            for score in _PRIOR_SCORES
+        ]
         points += [(score, agreement, 1.0) for score, agreement in self._judged]
         blocks: list[list[float]] = []  # weight, weighted scores, weighted agreements
         for score, agreement, weight in sorted(points):
@@ -139,8 +145,8 @@ class _TokenQuantile:
 
 
 def token_quantile(logprobs: Sequence[float]) -> float:
-    """Return the probability that nine in ten of the tokens, at least one, exceed."""
-    return float(np.exp(min(sorted(logprobs)[len(logprobs) // 10], 0.0)))
+    """Return the score of tokens, at least one: exp(-sqrt(-logprob)) of the token that 19 in 20 exceed."""
+    return math.exp(-math.sqrt(max(-sorted(logprobs)[len(logprobs) // _RANK], 0.0)))
 
 
 def text_agreement(small: str, large: str) -> float:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +42,8 @@ class RoutingOptions:
     At most one of strong_share, quality (relative accuracy), max_cost_usd (mean of a request, needs
     prices) and threshold is set; none: the router's calibration applies. band_low and band_high
     replace the calibrated band's ends. explore_share: of kept answers without a router, those that
-    the large model judges.
+    the large model judges. abstains: a router leaves prompts that are unlike its training to the
+    policy without a router.
     """
 
     strong_share: float | None = None
@@ -53,6 +54,7 @@ class RoutingOptions:
     band_high: float | None = None
     autopilot: bool = False
     explore_share: float = EXPLORE_SHARE
+    abstains: bool = True
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     prices: Mapping[Tier, TokenPrices] | None = None
 
@@ -117,8 +119,11 @@ def load_router(
         dial=dial,
         cascade=options.cascade,
         on_verdict=on_verdict,
+        otherwise=_abstaining(options) if options.abstains and scorer.familiarity else None,
     )
     summary = f"by the router in {path}"
+    if policy.otherwise is not None:
+        summary += "; prompts unlike its training: the small model's first tokens decide"
     return LoadedRouter(policy=policy, summary=summary, guard=guard, pair=scorer.pair)
 
 
@@ -127,15 +132,22 @@ def _without_router(options: RoutingOptions) -> LoadedRouter:
     for name in ("max_cost_usd", "band_low", "band_high"):
         if getattr(options, name) is not None:
             log.warning("routing.%s has no effect reason=no router", name)
+    policy = replace(_label_free(options), why="no router", fixed_threshold=options.threshold)
+    return LoadedRouter(policy=policy, summary=WITHOUT_ROUTER)
+
+
+def _abstaining(options: RoutingOptions) -> LabelFreePolicy:
+    """The same for prompts that a router knows nothing of; thresholds of its own mean nothing."""
+    return replace(_label_free(options), why="prompt unlike the router's training")
+
+
+def _label_free(options: RoutingOptions) -> LabelFreePolicy:
     target = AGREEMENT if options.quality is None else options.quality
-    model = AgreementModel(target, options.strong_share)
-    policy = LabelFreePolicy(
-        model=model,
+    return LabelFreePolicy(
+        model=AgreementModel(target, options.strong_share),
         cascade=options.cascade,
         explore_share=options.explore_share,
-        fixed_threshold=options.threshold,
     )
-    return LoadedRouter(policy=policy, summary=WITHOUT_ROUTER)
 
 
 def _has_target(options: RoutingOptions) -> bool:

@@ -1,7 +1,7 @@
 """From a prompt to a tier. A policy explains every decision in one short line."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -116,7 +116,8 @@ class TrainedPolicy:
 
     current_setting: asked for every request, so that an autopilot may turn it. dial: the router's
     calibration, None for one that has labels only. on_verdict is told how watched answers of
-    requests without constraints of their own were judged.
+    requests without constraints of their own were judged. otherwise: decides on prompts that are
+    unlike those of the router's training; None: the router decides on them as well.
     """
 
     scorer: RouterScorer
@@ -124,10 +125,15 @@ class TrainedPolicy:
     dial: Dial | None = None
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     on_verdict: Callable[[WatchVerdict], None] | None = None
+    otherwise: RoutePolicy | None = None
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
-        """Estimate, compare, explain."""
-        estimate = self.scorer.estimate(text)
+        """Estimate, compare, explain; abstain where the prompt is unlike the training."""
+        familiar = None if self.otherwise is None else self.scorer.estimate_familiar(text)
+        if familiar is None and self.otherwise is not None:
+            may_watch = constraints.may_watch and self.cascade.mode != "off"
+            return self.otherwise.route(text, replace(constraints, may_watch=may_watch))
+        estimate = familiar or self.scorer.estimate(text)
         setting = self._effective(constraints)
         quality = estimate.quality
         if setting.band is not None:

@@ -25,7 +25,14 @@ from router.answer_features import (
     num_answer_inputs,
 )
 from router.calibration import ALWAYS_LARGE, Calibration
-from router.features import FEATURE_VERSION, FeatureConfig, FloatRows, prompt_features
+from router.familiarity import Familiarity, num_ngrams
+from router.features import (
+    FEATURE_VERSION,
+    FeatureConfig,
+    FloatRows,
+    SparseVector,
+    prompt_features,
+)
 from router.files import CONFIG_NAME, RouterFiles, read_files, record_from, write_files
 from router.files import RouterFileError as RouterFileError
 
@@ -97,7 +104,8 @@ class RouterScorer:
     from which on the small model answers. `pair`: fingerprints of the models that it was trained
     for, "<small>-<large>"; None if unknown. `probe` takes [text logits | hidden state],
     `answer` what `answer_inputs` makes. `prompt_hashes`: of the training prompts, ascending, at
-    most MAX_PROMPT_HASHES (the smallest). `training` is for people and never read back.
+    most MAX_PROMPT_HASHES (the smallest). `familiarity`: tells prompts that are unlike those of the
+    training; None for routers of earlier versions. `training` is for people and never read back.
     """
 
     features: FeatureConfig
@@ -109,6 +117,7 @@ class RouterScorer:
     answer: LinearStage | None = None
     calibration: Calibration | None = None
     prompt_hashes: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    familiarity: Familiarity | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,6 +140,9 @@ class RouterScorer:
         if self.pair is not None and not 0 < len(self.pair) <= _MAX_PAIR_CHARS:
             raise ValueError(f"pair={self.pair[:_MAX_PAIR_CHARS]!r} must be two fingerprints")
         self._check_stages(num_heads)
+        known = self.familiarity
+        if known is not None and known.known.shape != (num_ngrams(self.features),):
+            raise ValueError(f"known_features have shape {list(known.known.shape)}")
         hashes = self.prompt_hashes
         if hashes.ndim != 1 or hashes.dtype != np.uint64 or len(hashes) > MAX_PROMPT_HASHES:
             raise ValueError(f"prompt_hashes are {hashes.dtype} {list(hashes.shape)}")
@@ -155,7 +167,16 @@ class RouterScorer:
 
     def estimate(self, text: str) -> QualityEstimate:
         """Probabilities for one prompt; a fraction of a millisecond, whatever its length."""
+        return self._estimate(prompt_features(text, self.features))
+
+    def estimate_familiar(self, text: str) -> QualityEstimate | None:
+        """The same; None for a prompt that is unlike those of the training."""
         vector = prompt_features(text, self.features)
+        if self.familiarity is not None and self.familiarity.is_unlike(vector):
+            return None
+        return self._estimate(vector)
+
+    def _estimate(self, vector: SparseVector) -> QualityEstimate:
         return _estimate(self.weight[:, vector.indices] @ vector.values + self.bias)
 
     def estimate_prompt(
@@ -208,6 +229,9 @@ class RouterScorer:
             if stage is not None:
                 arrays[f"{name}_weight"] = np.ascontiguousarray(stage.weight, dtype=np.float64)
                 arrays[f"{name}_bias"] = np.ascontiguousarray(stage.bias, dtype=np.float64)
+        known = self.familiarity
+        if known is not None:
+            arrays["known_features"] = known.packed
         config = {
             "feature_version": FEATURE_VERSION,
             "answer_feature_version": ANSWER_FEATURE_VERSION,
@@ -217,6 +241,7 @@ class RouterScorer:
             "pair": self.pair,
             "calibration": None if self.calibration is None else asdict(self.calibration),
             "training": dict(self.training),
+            "farthest": None if known is None else known.limit,
         }
         write_files(folder, RouterFiles(config=config, arrays=arrays))
 
@@ -269,6 +294,7 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     for name, known in versions.items():
         if (found := config.pop(name, None)) != known:
             raise ValueError(f"unknown {name} {found}; available: {known}. Train the router again")
+    farthest = config.pop("farthest", None)  # earlier versions lack it
     known_names = {"features", "heads", "threshold", "pair", "calibration", "training"}
     if set(config) != known_names:
         raise ValueError(f"must name {sorted(known_names)}, not {sorted(config)}")
@@ -284,17 +310,33 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ValueError(f"threshold={threshold!r} is not a number")
     calibration = config["calibration"]
-    values = _array_values(files.arrays)
+    packed = files.arrays.get("known_features")
+    values = _array_values({k: v for k, v in files.arrays.items() if k != "known_features"})
+    features = record_from(FeatureConfig, config["features"])
     if len(values["bias"]) != len(heads):
         raise ValueError(f"{len(values['bias'])} heads in the weights, named are {heads}")
     return {
         **values,
-        "features": record_from(FeatureConfig, config["features"]),
+        "features": features,
+        "familiarity": _familiarity(packed, farthest, features),
         "threshold": float(threshold),
         "pair": pair,
         "calibration": None if calibration is None else record_from(Calibration, calibration),
         "training": training,
     }
+
+
+def _familiarity(
+    packed: NDArray[Any] | None, farthest: object, features: FeatureConfig
+) -> Familiarity | None:
+    """Raises ValueError unless both parts are there, or none."""
+    if packed is None and farthest is None:
+        return None
+    if isinstance(farthest, bool) or not isinstance(farthest, int | float):
+        raise ValueError(f"farthest={farthest!r} is not a number")
+    if packed is None:
+        raise ValueError("known_features are missing")
+    return Familiarity.unpacked(packed, num_ngrams(features), float(farthest))
 
 
 def _array_values(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

@@ -299,8 +299,11 @@ class RoutingSettings(Section):
     sticky: bool = True
     """Prefer the model whose prefix cache holds the conversation."""
     explore_share: Annotated[float, Field(ge=0, le=0.1)] = 0.015
-    """Without a router: share of the small model's kept answers that the large model judges as
-    well, so that the threshold is learnt from all kinds of answers."""
+    """Where no router decides: share of the small model's kept answers that the large model judges
+    as well, so that the threshold is learnt from all kinds of answers."""
+    abstain: bool = True
+    """Do not let the router decide on prompts that are unlike those it was trained on: the small
+    model begins, and its first tokens decide."""
     autopilot: bool = False
     """Keep the large model's share of the answers when the prompts change."""
     force_router: bool = False

@@ -51,6 +51,7 @@ def build_routing(
         band_high=options.band_high,
         autopilot=options.autopilot,
         explore_share=options.explore_share,
+        abstains=options.abstain,
         cascade=cascade,
         prices=prices,
     )

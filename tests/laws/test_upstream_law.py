@@ -109,7 +109,7 @@ class Clouds:
         self, policy: TestPolicy | None = None, **flags: Any
     ) -> AbstractContextManager[Gateway]:
         """A gateway with the small model; the servers play the large one's part."""
-        return gateway({**self._tiers, **_dotted(flags)}, policy=policy)
+        return gateway({**self._tiers, "models.small": "demo", **_dotted(flags)}, policy=policy)
 
     @property
     def _tiers(self) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Collector:
             raise CollectError(
                 "collecting compares two models: name both, --small and --large, or neither"
             )
-        self._engine = engine
+        self.engine = engine
         self._tiers: Mapping[Tier, TierInfo] = info.tiers
         self._tokenizers = tokenizers
         self._plan = plan
@@ -230,7 +230,7 @@ class Collector:
         answer, tier = TierAnswer(), tokenized.request.tier
         started_s = time.perf_counter()
         # The protocol promises that its iterator can be closed; only generators have a type for it.
-        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(tokenized.request))
+        stream = cast(AsyncGenerator[EngineEvent], self.engine.submit(tokenized.request))
         async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, Failed):

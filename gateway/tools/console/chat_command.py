@@ -14,6 +14,7 @@ from gateway.tools.console.command import (
     LargeOption,
     Small,
     Tiers,
+    model_flags,
     reports_user_errors,
     start_logging,
     tier_flags,
@@ -118,8 +119,7 @@ def chat(  # noqa: PLR0913 - a flag each
                 say(console, client, options, [{"role": "user", "content": prompt}])
 
     flags = {
-        "models.large": large,
-        "models.small": small,
+        **model_flags(large, small),
         "engine.device": device,
         "engine.dtype": dtype,
         **tier_flags(tiers or []),

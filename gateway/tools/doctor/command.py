@@ -15,6 +15,7 @@ from gateway.tools.console.command import (
     Small,
     Tiers,
     assigned,
+    model_flags,
     reports_user_errors,
     tier_flags,
 )
@@ -40,8 +41,7 @@ def doctor(  # noqa: PLR0913 - a flag each
     from gateway.tools.doctor.doctor import examine
 
     flags = {
-        "models.large": large,
-        "models.small": small,
+        **model_flags(large, small),
         "engine.device": device,
         "server.port": port,
         **tier_flags(tiers or []),

@@ -116,7 +116,7 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
             text = str(value)
     environ = base | {variable: text}
     if path == ("handoff", "small"):  # a server in the place of the model that is loaded
-        environ["OUTRIDER_MODELS__SMALL"] = "none"
+        environ |= {"OUTRIDER_MODELS__SMALL": "none", "OUTRIDER_MODELS__LARGE": "m"}
     if path == ("routing", "max_cost_usd"):
         environ["OUTRIDER_ROUTING__PRICES__LARGE__PROMPT"] = "1"
     found = setting_of(load_settings(environ=environ), path)
@@ -516,6 +516,17 @@ def test_one_tier_of_the_bundled_pair() -> None:
     models = load_settings(environ={}, flags={"models.large": "none"}).models
     assert models.resolved() == {"large": None, "small": str(bundled_pair() / "small")}
     assert models.resolved_router() == bundled_pair() / "router", "for a large model elsewhere"
+
+
+def test_no_toy_stands_in_for_a_tier_that_nobody_named() -> None:
+    cloud = {"tiers.cloud.url": "https://host/v1"}
+    for named in ({}, {"models.large": "none"}):
+        assert not load_settings(environ={}, flags={**cloud, **named}).models.is_any
+    models = load_settings(environ={}, flags={**cloud, "models.small": "demo"}).models
+    assert models.resolved() == {"large": None, "small": str(bundled_pair() / "small")}
+    assert models.resolved_router() == bundled_pair() / "router"
+    models = load_settings(environ={}, flags={**cloud, "models.small": "own"}).models
+    assert models.resolved() == {"large": None, "small": "own"}
 
 
 def test_the_written_file_says_the_same(empty_folder: Path) -> None:

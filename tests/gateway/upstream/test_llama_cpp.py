@@ -91,6 +91,8 @@ def device(llama_url: str, **flags: Any) -> Iterator[str]:
             "engine.num_threads": 1,
             "engine.num_blocks": 600,
             "speculation.adaptive": False,
+            "models.large": "demo",
+            "models.small": "demo",
             "tiers.cloud.url": llama_url,
             "tiers.cloud.server": "llama_cpp",
             "tiers.cloud.tokenizer": str(bundled_pair() / "large"),

@@ -92,6 +92,7 @@ def test_the_engine_process_gets_no_upstream_settings() -> None:
     settings = load_settings(
         environ={},
         flags={
+            "models.small": "demo",
             "tiers.cloud.url": "http://127.0.0.1:9/v1",
             "tiers.cloud.headers": {"x-key": "hunter2"},
             "handoff.tier": "cloud",

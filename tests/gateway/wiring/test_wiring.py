@@ -26,7 +26,8 @@ from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
 from gateway.wiring import start
 from gateway.wiring.parts import GatewayParts
-from router.policy import CascadeOptions, FixedPolicy, TrainedPolicy
+from router.label_free import LabelFreePolicy
+from router.policy import CascadeOptions, TrainedPolicy
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
 
@@ -263,7 +264,7 @@ def test_a_context_has_a_tokenizer_for_each_tier_and_a_policy(pair: dict[str, st
     )
     parts = wiring.build_parts(settings, wiring.build_client(settings))
     assert set(parts.tokenizers) == {"large", "small"}
-    assert isinstance(parts.router, FixedPolicy)
+    assert isinstance(parts.router, LabelFreePolicy)
     assert parts.limits.max_body_bytes == 5
     assert parts.limits.default_max_tokens == 7
 

@@ -223,7 +223,7 @@ def test_a_model_that_the_server_does_not_list() -> None:
 
 def test_a_server_that_is_not_there(free_port: int) -> None:
     url = f"http://127.0.0.1:{free_port}/v1"
-    check = checks(tiers__cloud__url=url)["cloud tier"]
+    check = checks(tiers__cloud__url=url, models__small="demo")["cloud tier"]
     assert check.status == "warning", "the models of this machine answer"
     assert check.detail.startswith(f"{url}: ")
     assert "tiers.cloud.url" in check.advice
@@ -269,7 +269,7 @@ def test_a_key_that_the_server_does_not_take(guarded: str, monkeypatch: pytest.M
     assert "tiers.cloud.api_key_env" in check.advice
     key = {"tiers__cloud__api_key_env": "CLOUD_KEY"}
     monkeypatch.setenv("CLOUD_KEY", "sk-wrong")
-    check = checks(**url, **key)["cloud tier"]
+    check = checks(**url, **key, models__small="demo")["cloud tier"]
     assert check.status == "warning", "the models of this machine answer"
     assert "Put a key that it takes into CLOUD_KEY." in check.advice
     assert "sk-wrong" not in check.detail + check.advice
