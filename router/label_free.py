@@ -145,7 +145,7 @@ class _TokenQuantile:
 
 
 def token_quantile(logprobs: Sequence[float]) -> float:
-    """Return the score of tokens, at least one: exp(-sqrt(-logprob)) of the token that 19 in 20 exceed."""
+    """Return the score of tokens, at least one: exp(-sqrt(-logprob)) where 19 in 20 are above."""
     return math.exp(-math.sqrt(max(-sorted(logprobs)[len(logprobs) // _RANK], 0.0)))
 
 

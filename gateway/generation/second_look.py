@@ -28,7 +28,10 @@ async def shared_tokens(
         traces=False,
         priority=LOW,
         prediction_token_ids=tuple(token_ids),
-        sampling=replace(request.sampling, max_tokens=len(token_ids), min_tokens=0, num_logprobs=0),
+        # One more: the last token of a pass is the large model's own, whatever was predicted.
+        sampling=replace(
+            request.sampling, max_tokens=len(token_ids) + 1, min_tokens=0, num_logprobs=0
+        ),
     )
     num_same = 0
     events = cast(AsyncGenerator[EngineEvent], engine.submit(look, None))
@@ -38,7 +41,7 @@ async def shared_tokens(
                 case TokensEmitted():
                     num_same += event.num_predicted_tokens
                 case Finished():
-                    return num_same / len(token_ids)
+                    return min(num_same / len(token_ids), 1.0)
                 case Failed():
                     return None
     return None
