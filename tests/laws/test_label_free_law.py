@@ -1,5 +1,7 @@
 """Without a router: what the large model is said to agree with is what it writes itself."""
 
+from functools import partial
+
 import pytest
 
 from router.label_free import AgreementModel, LabelFreePolicy
@@ -17,6 +19,9 @@ class Heard(AgreementModel):
         super().__init__()
         self.heard: list[tuple[float, float]] = []
         self._fixed = threshold
+
+    def has_heard(self, number: int) -> bool:
+        return len(self.heard) == number
 
     @property
     def threshold(self) -> float:
@@ -50,7 +55,7 @@ def test_kept_and_escalated_answers_are_judged_alike() -> None:
                 options = {"hold_back_ms": 60_000, "hold_back_tokens": HELD}
                 told = world.ask(model="auto", stream=True, outrider=options, **chat)
                 assert told.text == (large.text if threshold else small.text)
-                wait_for(lambda number=number: len(model.heard) == number)  # type: ignore[misc]
+                wait_for(partial(model.has_heard, number))
                 score, agreement = model.heard[-1]
                 assert score == pytest.approx(told.report["confidence"], abs=1e-5)
                 same = common_beginning(small.tokens, large.tokens)
