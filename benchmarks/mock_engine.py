@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+from engine.errors import InvalidAdapterError
 from engine.events import (
+    AdapterInfo,
     EngineEvent,
     EngineInfo,
     EngineStats,
@@ -15,7 +17,7 @@ from engine.events import (
     TierWork,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
+from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import OnEnd, tell_end
 
 _TOKEN_ID = 20
@@ -119,6 +121,10 @@ class MockEngine:
 
     async def abort(self, request_id: str) -> None:
         """Answers are over before that."""
+
+    async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
+        """It has no model."""
+        raise InvalidAdapterError(f"{ref.name}: there is no model")
 
     async def stats(self) -> EngineStats:
         """It counts nothing."""

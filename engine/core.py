@@ -20,14 +20,14 @@ from engine.events import (
 from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
 from engine.passes.runner import ModelRunner, PassOutput
 from engine.protocols import Drafter, Verdict, Verifier
-from engine.queue.adapter_queue import AdapterQueue
+from engine.queue.adapter_queue import AdapterQueue, OnPrepared
 from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.queue.grammar_queue import GrammarQueue
 from engine.queue.policy import QueuePolicy
 from engine.queue.preparation import Preparation
 from engine.queue.scheduler import PassPlan, Scheduler
 from engine.queue.slo_queue import SloQueue
-from engine.request import EngineRequest, Tier
+from engine.request import AdapterRef, EngineRequest, Tier
 from engine.sequences.logit_rules import build_rules
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence, SequenceStatus
@@ -158,10 +158,13 @@ class Engine:
         """Start what compiles grammars now, in the background, not at the first grammar."""
         self._preparation.warm_up_grammars()
 
+    def prepare_adapter(self, ref: AdapterRef, on_prepared: OnPrepared) -> None:
+        """Read and check an adapter, which is resident then; `on_prepared` is called in a step."""
+        self.adapters.prepare(ref, on_prepared)
+
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
+        if (sequence := self._sequences.get(request_id)) is not None:
             self._finish(sequence, "abort")
 
     def settle(self, request_id: str) -> None:

@@ -8,7 +8,7 @@ stay. `AnswerHeld` may stand before `Finished`, or before a `TierSwitched`.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.request import Source, Tier
+from engine.request import AdapterRef, Source, Tier
 from engine.trace import StepTrace
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -194,6 +194,8 @@ class TierStats:
     num_waiting: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
+    num_adapters: int = 0
+    adapter_bytes: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
@@ -233,13 +235,24 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterInfo:
+    """A LoRA adapter that was read. `digest`: of its content; `num_bytes`: of its weights here."""
+
+    digest: str
+    num_bytes: int
+    max_rank: int
+    num_modules: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierInfo:
     """A loaded tier. `model_id` is the folder's or the hub's name, `path` where it lies.
 
     `fingerprint`: 16 hexadecimal digits that change with the checkpoint
     (engine/model/fingerprint.py); empty where it is unknown. `scheme`: what its products compute
     with. `deterministic`: an answer's tokens do not depend on other requests, in any precision.
-    `numerics`: the fingerprint of its arithmetic (engine/model/numerics.py).
+    `numerics`: the fingerprint of its arithmetic (engine/model/numerics.py). `adapter`: where it is
+    the tier's model with one, whose name is the `model_id` then.
     """
 
     tier: Tier
@@ -254,6 +267,7 @@ class TierInfo:
     scheme: str = ""
     deterministic: bool = False
     numerics: str = ""
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.adapters.read_adapter import Adapter, AdapterInfo
+from engine.adapters.read_adapter import Adapter
 from engine.errors import InvalidAdapterError
+from engine.events import AdapterInfo
 from engine.request import AdapterRef
 
 ReadAdapter = Callable[[Path], Adapter]

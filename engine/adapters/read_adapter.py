@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.adapters.peft_config import LoraScales, read_scales
 from engine.errors import InvalidAdapterError
+from engine.events import AdapterInfo
 from engine.model.config import ModelConfig
 from engine.model.lora_modules import LoraModule, lora_modules, num_sites
 from kernels.layers.lora import LoraPart, LoraWeights
@@ -33,16 +34,6 @@ _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 _NAME: Final = re.compile(
     r"(?:base_model\.model\.)?(?:model\.|language_model\.)*(layers\.\d+\..+)\.lora_([AB])\.weight"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterInfo:
-    """A read adapter. `digest`: of its content; `num_bytes`: of its weights in memory."""
-
-    digest: str
-    num_bytes: int
-    max_rank: int
-    num_modules: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,16 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from engine.adapters.bank import AdapterBank
-from engine.adapters.read_adapter import Adapter, AdapterInfo, read_adapter
+from engine.adapters.read_adapter import Adapter, read_adapter
 from engine.config import EngineConfig
 from engine.errors import InvalidAdapterError, InvalidRequestError
+from engine.events import AdapterInfo
 from engine.passes.runner import ModelRunner
 from engine.request import AdapterRef, EngineRequest, Tier
 from engine.sequences.sequence import Sequence
+
+OnPrepared = Callable[[AdapterInfo | InvalidAdapterError], None]
 
 
 class AdapterQueue:
@@ -39,8 +43,7 @@ class AdapterQueue:
         }
         self._sleep = sleep
         self._waiting: dict[str, Sequence] = {}
-        self._calls: dict[int, AdapterRef] = {}
-        self._prepared: list[tuple[int, AdapterInfo | InvalidAdapterError]] = []
+        self._calls: list[tuple[AdapterRef, OnPrepared]] = []
 
     def __len__(self) -> int:
         """Count how many sequences wait."""
@@ -52,8 +55,8 @@ class AdapterQueue:
 
     @property
     def is_called(self) -> bool:
-        """True if `prepare` has an answer to come, or one that was not taken yet."""
-        return bool(self._calls or self._prepared)
+        """True if `prepare` has an answer to come."""
+        return bool(self._calls)
 
     def sequences(self) -> Iterator[Sequence]:
         """Those that wait."""
@@ -75,12 +78,13 @@ class AdapterQueue:
     def add(self, sequence: Sequence) -> bool:
         """Give a sequence its adapters; False where it waits for them.
 
-        Raises InvalidAdapterError.
+        An adapter that cannot be read is told of by `take_ready`.
         """
         if not sequence.request.adapters:
             return True
-        if not self._waiting and self._attach(sequence):
-            return True
+        with suppress(InvalidAdapterError):
+            if not self._waiting and self._attach(sequence):
+                return True
         self._waiting[sequence.request_id] = sequence
         return False
 
@@ -96,18 +100,13 @@ class AdapterQueue:
                 self._banks[ref.tier].release(ref)
             sequence.adapters.clear()
 
-    def prepare(self, call_id: int, ref: AdapterRef) -> None:
-        """Read an adapter without a request; `take_prepared` says what came of it."""
+    def prepare(self, ref: AdapterRef, on_prepared: OnPrepared) -> None:
+        """Read and check an adapter beside the steps, without a request."""
         if ref.tier in self._banks:
-            self._calls[call_id] = ref
+            self._calls.append((ref, on_prepared))
         else:
             reason = f"{ref.name} is for the {ref.tier} tier, which is not loaded"
-            self._prepared.append((call_id, InvalidAdapterError(reason)))
-
-    def take_prepared(self) -> list[tuple[int, AdapterInfo | InvalidAdapterError]]:
-        """Return what came of `prepare` since the last call."""
-        prepared, self._prepared = self._prepared, []
-        return prepared
+            on_prepared(InvalidAdapterError(reason))
 
     def take_ready(self) -> Iterator[tuple[Sequence, InvalidAdapterError | None]]:
         """Sequences that have their adapters now, or with the reason why they get none."""
@@ -121,25 +120,29 @@ class AdapterQueue:
                 error = InvalidAdapterError(str(found))
             self.discard(request_id)
             yield sequence, error
-        for call_id, ref in list(self._calls.items()):
-            bank = self._banks[ref.tier]
-            try:
-                if not bank.is_available(ref):
-                    continue
-                self._prepared.append((call_id, bank.info(ref)))
-            except InvalidAdapterError as found:
-                self._prepared.append((call_id, InvalidAdapterError(str(found))))
-            del self._calls[call_id]
+        self._calls = [call for call in self._calls if not self._answer(*call)]
+
+    def _answer(self, ref: AdapterRef, on_prepared: OnPrepared) -> bool:
+        """Say what came of a call; False where it must go on waiting."""
+        bank = self._banks[ref.tier]
+        outcome: AdapterInfo | InvalidAdapterError
+        try:
+            if not bank.is_available(ref):
+                return False
+            outcome = bank.info(ref)
+        except InvalidAdapterError as error:
+            outcome = InvalidAdapterError(str(error))
+        on_prepared(outcome)
+        return True
 
     def pause(self, timeout_s: float) -> None:
         """Wait a little: to be called by an idle engine."""
-        if not self._prepared:
-            self._sleep(timeout_s)
+        self._sleep(timeout_s)
 
     def _forget_unwanted(self) -> None:
         """Let go what was read for requests that ended meanwhile."""
         wanted = {ref for each in self._waiting.values() for ref in each.request.adapters}
-        wanted.update(self._calls.values())
+        wanted.update(ref for ref, _ in self._calls)
         for bank in self._banks.values():
             bank.keep_only(wanted)
 

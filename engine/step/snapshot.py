@@ -65,12 +65,15 @@ def _tier_stats(
     tier: Tier, runner: ModelRunner, scheduler: Scheduler, preparation: Preparation
 ) -> TierStats:
     counters = scheduler.counters[tier]
+    num_adapters, adapter_bytes = preparation.adapters.num_resident(tier)
     return TierStats(
         num_running=len(scheduler.running[tier]),
         num_waiting=preparation.count(tier)
         + sum(sequence.tier == tier for sequence in scheduler.waiting),
         num_blocks=runner.pool.num_blocks,
         num_used_blocks=runner.pool.num_used,
+        num_adapters=num_adapters,
+        adapter_bytes=adapter_bytes,
         prefix_cache_queries=counters.prefix_cache_queries,
         prefix_cache_hits=counters.prefix_cache_hits,
         num_preemptions=counters.num_preemptions,

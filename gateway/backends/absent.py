@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator
 
-from engine.errors import TierUnavailableError
-from engine.events import EngineEvent, EngineInfo, EngineStats
-from engine.request import EngineRequest, Tier
+from engine.errors import InvalidAdapterError, TierUnavailableError
+from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
+from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import LOADING_REASON, OnEnd, tell_end
 
 
@@ -58,6 +58,10 @@ class AbsentEngine:
 
     async def abort(self, request_id: str) -> None:
         """Nothing: every id is unknown."""
+
+    async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
+        """Raises InvalidAdapterError: there is no model to change."""
+        raise InvalidAdapterError(f"{ref.name}: no model runs on this machine")
 
     async def stats(self) -> EngineStats:
         """All zero."""

@@ -4,8 +4,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from engine.events import EngineEvent, EngineInfo, EngineStats, Failed, Finished
-from engine.request import EngineRequest, Tier
+from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats, Failed, Finished
+from engine.request import AdapterRef, EngineRequest, Tier
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,12 @@ class EngineClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """End a request and free its blocks. Unknown ids are ignored."""
+
+    async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
+        """Have an adapter read, checked and made resident, beside the steps.
+
+        Raises InvalidAdapterError, and EngineDiedError where no engine serves.
+        """
 
     async def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""

@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 
 from engine.errors import EngineDiedError
-from engine.events import EngineEvent, EngineInfo, EngineStats
-from engine.request import EngineRequest, Tier
+from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
+from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import OnEnd
 from gateway.backends.streams import NOT_READY_MESSAGE, EventStreams
 from gateway.backends.wire import Abort, Command, Settle, SwitchTier
@@ -45,6 +45,10 @@ class CommandClient(ABC):
     async def abort(self, request_id: str) -> None:
         """End a request. Unknown ids are ignored."""
         self._send(Abort(request_id))
+
+    async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
+        """Have an adapter read and checked. Raises InvalidAdapterError, EngineDiedError."""
+        return await self._streams.call_adapter(ref)
 
     async def stats(self) -> EngineStats:
         """Return a snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""

@@ -13,6 +13,7 @@ from gateway.backends.command_client import CommandClient
 from gateway.backends.step_loop import LoadingCallback, StepEngine, no_progress, run_step_loop
 from gateway.backends.streams import SHUT_DOWN_MESSAGE
 from gateway.backends.wire import (
+    AdapterReply,
     Command,
     Events,
     Refused,
@@ -134,7 +135,7 @@ class InProcessEngineClient(CommandClient):
         self._streams.died()
 
     def _handle(self, reply: Reply) -> None:
-        if isinstance(reply, Events | Refused | StatsReply):
+        if isinstance(reply, Events | Refused | StatsReply | AdapterReply):
             self._streams.receive(reply)
 
 

@@ -15,6 +15,7 @@ from gateway.backends.spawning import EngineProcess, EngineRecipe, make_scratch_
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.backends.streams import SHUT_DOWN_MESSAGE
 from gateway.backends.wire import (
+    AdapterReply,
     Command,
     Events,
     Loading,
@@ -204,7 +205,7 @@ class ProcessEngineClient(CommandClient):
 
     def _handle(self, reply: Reply) -> None:
         match reply:
-            case Events() | Refused() | StatsReply():
+            case Events() | Refused() | StatsReply() | AdapterReply():
                 self._streams.receive(reply)
             case Loading(stage, fraction):
                 self._on_progress(stage, fraction)

@@ -2,18 +2,21 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from engine.errors import EngineError
-from engine.events import EngineEvent, EngineInfo, EngineStats
-from engine.request import EngineRequest, Tier
+from engine.errors import EngineError, InvalidAdapterError
+from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
+from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.wire import (
     Abort,
+    AdapterReply,
     Command,
     Events,
     GetStats,
     Ping,
     Pong,
+    PrepareAdapter,
     Refused,
     Reply,
     Settle,
@@ -51,6 +54,11 @@ class StepEngine(Protocol):
 
     def settle(self, request_id: str) -> None:
         """Hold the answer no longer at its end; one that is held ends. Unknown ids are ignored."""
+
+    def prepare_adapter(
+        self, ref: AdapterRef, on_prepared: Callable[[AdapterInfo | InvalidAdapterError], None]
+    ) -> None:
+        """Read and check an adapter beside the steps; `on_prepared` is told what came of it."""
 
     @property
     def overlaps(self) -> bool:
@@ -146,7 +154,28 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
                 engine.settle(request_id)
         case Settle(request_id):
             engine.settle(request_id)
+        case GetStats() | PrepareAdapter() | Ping():
+            _answer(command, engine, channel)
+
+
+def _answer(
+    command: GetStats | PrepareAdapter | Ping, engine: StepEngine, channel: Channel
+) -> None:
+    """Reply to a command that is about no request."""
+    match command:
         case GetStats(call_id):
             channel.send(StatsReply(call_id, engine.stats()))
+        case PrepareAdapter(call_id, ref):
+            engine.prepare_adapter(ref, partial(_reply_adapter, channel, call_id))
         case Ping():
             channel.send(Pong())
+
+
+def _reply_adapter(
+    channel: Channel, call_id: int, outcome: AdapterInfo | InvalidAdapterError
+) -> None:
+    """Send what came of an adapter's reading."""
+    if isinstance(outcome, InvalidAdapterError):
+        channel.send(AdapterReply(call_id, None, pack_error(outcome)))
+    else:
+        channel.send(AdapterReply(call_id, outcome, None))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
 
 from engine.errors import (
     CrashSuspectError,
@@ -9,16 +10,18 @@ from engine.errors import (
     EngineError,
     InvalidRequestError,
 )
-from engine.events import Ending, EngineEvent, EngineStats, Failed, Finished
-from engine.request import EngineRequest
+from engine.events import AdapterInfo, Ending, EngineEvent, EngineStats, Failed, Finished
+from engine.request import AdapterRef, EngineRequest
 from gateway.backends.client import OnEnd, tell_end
 from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
 from gateway.backends.seen_work import SeenWork
 from gateway.backends.wire import (
     Abort,
+    AdapterReply,
     Command,
     Events,
     GetStats,
+    PrepareAdapter,
     Refused,
     StatsReply,
     Submit,
@@ -76,7 +79,7 @@ class EventStreams:
         self._send = send
         self._suspects = CrashSuspects() if suspects is None else suspects
         self._streams: dict[str, _Stream] = {}
-        self._calls: dict[int, asyncio.Future[EngineStats]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call_id = 0
 
     def __len__(self) -> int:
@@ -127,7 +130,7 @@ class EventStreams:
             del self._streams[request.request_id]
             raise
 
-    def receive(self, reply: Events | Refused | StatsReply) -> None:
+    def receive(self, reply: Events | Refused | StatsReply | AdapterReply) -> None:
         """Hand a reply of the engine to the streams and calls that wait for it."""
         match reply:
             case Events():
@@ -136,6 +139,8 @@ class EventStreams:
                 self.refuse(request_id, unpack_error(error))
             case StatsReply(call_id, stats):
                 self.answer(call_id, stats)
+            case AdapterReply(call_id, info, error):
+                self.answer(call_id, info if error is None else unpack_error(error))
 
     def publish(self, events: Iterable[EngineEvent]) -> None:
         """Hand out the events of one step. Those of requests that have left are only counted."""
@@ -156,22 +161,36 @@ class EventStreams:
 
     async def call_stats(self) -> EngineStats:
         """Ask the engine for a snapshot. Raises EngineDiedError when there is none or it dies."""
+        stats: EngineStats = await self._call(GetStats)
+        return stats
+
+    async def call_adapter(self, ref: AdapterRef) -> AdapterInfo:
+        """Have an adapter read. Raises InvalidAdapterError, and EngineDiedError as `call_stats`."""
+        info: AdapterInfo = await self._call(lambda call_id: PrepareAdapter(call_id, ref))
+        return info
+
+    async def _call(self, command: Callable[[int], Command]) -> Any:
+        """Send a command and wait for its answer."""
         self._require_open()
         call_id = self._next_call_id
         self._next_call_id += 1
-        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         try:
-            self._send(GetStats(call_id))
+            self._send(command(call_id))
             return await future
         finally:
             self._calls.pop(call_id, None)
 
-    def answer(self, call_id: int, stats: EngineStats) -> None:
-        """Deliver a snapshot to the call that asked for it."""
+    def answer(self, call_id: int, answer: EngineStats | AdapterInfo | EngineError | None) -> None:
+        """Deliver an answer to the call that waits for it; an error is raised there."""
         future = self._calls.get(call_id)
-        if future is not None and not future.done():
-            future.set_result(stats)
+        if future is None or future.done():
+            return
+        if isinstance(answer, EngineError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
 
     def close(self, message: str) -> None:
         """The engine was shut down: end streams with `Failed` and calls with an exception."""

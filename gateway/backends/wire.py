@@ -14,6 +14,7 @@ import msgspec
 
 from engine.errors import EngineError, as_utf8
 from engine.events import (
+    AdapterInfo,
     AnswerHeld,
     EngineEvent,
     EngineInfo,
@@ -24,7 +25,7 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
+from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.telemetry.logs import LogFormat
 
 
@@ -86,6 +87,13 @@ class GetStats(_Message, frozen=True, tag="get_stats"):
     call_id: int
 
 
+class PrepareAdapter(_Message, frozen=True, tag="prepare_adapter"):
+    """Have an adapter read and checked; the reply carries the same `call_id`."""
+
+    call_id: int
+    ref: AdapterRef
+
+
 class Ping(_Message, frozen=True, tag="ping"):
     """Ask for a sign of life; answered between two steps."""
 
@@ -94,7 +102,7 @@ class Stop(_Message, frozen=True, tag="stop"):
     """Leave the step loop."""
 
 
-Command = Submit | SwitchTier | Settle | Abort | GetStats | Ping | Stop
+Command = Submit | SwitchTier | Settle | Abort | GetStats | PrepareAdapter | Ping | Stop
 
 
 # Replies: engine → gateway.
@@ -145,6 +153,14 @@ class StatsReply(_Message, frozen=True, tag="stats"):
 
     call_id: int
     stats: EngineStats
+
+
+class AdapterReply(_Message, frozen=True, tag="adapter"):
+    """The answer to `PrepareAdapter`: the adapter, or why it cannot be used."""
+
+    call_id: int
+    info: AdapterInfo | None
+    error: WireError | None
 
 
 class Pong(_Message, frozen=True, tag="pong"):
@@ -201,7 +217,7 @@ class Events(_Message, frozen=True, tag="events"):
         return [envelope.event for envelope in self.envelopes]
 
 
-Reply = Loading | Ready | LoadFailed | Crashed | Refused | StatsReply | Pong | Events
+Reply = Loading | Ready | LoadFailed | Crashed | Refused | StatsReply | AdapterReply | Pong | Events
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -18,12 +18,14 @@ from engine.errors import (
     EngineDiedError,
     EngineError,
     InfeasibleObjectiveError,
+    InvalidAdapterError,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
     TierUnavailableError,
 )
 from gateway.errors.tree import (
+    AdapterUnavailableError,
     AuthenticationError,
     BadRequestError,
     BodiesFullError,
@@ -82,6 +84,7 @@ class _Answer:
 _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     BadRequestError: _Answer(HTTPStatus.BAD_REQUEST),
     InvalidRequestError: _Answer(HTTPStatus.BAD_REQUEST),
+    InvalidAdapterError: _Answer(HTTPStatus.BAD_REQUEST),
     PromptTooLongError: _Answer(HTTPStatus.BAD_REQUEST, code="context_length_exceeded"),
     ModelNotFoundError: _Answer(HTTPStatus.NOT_FOUND),
     TierUnavailableError: _Answer(HTTPStatus.NOT_FOUND, code="model_not_found"),
@@ -103,6 +106,7 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     GenerationError: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
     UpstreamError: _Answer(HTTPStatus.BAD_GATEWAY, SERVER_ERROR),
     UpstreamRefusalError: _Answer(HTTPStatus.BAD_REQUEST),
+    AdapterUnavailableError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR),
     UnavailableError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     ThrottledError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
     DeadlineExceededError: _Answer(HTTPStatus.GATEWAY_TIMEOUT, SERVER_ERROR),

@@ -232,6 +232,10 @@ class UpstreamRefusalError(GatewayError):
         self.replica = replica
 
 
+class AdapterUnavailableError(GatewayError):
+    """The adapter has a name, but its files cannot be read any more."""
+
+
 class UnavailableError(GatewayError):
     """Every tier that may answer this request is down or unreachable."""
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import cast
 
-from engine.errors import CrashSuspectError, EngineDiedError
+from engine.errors import CrashSuspectError, EngineDiedError, InvalidAdapterError
 from engine.events import (
     EngineEvent,
     Failed,
@@ -18,6 +18,7 @@ from engine.events import (
 from engine.request import EngineRequest, Tier
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import (
+    AdapterUnavailableError,
     BadRequestError,
     EngineLostError,
     EngineLostTwiceError,
@@ -209,6 +210,8 @@ def _failure(event: Failed, job: Job) -> GatewayError:
             return EngineLostError(event.message, code=event.code)
         case CrashSuspectError.code:
             return EngineLostTwiceError(event.message, code=event.code)
+        case InvalidAdapterError.code:
+            return AdapterUnavailableError(event.message, code="adapter_unavailable")
         case "request_failed":
             return RequestFailedError(event.message, code=event.code)
         case "invalid_grammar":

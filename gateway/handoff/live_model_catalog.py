@@ -24,6 +24,7 @@ class _Known:
     """The data that the names are built from. The catalog is rebuilt only when this changes."""
 
     is_local_known: bool
+    local: tuple[tuple[str, tuple[TierInfo, ...]], ...]
     listed: tuple[tuple[str, ...], ...]
 
 
@@ -91,7 +92,7 @@ class LiveModelCatalog:
                 self._ask(name)
         listed = tuple(self._listed.get(name, ()) for name in tiers)
         is_known = not self._cloud.rules.has_local or all(local.values())
-        known = _Known(is_local_known=is_known, listed=listed)
+        known = _Known(is_local_known=is_known, local=tuple(local.items()), listed=listed)
         if self._names is None or known != self._known:
             self._known = known
             self._names = ModelCatalog(

@@ -87,6 +87,9 @@ class GatewayMetrics:
         self._cascade_discarded = self._counter(
             "cascade_discarded_tokens", "Tokens of retracted answers that it did not write."
         )
+        self._adapter_requests = self._counter(
+            "adapter_requests", "Requests that named a LoRA adapter.", "adapter"
+        )
         self._reasons: set[str] = set()
         self._tiers = {tier: TierMetrics(self, tier) for tier in TIERS}
 
@@ -105,6 +108,10 @@ class GatewayMetrics:
                 reason = "other"
             self._reasons.add(reason)
         self._decisions.labels(tier, reason).inc()
+
+    def adapted(self, name: str) -> None:
+        """Count a request that named an adapter."""
+        self._adapter_requests.labels(name).inc()
 
     def cascade_decided(self, action: str, tier: str, held_s: float, num_held_tokens: int) -> None:
         """Count the end of a hold-back: commit, escalate, or refuse (by the large tier)."""
@@ -153,6 +160,8 @@ def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
     gauges = {
         "num_requests_running": ("Sequences that compute.", "num_running"),
         "num_requests_waiting": ("Sequences in the queue.", "num_waiting"),
+        "adapters_resident": ("LoRA adapters in memory.", "num_adapters"),
+        "adapters_resident_bytes": ("Bytes of them.", "adapter_bytes"),
         "kv_cache_usage_perc": ("Share of blocks in use (1 is full).", "kv_cache_usage"),
     }
     counters = {

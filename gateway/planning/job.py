@@ -11,6 +11,7 @@ from engine.request import (
     LOW,
     NO_OBJECTIVE,
     NORMAL,
+    AdapterRef,
     CascadeParams,
     EngineRequest,
     GrammarSpec,
@@ -210,6 +211,7 @@ class EngineRequestDefaults:
 
     `watch`: None where the answers are not watched; else whether hidden states are wanted.
     `priority` is the queue's (`read_service_tier`), `objective` the one that the queue keeps to.
+    `adapters`: of the tiers that may answer.
     """
 
     job_id: str
@@ -222,6 +224,7 @@ class EngineRequestDefaults:
     priority: int = 0
     objective: LatencyObjective = NO_OBJECTIVE
     watch: bool | None = None
+    adapters: tuple[AdapterRef, ...] = ()
 
 
 def engine_requests(
@@ -253,6 +256,7 @@ def engine_requests(
                 weight=frame.principal.weight,
                 priority=frame.priority,
                 objective=frame.objective,
+                adapters=frame.adapters,
             )
             _check_combination(request, engine_request)
             made.append(engine_request)

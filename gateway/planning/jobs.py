@@ -9,6 +9,7 @@ from typing import Any, Final
 from engine.errors import EngineError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, LatencyObjective, Tier
+from gateway.adapters.registry import AdapterRegistry
 from gateway.answers.responder import HandOffError, UpstreamEscalation
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
@@ -60,7 +61,7 @@ class JobBuilder:
     """Turns requests into jobs. Keeps the description of the engine.
 
     `prompt_slots`: threads for long prompts. `start_error`: why the engine could not be loaded
-    at all.
+    at all. `adapters`: those that have a name.
     """
 
     engine: EngineClient
@@ -72,6 +73,7 @@ class JobBuilder:
     metrics: GatewayMetrics
     clock: Callable[[], float]
     prompt_slots: PromptSlots
+    adapters: AdapterRegistry
     start_error: Exception | None = None
     _info: EngineInfo | None = field(default=None, init=False)
 
@@ -118,7 +120,9 @@ class JobBuilder:
         names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
         # A real id is an alias; should both tiers have the same, the large one has it.
         aliases = {info.model_id: (info,) for info in ordered if info.model_id not in names}
-        return names | aliases
+        own = names | aliases
+        adapted = self.adapters.candidates(tiers)
+        return own | {name: infos for name, infos in adapted.items() if name not in own}
 
     async def job(
         self,
@@ -239,6 +243,11 @@ class JobBuilder:
             priority=service_tier.priority,
             objective=self._objective(request, max(lengths), context),
             watch=None if plan is None else plan.wants_hidden_state,
+            adapters=tuple(
+                info.adapter
+                for info in (choice.info, choice.escalation)
+                if info is not None and info.adapter is not None
+            ),
         )
         requests = engine_requests(request, rendered, frame)
         opens_thinking = [
@@ -296,6 +305,8 @@ class JobBuilder:
         """Count the job, which will be answered, in the metrics and for the guard."""
         job, route, parts = planned.job, planned.choice.route, self.routing
         self.metrics.routed(job.tier, job.reason)
+        if any(choice.request.adapters for choice in job.choices):
+            self.metrics.adapted(planned.prompts.request.model)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
         # A watched answer is reported by its watch.
         if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:

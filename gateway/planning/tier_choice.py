@@ -76,12 +76,13 @@ class TierChooser:
         upstream tier.
         """
         candidates = _narrowed(prompts.options.tier, candidates, engine)
+        is_routed = prompts.is_auto or len(candidates) > 1  # an adapter beside the small model
         if prompts.options.quality not in (None, "lossless"):
             info = cascade_tier(candidates, engine)
             await self._budget(prompts, (info,))
-            is_named = prompts.options.tier is not None or not prompts.is_auto
+            is_named = prompts.options.tier is not None or not is_routed
             return self._choice(info, "requested" if is_named else "cascade")
-        if prompts.is_auto and prompts.options.tier is None:
+        if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
             if upstream is not None and small is not None:
                 return await self._shared(prompts, small, upstream.name)

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine.errors import EngineError
+from gateway.adapters.admin import ADAPTER_MODELS, ADAPTER_ROUTES, AdapterApi
 from gateway.apis.messages.answers import MESSAGES_MODELS
 from gateway.apis.messages.openapi import count_tokens_operation, messages_operation
 from gateway.apis.responses.answers import RESPONSES_MODELS
@@ -70,6 +71,7 @@ _OTHER_MODELS: Final = (
     *TOKENIZE_MODELS,
     *USAGE_MODELS,
     *ADMIN_MODELS,
+    *ADAPTER_MODELS,
     *DASHBOARD_MODELS,
     *EXPERIMENT_MODELS,
     *FEEDBACK_MODELS,
@@ -89,6 +91,7 @@ class Routes:
     dashboard: DashboardApi
     usage: UsageApi
     admin: AdminApi
+    adapters: AdapterApi
     experiments: ExperimentApi
     feedback: FeedbackApi
     intake: RequestIntake
@@ -193,10 +196,12 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
 def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
     """Add the endpoints for tenants about themselves, and for administrators about tenants."""
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
-    for route in ADMIN_ROUTES:
+    of_tenants = ((route, routes.admin) for route in ADMIN_ROUTES)
+    of_adapters = ((route, routes.adapters) for route in ADAPTER_ROUTES)
+    for route, handlers in (*of_tenants, *of_adapters):
         app.add_api_route(
             route.path,
-            _with_principal(getattr(routes.admin, route.handler)),
+            _with_principal(getattr(handlers, route.handler)),
             methods=[route.method],
             openapi_extra=route.operation,
         )

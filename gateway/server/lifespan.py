@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
+from gateway.adapters.watcher import AdapterWatcher
 from gateway.backends.client import EngineClient
 from gateway.caching.entry import CacheStore
 from gateway.dashboard.api import DashboardApi
@@ -39,6 +40,7 @@ class Lifespan:
     tracer: Tracer
     loop_lag: LoopLag
     checks_pair: bool
+    adapter_watcher: AdapterWatcher | None
     cache: CacheStore | None = None
 
     @asynccontextmanager
@@ -49,6 +51,8 @@ class Lifespan:
             asyncio.create_task(self.loop_lag.run()),
             asyncio.create_task(self.dashboard.run()),
         ]
+        if self.adapter_watcher is not None:
+            background.append(asyncio.create_task(self.adapter_watcher.run()))
         try:
             await self.tenancy.start()
             await self.experiments.start()

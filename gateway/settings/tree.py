@@ -19,6 +19,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.settings import paths as settings_paths
+from gateway.settings.adapters import AdapterSettings, adapter_complaints
 from gateway.settings.aliases import AliasSettings, alias_complaints
 from gateway.settings.caching import CacheSettings, cache_complaints
 from gateway.settings.experiments import ExperimentName, ExperimentSettings
@@ -89,6 +90,7 @@ _OWN_FLAGS: Final = {
             "server.port",
             "speculation.allow_vocab_mismatch",
             "log_level",
+            "adapters.lora",
         )
     },
 }
@@ -115,6 +117,7 @@ class Settings(BaseSettings):
 
     server: ServerSettings = Field(default_factory=ServerSettings)
     models: ModelSettings = Field(default_factory=ModelSettings)
+    adapters: AdapterSettings = Field(default_factory=AdapterSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     routing: RoutingSettings = Field(default_factory=RoutingSettings)
@@ -171,6 +174,7 @@ class Settings(BaseSettings):
             *tier_complaints(self.models, self.tiers, self.handoff, self.mirror),
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
+            *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
         ]
         if complaints:
             text = "\n".join(f"{'.'.join(path)}: {what}" for path, _, what in complaints)

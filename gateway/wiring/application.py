@@ -4,6 +4,9 @@ from functools import partial
 from hashlib import blake2b
 
 from engine.request import Tier
+from gateway.adapters.admin import AdapterApi
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.watcher import AdapterWatcher
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
@@ -37,6 +40,8 @@ from gateway.server.pages import Pages
 from gateway.server.pass_through import PassThroughEndpoints
 from gateway.server.route_metrics import RouteCollector
 from gateway.server.status import StatusEndpoints
+from gateway.settings.adapters import parse_adapter
+from gateway.settings.tiers import RESERVED_NAMES
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.tenants.admin import AdminApi
 from gateway.wiring.parts import GatewayParts
@@ -46,7 +51,8 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     """Build the application without starting it."""
     if parts.routing.guard is not None:
         parts.metrics.registry.register(RouteCollector(parts.routing.guard))
-    jobs = build_jobs(parts)
+    adapters = build_adapters(parts)
+    jobs = build_jobs(parts, adapters)
     chains = ChainBook(aliases=parts.aliases)
     catalog = LiveModelCatalog(parts.cloud, jobs, _local_formats(parts), chains.first_models())
     planner = _build_planner(parts, jobs, catalog, chains)
@@ -70,6 +76,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             dashboard=dashboard,
             usage=UsageApi(parts.tenancy.database),
             admin=AdminApi(keys, intake.read_small_body),
+            adapters=AdapterApi(keys.authenticator, adapters, intake.read_small_body),
             experiments=ExperimentApi(
                 keys.authenticator,
                 parts.experiments,
@@ -78,7 +85,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             ),
             feedback=FeedbackApi(parts.experiments.feedback),
             intake=intake,
-            lifespan=_build_lifespan(parts, jobs, dashboard),
+            lifespan=_build_lifespan(parts, jobs, adapters, dashboard),
             authenticate=keys.authenticator.authenticate,
             has_open_metrics=keys.has_open_metrics,
             has_upstream_tiers=bool(parts.cloud.tiers),
@@ -97,7 +104,17 @@ def _local_formats(parts: GatewayParts) -> dict[Tier, LocalFormats]:
     }
 
 
-def build_jobs(parts: GatewayParts) -> JobBuilder:
+def build_adapters(parts: GatewayParts) -> AdapterRegistry:
+    """Build the register of adapters, with those of the settings."""
+    return AdapterRegistry(
+        parts.engine,
+        max_named=parts.adapters.max_named,
+        taken=frozenset({*RESERVED_NAMES, *parts.cloud.tiers, *parts.aliases}),
+        initial=[parse_adapter(each) for each in parts.adapters.lora],
+    )
+
+
+def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> JobBuilder:
     """Build the builder of the engine's jobs."""
     return JobBuilder(
         engine=parts.engine,
@@ -115,6 +132,7 @@ def build_jobs(parts: GatewayParts) -> JobBuilder:
         metrics=parts.metrics,
         clock=parts.clock,
         prompt_slots=parts.prompt_slots,
+        adapters=adapters or build_adapters(parts),
     )
 
 
@@ -237,7 +255,13 @@ def _build_dashboard(
     )
 
 
-def _build_lifespan(parts: GatewayParts, jobs: JobBuilder, dashboard: DashboardApi) -> Lifespan:
+def _build_lifespan(
+    parts: GatewayParts, jobs: JobBuilder, adapters: AdapterRegistry, dashboard: DashboardApi
+) -> Lifespan:
+    settings = parts.adapters
+    watcher = None
+    if settings.folder is not None:
+        watcher = AdapterWatcher(adapters, settings.folder, poll_s=settings.poll_s)
     return Lifespan(
         engine=parts.engine,
         jobs=jobs,
@@ -250,4 +274,5 @@ def _build_lifespan(parts: GatewayParts, jobs: JobBuilder, dashboard: DashboardA
         loop_lag=LoopLag(parts.metrics.registry),
         cache=parts.cache.store,
         checks_pair=parts.routing.pair is not None,
+        adapter_watcher=watcher,
     )

@@ -23,6 +23,7 @@ from gateway.wiring.engine import (
     allowed_difference,
     compile_kernels,
     join,
+    load_adapters,
     load_runners,
     measure_budget,
     saved_times,
@@ -123,6 +124,7 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
         router=router,
         routing=routing,
         cloud=cloud,
+        adapters=settings.adapters,
         aliases=checked_aliases(settings),
         unknown_fields=settings.unknown_fields,
         cache=build_cache(settings),
@@ -177,4 +179,6 @@ def build_engine(
     """
     runners = load_runners(settings, on_progress)
     compile_kernels(settings, runners, on_progress)  # before passes are timed
-    return join(settings, runners, measure_budget(settings, runners, on_progress, saved))
+    engine = join(settings, runners, measure_budget(settings, runners, on_progress, saved))
+    load_adapters(settings, engine)
+    return engine

@@ -62,8 +62,8 @@ def _check_names(place: str, names: Collection[str], adapter: Mapping[str, Any] 
     if adapter is not None or (_ADAPTER in names and "config.json" not in names):
         base = str((adapter or {}).get("base_model_name_or_path") or "its base model")[:200]
         raise UnsupportedModelError(
-            f"{place} is a LoRA adapter ({_ADAPTER}), not a whole model. Name {base}, or merge "
-            "the two: peft's `merge_and_unload()`, then `save_pretrained()`."
+            f"{place} is a LoRA adapter ({_ADAPTER}), not a whole model. Name {base}, and "
+            "give the adapter a name: --lora NAME=FOLDER."
         )
     if "config.json" not in names:
         raise UnsupportedModelError(

@@ -11,10 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.cache.recurrent_lines import RecurrentSizes
-from engine.errors import EngineError
+from engine.errors import EngineError, InvalidAdapterError
+from engine.events import AdapterInfo
 from engine.model.quantised.formats import DECODE, Decode, Rounding
 from engine.request import TIERS, Tier
+from gateway.adapters.files import adapter_ref
 from gateway.backends.step_loop import LoadingCallback
+from gateway.settings.adapters import parse_adapter
 from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
 from gateway.wiring.checkpoints import named_models
@@ -180,8 +183,25 @@ def join(
             max_waiting=options.max_waiting,
             max_tokens_per_step=options.max_tokens_per_step,
             overlap=options.overlap,
+            max_adapters=settings.adapters.max_resident,
+            max_adapter_bytes=settings.adapters.memory_mib << 20,
         ),
     )
+
+
+def load_adapters(settings: Settings, engine: "Engine") -> None:
+    """Read and check the adapters of the settings. Raises EngineError naming one that is wrong."""
+    model_ids = {info.model_id for info in engine.info().tiers.values()}
+    for text in settings.adapters.lora:
+        named = parse_adapter(text)
+        if named.name in model_ids:
+            raise EngineError(f"adapter {named.name}: a model has this name; choose another one.")
+        outcomes: list[AdapterInfo | InvalidAdapterError] = []
+        engine.prepare_adapter(adapter_ref(named), outcomes.append)
+        while not outcomes:
+            engine.step()
+        if isinstance(outcomes[0], InvalidAdapterError):
+            raise EngineError(f"adapter {named.name}: {outcomes[0]}")
 
 
 def measure_budget(

@@ -16,6 +16,7 @@ from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.kinds import UnknownFields
+from gateway.settings.adapters import AdapterSettings
 from gateway.settings.aliases import AliasSettings
 from gateway.settings.http_bounds import HttpSettings
 from gateway.slo.parts import SloParts
@@ -62,6 +63,7 @@ class GatewayParts:
     wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
     unknown_fields: UnknownFields = "refuse"
     cache: CacheParts = field(default_factory=CacheParts)
     prompt_slots: PromptSlots = field(default_factory=PromptSlots)

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.errors import InvalidAdapterError
 from engine.events import (
+    AdapterInfo,
     AnswerHeld,
     EngineEvent,
     EngineInfo,
@@ -20,7 +22,7 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
+from engine.request import AdapterRef, EngineRequest, Tier
 from engine.trace import StepTrace, TokenOrigin
 from gateway.backends.client import OnEnd, tell_end
 from gateway.backends.seen_work import SeenWork
@@ -104,6 +106,8 @@ class ScriptedClient:
     settled: list[str] = field(default_factory=list)
     running: dict[str, _Playing] = field(default_factory=dict)
     was_closed: bool = False
+    prepared: list[AdapterRef] = field(default_factory=list)
+    broken_adapters: set[str] = field(default_factory=set)
 
     async def start(self) -> None:
         if self.start_error is not None:
@@ -170,6 +174,12 @@ class ScriptedClient:
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
+        self.prepared.append(ref)
+        if ref.name in self.broken_adapters:
+            raise InvalidAdapterError(f"{ref.folder}: it is broken")
+        return AdapterInfo(digest=ref.version, num_bytes=1, max_rank=8, num_modules=2)
 
     async def stats(self) -> EngineStats:
         return self.current

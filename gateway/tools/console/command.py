@@ -48,6 +48,13 @@ Tiers = Annotated[
         help="An upstream tier; repeat NAME with another URL to add a replica.",
     ),
 ]
+LoraOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FOLDER[@TIER]",
+        help="A LoRA adapter that requests name as model; repeatable. Tier: large, small or auto.",
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),

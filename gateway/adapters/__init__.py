@@ -1,0 +1,1 @@
+"""LoRA adapters by name: loading, a watched folder, and the administrators' endpoints."""
