@@ -69,7 +69,7 @@ def test_a_lora_adapter_names_its_base(tmp_path: Path) -> None:
     message = refusal(tmp_path)
     assert "LoRA adapter" in message
     assert "Qwen/Qwen3-0.6B" in message
-    assert "merge" in message
+    assert "--lora" in message
 
 
 @pytest.mark.parametrize(
