@@ -68,6 +68,11 @@ class AdapterRegistry:
             found[name] = (tiers["small"], adapted) if routed else (adapted,)
         return found
 
+    @property
+    def stamp(self) -> str:
+        """A text that changes whenever a name comes, goes, or means another content."""
+        return repr([(entry.ref, entry.is_routed) for entry in self.entries()])
+
     def entries(self) -> list[NamedEntry]:
         """All of them, by name."""
         return [self._entries[name] for name in sorted(self._entries)]

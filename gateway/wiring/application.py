@@ -229,7 +229,8 @@ def _build_cache(parts: GatewayParts, jobs: JobBuilder) -> AnswerCache:
         fingerprints = jobs.fingerprints if parts.tokenizers else ""
         if fingerprints is None:
             return None
-        return blake2b(fingerprints.encode(), key=cache.settings_digest, digest_size=32).digest()
+        shaping = f"{fingerprints}{jobs.adapters.stamp}".encode()
+        return blake2b(shaping, key=cache.settings_digest, digest_size=32).digest()
 
     return AnswerCache(
         store=cache.store,

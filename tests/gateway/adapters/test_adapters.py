@@ -205,7 +205,9 @@ def test_a_watched_folder_is_followed(tmp_path: Path) -> None:
             await watcher.look()
 
     async def main() -> None:
+        stamp = registry.stamp
         await registry.load(NamedAdapter(name="own", folder=str(tmp_path), tier="large"))
+        assert registry.stamp != stamp, "or cached answers would outlive a change"
         write(tmp_path / "one", "1")
         write(tmp_path / "two@small", "2")
         write(tmp_path / "cloud", "3")
@@ -218,8 +220,10 @@ def test_a_watched_folder_is_followed(tmp_path: Path) -> None:
         before = len(engine.prepared)
         await look()
         assert len(engine.prepared) == before, "nothing has changed"
+        stamp = registry.stamp
         write(tmp_path / "one", "another")
         await look()
+        assert registry.stamp != stamp
         assert len(engine.prepared) == before + 1
         shutil.rmtree(tmp_path / "one")
         await look(1)
