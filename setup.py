@@ -9,6 +9,8 @@ python setup.py build_ext --inplace
 from setuptools import Extension, setup
 
 setup(
+    # One wheel of a platform serves every Python from 3.11 on, as the extension does.
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     ext_modules=[
         Extension(
             "kernels.cpu._products",
@@ -64,5 +66,5 @@ setup(
             optional=True,
             py_limited_api=True,  # no Python functions are called: one build serves every version
         )
-    ]
+    ],
 )

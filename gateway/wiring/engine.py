@@ -68,6 +68,8 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
     options = settings.engine
     device = _pick_device(options.device)
     _check_modes(settings, device)
+    if device.type == "cpu":
+        tell_products()
     models: dict[Tier, CausalModel] = {}
     for tier, path in named_models(settings).items():
         models[tier] = load_model(
@@ -98,6 +100,15 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
     }
     capture_graphs(runners, on_progress)
     return runners
+
+
+def tell_products() -> None:
+    """Warn where products could be compiled and are not, as after an update without a build."""
+    from kernels.cpu.product_library import product_support
+
+    support = product_support()
+    if support.advice:
+        log.warning("matrix products are %s advice=%s", support.detail, support.advice)
 
 
 def _deterministic(settings: Settings) -> bool | None:

@@ -1,6 +1,9 @@
 """The engine's modes, from flag to runner: cache type, deterministic, CUDA graphs, overlap."""
 
+import logging
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from gateway.settings.tree import Settings, load_settings
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
 from gateway.wiring.kv_budget import cache_sizes
+from kernels.cpu import product_library
 from kernels.cpu.product_library import product_support
 from kernels.layers import row_invariant_linear
 from kernels.triton_support import use_kernels
@@ -219,3 +223,20 @@ def test_on_the_cpu_trees_grow_on_the_host(wanted: str) -> None:
     engine = wiring.build_engine(settings, no_progress)
     assert isinstance(engine._drafter, TreeDrafter)
     assert isinstance(engine._drafter._growth, HostGrowth)
+
+
+def test_the_start_log_tells_of_a_library_that_is_not_this_version_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = product_library.library_path(Path(product_library.__file__).parent)
+    if built is None:
+        pytest.skip("the library was not built")
+    shutil.copy(built, tmp_path)
+    monkeypatch.setattr(product_library, "_VERSION", 0)
+    stale = product_library.product_support(tmp_path)
+    monkeypatch.setattr(product_library, "product_support", lambda: stale)
+    with caplog.at_level(logging.WARNING):
+        runners_of()
+    (told,) = [text for text in caplog.messages if "matrix products" in text]
+    assert "install again" in told
+    assert "C++ compiler" in told
