@@ -105,6 +105,11 @@ JOBS = (
         quick=("--shapes", "Qwen3 30B-A3B", "--gib", "0.3", "--calls", "3", "--rows", "1", "4"),
     ),
     Job(
+        script="bench_recurrent",
+        arguments=("--repeats", "20"),
+        quick=("--repeats", "1", "--vocab", "512"),
+    ),
+    Job(
         script="bench_host_overhead",
         arguments=_BF16,
         quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),

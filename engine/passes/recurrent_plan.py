@@ -148,8 +148,10 @@ class _PassPlan:
         while start >= line.num_tokens + BOUNDARY:
             step = self._fold(line, step, behind=start)
         if piece.masks is not None:
-            self._work(step).segments.append(self._tree_segment(line, piece, slots))
-            return step + 1
+            for first in range(0, len(slots), BOUNDARY):  # a batch has no more rows than a text's
+                self._work(step).segments.append(self._tree_segment(line, piece, slots, first))
+                step += 1
+            return step
         begin = 0
         while begin < len(slots):
             if slots[begin] >= line.num_tokens + BOUNDARY:
@@ -194,13 +196,18 @@ class _PassPlan:
             sees_own=np.tri(count, count, -1, dtype=np.bool_),
         )
 
-    def _tree_segment(self, line: RecurrentLine, piece: RecurrentRows, slots: Ints) -> _Segment:
+    def _tree_segment(
+        self, line: RecurrentLine, piece: RecurrentRows, slots: Ints, begin: int
+    ) -> _Segment:
+        """Return the segment of a tree's rows from number `begin` on; slots: of all, ascending."""
+        slots = slots[begin : begin + BOUNDARY]
         base, first = line.num_tokens, int(slots.min())
         start = piece.tree_start
         assert start is not None, "a tree begins somewhere"
         assert piece.masks is not None, "a tree's rows have masks"
         assert int(slots.max()) - base < LINE_ROWS, "a tree is larger than its line"
-        bits = _unpacked(piece.masks, int(slots.max()) + 1 - start)  # [rows, slots of the tree]
+        masks = piece.masks[begin : begin + BOUNDARY]
+        bits = _unpacked(masks, int(slots.max()) + 1 - start)  # [rows, slots of the tree]
         num_prior = first - base
         sees_prior = np.ones((len(slots), num_prior), dtype=np.bool_)
         sees_prior[:, start - base :] = bits[:, : first - start]
@@ -209,7 +216,7 @@ class _PassPlan:
         # An ancestor's slot is below its descendants': the last one that is seen is the nearest.
         last = num_prior - 1 - sees_prior[:, ::-1].argmax(1) if num_prior else -1
         return _Segment(
-            rows=np.arange(piece.first_row, piece.first_row + len(slots)),
+            rows=piece.first_row + begin + np.arange(len(slots)),
             writes=_rows_of(line, slots),
             prior=_line_rows(line, base, first),
             state=line.state,

@@ -21,7 +21,9 @@ from torch import Tensor
 from kernels.triton_support import dot, jit, launch, next_power_of_2, tl, triton, uses_triton
 
 _VALUE_BLOCK = 32  # columns of the state that a program has
+_KEY_BLOCK = 16  # features at a time: products in float32 are unrolled over them
 _PRIOR_BLOCK = 16
+_MANY_ROWS = 32
 _LEAST_ROWS = 16  # of a product on tensor cores
 
 
@@ -169,17 +171,12 @@ def _delta_rows_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a ker
     group = head // RATIO
     num_groups = num_heads // RATIO
     row = tl.arange(0, ROW_BLOCK)
-    features = tl.arange(0, KEY_BLOCK)
     columns = part * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
-    in_key = features < KEY_DIM
     in_value = columns < VALUE_DIM
     in_batch = row < num_rows
     token = tl.load(batch_rows + sequence * num_rows + row, mask=in_batch, other=num_tokens)
     is_row = token < num_tokens
-    key_places = (token * num_groups + group)[:, None] * KEY_DIM + features[None, :]
-    is_key = is_row[:, None] & in_key[None, :]
-    k = tl.load(key + key_places, mask=is_key, other=0.0)  # [ROW_BLOCK, KEY_BLOCK]
-    q = tl.load(query + key_places, mask=is_key, other=0.0)
+    own_keys = (token * num_groups + group) * KEY_DIM  # where a row's key and query begin
     value_places = (token * num_heads + head)[:, None] * VALUE_DIM + columns[None, :]
     is_value = is_row[:, None] & in_value[None, :]
     v = tl.load(value + value_places, mask=is_value, other=0.0)
@@ -195,18 +192,37 @@ def _delta_rows_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a ker
     has_parent = parent >= 0
     parent_row = tl.load(batch_prior + sequence * num_slots + parent, mask=has_parent, other=0)
     decay += tl.load(decays + parent_row * num_heads + head, mask=has_parent, other=0.0)
-    # ---- what the state says
+    # ---- what the state says, and what the rows' keys and queries have in common
     state = tl.load(batch_states + sequence)
     state_places = (state * num_heads + head) * KEY_DIM * VALUE_DIM
-    state_places += features[:, None] * VALUE_DIM + columns[None, :]
-    is_state = in_key[:, None] & in_value[None, :]
-    s = tl.load(states + state_places, mask=is_state, other=0.0)
-    zeros = tl.zeros((ROW_BLOCK, VALUE_BLOCK), tl.float32)
+    target = tl.load(batch_writes + sequence * num_rows + row, mask=in_batch, other=0)
+    # One program of a row's group keeps its key; the sum is a mask of the rows' shape.
+    keeps_key = is_row & (row * 0 + part + head % RATIO == 0)
+    of_key = tl.zeros((ROW_BLOCK, VALUE_BLOCK), tl.float32)
+    of_query = tl.zeros((ROW_BLOCK, VALUE_BLOCK), tl.float32)
+    key_key = tl.zeros((ROW_BLOCK, ROW_BLOCK), tl.float32)
+    query_key = tl.zeros((ROW_BLOCK, ROW_BLOCK), tl.float32)
+    for first in range(0, KEY_DIM, KEY_BLOCK):
+        features = first + tl.arange(0, KEY_BLOCK)
+        in_key = features < KEY_DIM
+        is_key = is_row[:, None] & in_key[None, :]
+        k = tl.load(key + own_keys[:, None] + features[None, :], mask=is_key, other=0.0)
+        q = tl.load(query + own_keys[:, None] + features[None, :], mask=is_key, other=0.0)
+        s = tl.load(
+            states + state_places + features[:, None] * VALUE_DIM + columns[None, :],
+            mask=in_key[:, None] & in_value[None, :],
+            other=0.0,
+        )
+        of_key = dot(k, s, of_key)
+        of_query = dot(q, s, of_query)
+        key_key = dot(k, tl.trans(k), key_key)
+        query_key = dot(q, tl.trans(k), query_key)
+        kept_places = (target * num_groups + group)[:, None] * KEY_DIM + features[None, :]
+        tl.store(keys + kept_places, k, mask=keeps_key[:, None] & in_key[None, :])
     share = tl.exp(decay)[:, None]
-    of_key = dot(k, s, zeros) * share
-    of_query = dot(q, s, zeros) * share
+    of_key = of_key * share
+    of_query = of_query * share
     # ---- what cached rows say
-    square = tl.zeros((ROW_BLOCK, PRIOR_BLOCK), tl.float32)
     for first in range(0, num_slots, PRIOR_BLOCK):
         slot = first + tl.arange(0, PRIOR_BLOCK)
         is_slot = slot < num_slots
@@ -215,11 +231,6 @@ def _delta_rows_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a ker
         is_seen_place = in_batch[:, None] & is_slot[None, :]
         is_seen = tl.load(sees_prior + seen_places, mask=is_seen_place, other=0) != 0
         cached_decay = tl.load(decays + cached * num_heads + head, mask=is_slot, other=0.0)
-        cached_keys = tl.load(
-            keys + (cached * num_groups + group)[None, :] * KEY_DIM + features[:, None],
-            mask=in_key[:, None] & is_slot[None, :],
-            other=0.0,
-        )  # [KEY_BLOCK, PRIOR_BLOCK]
         cached_deltas = tl.load(
             deltas + (cached * num_heads + head)[:, None] * VALUE_DIM + columns[None, :],
             mask=is_slot[:, None] & in_value[None, :],
@@ -227,30 +238,45 @@ def _delta_rows_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a ker
         )
         span = tl.where(is_seen, decay[:, None] - cached_decay[None, :], -float("inf"))
         weight = tl.exp(span)
-        of_key = dot(dot(k, cached_keys, square) * weight, cached_deltas, of_key)
-        of_query = dot(dot(q, cached_keys, square) * weight, cached_deltas, of_query)
+        by_key = tl.zeros((ROW_BLOCK, PRIOR_BLOCK), tl.float32)
+        by_query = tl.zeros((ROW_BLOCK, PRIOR_BLOCK), tl.float32)
+        for start in range(0, KEY_DIM, KEY_BLOCK):
+            features = start + tl.arange(0, KEY_BLOCK)
+            in_key = features < KEY_DIM
+            is_key = is_row[:, None] & in_key[None, :]
+            k = tl.load(key + own_keys[:, None] + features[None, :], mask=is_key, other=0.0)
+            q = tl.load(query + own_keys[:, None] + features[None, :], mask=is_key, other=0.0)
+            cached_keys = tl.load(
+                keys + (cached * num_groups + group)[None, :] * KEY_DIM + features[:, None],
+                mask=in_key[:, None] & is_slot[None, :],
+                other=0.0,
+            )  # [KEY_BLOCK, PRIOR_BLOCK]
+            by_key = dot(k, cached_keys, by_key)
+            by_query = dot(q, cached_keys, by_query)
+        of_key = dot(by_key * weight, cached_deltas, of_key)
+        of_query = dot(by_query * weight, cached_deltas, of_query)
     # ---- the rows among themselves
-    among = tl.zeros((ROW_BLOCK, ROW_BLOCK), tl.float32)
     span = tl.where(is_on_path, decay[:, None] - decay[None, :], -float("inf"))
     weight = tl.exp(span)
-    system = tl.where(is_before, dot(k, tl.trans(k), among) * weight, 0.0) * strength[:, None]
+    system = tl.where(is_before, key_key * weight, 0.0) * strength[:, None]
     delta = (v - of_key) * strength[:, None]
     for number in range(1, num_rows):
         is_this = row == number
         factors = tl.sum(tl.where(is_this[:, None], system, 0.0), 0)  # [ROW_BLOCK]
         earlier = tl.sum(factors[:, None] * delta, 0)  # [VALUE_BLOCK]
         delta -= tl.where(is_this[:, None], earlier[None, :], 0.0)
-    result = dot(dot(q, tl.trans(k), among) * weight, delta, of_query)
+    result = of_query
+    by_row = query_key * weight
+    for number in range(0, num_rows):
+        factors = tl.sum(tl.where(row[None, :] == number, by_row, 0.0), 1)  # [ROW_BLOCK]
+        this = tl.sum(tl.where(row[:, None] == number, delta, 0.0), 0)  # [VALUE_BLOCK]
+        result += factors[:, None] * this[None, :]
     tl.store(output + value_places, result, mask=is_value)
     # ---- kept
-    target = tl.load(batch_writes + sequence * num_rows + row, mask=in_batch, other=0)
     delta_places = (target * num_heads + head)[:, None] * VALUE_DIM + columns[None, :]
     tl.store(deltas + delta_places, delta, mask=is_value)
     if part == 0:
         tl.store(decays + target * num_heads + head, decay, mask=is_row)
-        if head % RATIO == 0:
-            kept_places = (target * num_groups + group)[:, None] * KEY_DIM + features[None, :]
-            tl.store(keys + kept_places, k, mask=is_key)
 
 
 def delta_rows(
@@ -268,6 +294,7 @@ def delta_rows(
     num_sequences, num_rows = batch.rows.shape
     _, num_heads, key_dim, value_dim = states.shape
     value_block = min(_VALUE_BLOCK, max(next_power_of_2(value_dim), _LEAST_ROWS))
+    row_block = max(next_power_of_2(num_rows), _LEAST_ROWS)
     launch(
         _delta_rows_kernel,
         (num_sequences, num_heads, triton.cdiv(value_dim, value_block)),
@@ -291,13 +318,13 @@ def delta_rows(
         len(inputs.key),
         num_rows,
         batch.prior.shape[1],
-        num_warps=4,
+        num_warps=4 if row_block < _MANY_ROWS else 8,
         num_stages=1,
         RATIO=num_heads // inputs.key.shape[1],
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,
-        KEY_BLOCK=max(next_power_of_2(key_dim), _LEAST_ROWS),
+        KEY_BLOCK=_KEY_BLOCK,
         VALUE_BLOCK=value_block,
-        ROW_BLOCK=max(next_power_of_2(num_rows), _LEAST_ROWS),
+        ROW_BLOCK=row_block,
         PRIOR_BLOCK=_PRIOR_BLOCK,
     )

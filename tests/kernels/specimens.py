@@ -9,5 +9,6 @@ from tests.kernels.specimen import Specimen
 from tests.kernels.specimens_of_attention import ATTENTION
 from tests.kernels.specimens_of_layers import LAYERS
 from tests.kernels.specimens_of_passes import AROUND_LAYERS
+from tests.kernels.specimens_of_states import STATES
 
-SPECIMENS: tuple[Specimen, ...] = (*LAYERS, *ATTENTION, *AROUND_LAYERS)
+SPECIMENS: tuple[Specimen, ...] = (*LAYERS, *ATTENTION, *AROUND_LAYERS, *STATES)

@@ -9,6 +9,9 @@ from transformers import PreTrainedModel
 from engine.errors import UnsupportedModelError
 from engine.model.decoder import DecoderModel
 from engine.model.kv_cache import KVCache
+from engine.model.load import load_model
+from engine.model.quantised.formats import Rounding
+from engine.passes.runner import ModelRunner
 from tests.engine.model.decoder_passes import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -265,3 +268,14 @@ def test_deterministic_rows_keep_their_bits_in_any_company(name: str, tmp_path: 
     alone = run(model, new_cache(model), one)
     together = run(model, new_cache(model), *others[:2], one, others[2])
     assert torch.equal(together.logits[20:27], alone.logits)
+
+
+def test_what_recurrent_layers_do_not_do_is_refused_by_name(tmp_path: Path) -> None:
+    save_hf_model("qwen3-next", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="deterministic mode"):
+        load_model(str(tmp_path), deterministic=True)
+    with pytest.raises(UnsupportedModelError, match="--quantize"):
+        load_model(str(tmp_path), rounding=Rounding(scheme="int8"))
+    assert not load_model(str(tmp_path), deterministic=None).deterministic
+    with pytest.raises(ValueError, match="block_size=48 must divide 64"):
+        ModelRunner(model=load_model(str(tmp_path)), num_blocks=4, block_size=48)

@@ -9,6 +9,7 @@ import torch
 
 from engine.cache.window_blocks import window_block_demand
 from engine.config import EngineConfig
+from engine.errors import EngineError
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
 from gateway.settings.tree import Settings
@@ -96,3 +97,22 @@ def test_a_given_number_of_blocks_is_kept() -> None:
     assert sizes_of(config_of(1, 1), num_blocks=100) == CacheSizes(
         num_blocks=100, num_window_blocks={}
     )
+
+
+def test_states_are_paid_for_before_blocks() -> None:
+    config = tiny_pair("qwen3_5").large.config
+    line_bytes, state_bytes = config.recurrent_bytes(input_bytes=4)
+    gib = 0.02
+    sizes = sizes_of(config, kv_cache_gib=gib, max_context=100)
+    own = sizes.recurrent["large"]
+    assert own.num_lines == 8
+    assert own.num_checkpoints == int(0.1 * gib * 2**30 / state_bytes) > 8
+    states = own.num_bytes(line_bytes=line_bytes, state_bytes=state_bytes)
+    per_block = KVCache.bytes_per_block(config, block_size=16, dtype=torch.float32)
+    assert states + sizes.num_blocks * per_block <= gib * 2**30
+    assert not sizes_of(config_of(1, 0), kv_cache_gib=gib).recurrent
+
+
+def test_states_that_leave_nothing_are_refused() -> None:
+    with pytest.raises(EngineError, match="Lower engine.max_sequences"):
+        sizes_of(tiny_pair("qwen3_5").large.config, kv_cache_gib=0.001)
