@@ -9,17 +9,15 @@ from torch import Tensor
 
 from engine.cache.block_pool import BlockPool, root_hash
 from engine.cache.kv_view import KVView
-from engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
+from engine.cache.recurrent_lines import RecurrentSizes
 from engine.cache.window_blocks import WindowBlocks
-from engine.model.config import Recurrence
 from engine.model.kv_cache import KVCache, LayerGroup
 from engine.model.protocol import CausalModel
-from engine.model.recurrent_cache import RecurrentCache
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
 from engine.passes.pass_clock import PassClock, PassTime, PassTimes
 from engine.passes.pass_graphs import BUCKETS, CaptureFn, CudaCapture, PassGraphs
-from engine.passes.recurrent_plan import RecurrentPlanner
+from engine.passes.recurrent_states import RecurrentStates
 from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows, upload
 from engine.passes.tile_plans import TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES
@@ -68,9 +66,7 @@ class ModelRunner:
     kv_cache: KVCache = field(init=False)
     # Told the rows, the seconds and the rows' mean context of every pass, once it is over.
     on_pass: Callable[[int, float, float], None] | None = field(init=False, default=None)
-    _recurrent: RecurrentPool | None = field(init=False, default=None)
-    _states: RecurrentCache | None = field(init=False, default=None)
-    _recurrent_planner: RecurrentPlanner | None = field(init=False, default=None)
+    _recurrent: RecurrentStates | None = field(init=False, default=None)
     _clock: PassClock = field(init=False)
     _buffers: StepBuffers = field(init=False)
     _planner: TilePlanner | None = field(init=False, default=None)
@@ -101,7 +97,12 @@ class ModelRunner:
             num_window_blocks=None if window is None else window.num_blocks,
         )
         if model.config.recurrence is not None:
-            self._allocate_states(model.config.recurrence)
+            self._recurrent = RecurrentStates(
+                model,
+                self.recurrent_sizes,
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+            )
         trained = model.config.max_position_embeddings
         self.max_context = min(
             self.max_context or trained, trained, self.num_blocks * self.block_size
@@ -112,23 +113,6 @@ class ModelRunner:
             block_size=self.block_size,
             window=model.config.sliding_window,
             has_full=model.config.has_mixed_windows,
-        )
-
-    def _allocate_states(self, shape: Recurrence) -> None:
-        """Allocate what recurrent layers keep."""
-        sizes = self.recurrent_sizes
-        self._recurrent = RecurrentPool(sizes, block_size=self.block_size)
-        self._states = RecurrentCache(
-            shape,
-            num_layers=self.model.config.num_recurrent_layers,
-            num_lines=sizes.num_lines,
-            num_states=sizes.num_states,
-            num_blocks=self.num_blocks,
-            dtype=self.model.dtype,
-            device=self.model.device,
-        )
-        self._recurrent_planner = RecurrentPlanner(
-            self._states, num_taps=shape.num_taps, block_size=self.block_size
         )
 
     @property
@@ -151,7 +135,7 @@ class ModelRunner:
             root=root_hash(numerics, str(self.kv_cache.dtype), cache_salt),
             prefix_caching=self.prefix_caching,
             adapter=adapter,
-            recurrent=self._recurrent,
+            recurrent=None if self._recurrent is None else self._recurrent.pool,
         )
 
     # ---- keys and values that move --------------------------------------------------------
@@ -199,9 +183,8 @@ class ModelRunner:
         self._move_in(cache.full, src_slots, dst_slots)
         if cache.window is not None:
             self._move_in(cache.window, cache.slots_of(src_slots), cache.slots_of(dst_slots))
-        if self._states is not None:
-            with torch.inference_mode():
-                self._states.move(src_slots, dst_slots, self.block_size)
+        if self._recurrent is not None:
+            self._recurrent.move(src_slots, dst_slots)
 
     @torch.inference_mode()
     def _move_in(self, group: LayerGroup | None, src_slots: Tensor, dst_slots: Tensor) -> None:
@@ -268,9 +251,7 @@ class ModelRunner:
             np.array([rows.token_ids, rows.positions, rows.slots], dtype=np.int64)
         ).to(self.device)  # [3, num_rows]
         logit_rows = torch.from_numpy(np.array(rows.logit_rows, dtype=np.int64)).to(self.device)
-        recurrent = None
-        if self._recurrent_planner is not None:
-            recurrent = self._recurrent_planner.plan(rows.recurrent, len(rows.token_ids))
+        recurrent = None if self._recurrent is None else self._recurrent.plan(rows)
         self._clock.start_work()
         output = self.model.forward(
             integers[0],

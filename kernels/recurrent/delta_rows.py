@@ -20,10 +20,10 @@ from torch import Tensor
 
 from kernels.triton_support import dot, jit, launch, next_power_of_2, tl, triton, uses_triton
 
-_VALUE_BLOCK = 32  # columns of the state that a program has
+_VALUE_BLOCK = 16  # columns of the state that a program has
 _KEY_BLOCK = 16  # features at a time: products in float32 are unrolled over them
 _PRIOR_BLOCK = 16
-_MANY_ROWS = 32
+_MANY_ROWS = 64
 _LEAST_ROWS = 16  # of a product on tensor cores
 
 

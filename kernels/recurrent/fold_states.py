@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.recurrent.delta_rows import RowContributions
 from kernels.triton_support import dot, jit, launch, next_power_of_2, tl, triton, uses_triton
 
-_VALUE_BLOCK = 32
+_VALUE_BLOCK = 16
 _ROW_BLOCK = 16
 
 

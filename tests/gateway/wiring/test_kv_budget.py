@@ -114,5 +114,5 @@ def test_states_are_paid_for_before_blocks() -> None:
 
 
 def test_states_that_leave_nothing_are_refused() -> None:
-    with pytest.raises(EngineError, match="Lower engine.max_sequences"):
+    with pytest.raises(EngineError, match=r"Lower engine\.max_sequences"):
         sizes_of(tiny_pair("qwen3_5").large.config, kv_cache_gib=0.001)
