@@ -72,7 +72,8 @@ def make_runner(arguments: argparse.Namespace) -> ModelRunner:
     """Return a runner of the model, with room for each path's own sequence."""
     torch.manual_seed(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
-        model = AutoModelForCausalLM.from_config(make_config(arguments.vocab))
+        factory: Any = AutoModelForCausalLM  # without types
+        model = factory.from_config(make_config(arguments.vocab))
         model.bfloat16().save_pretrained(folder)
         loaded = load_model(folder, dtype="bfloat16")
     num_blocks = (len(_PARENTS) + 2) * (arguments.context + 2 * len(_PARENTS)) // _BLOCK_SIZE + 64

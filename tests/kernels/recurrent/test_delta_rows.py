@@ -29,8 +29,6 @@ def trees(draw: st.DrawFn) -> list[list[int]]:
     return paths
 
 
-@settings(max_examples=repeats(40, 12))
-@given(heads=HEADS, paths=trees(), cuts=st.lists(st.integers(1, 9)), seed=st.integers(0, 99))
 def check(
     choice: KernelChoice, heads: Heads, paths: list[list[int]], cuts: list[int], seed: int
 ) -> None:
@@ -47,9 +45,28 @@ def check(
         torch.testing.assert_close(cached.output[path[-1]].double(), right, atol=2e-5, rtol=2e-4)
 
 
-@pytest.mark.parametrize("choice", ["reference", "triton"])
-def test_every_row_is_its_own_paths_recurrence(choice: KernelChoice) -> None:
-    check(choice)
+CASES = {
+    "heads": HEADS,
+    "paths": trees(),
+    "cuts": st.lists(st.integers(1, 9)),
+    "seed": st.integers(0, 99),
+}
+
+
+@settings(max_examples=repeats(60, 20))
+@given(**CASES)
+def test_every_row_is_its_own_paths_recurrence(
+    heads: Heads, paths: list[list[int]], cuts: list[int], seed: int
+) -> None:
+    check("reference", heads, paths, cuts, seed)
+
+
+@settings(max_examples=repeats(40, 4))
+@given(**CASES)
+def test_so_it_is_in_triton(
+    heads: Heads, paths: list[list[int]], cuts: list[int], seed: int
+) -> None:
+    check("triton", heads, paths, cuts, seed)
 
 
 @pytest.mark.parametrize("choice", ["reference", "triton"])
