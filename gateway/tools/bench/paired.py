@@ -2,8 +2,9 @@
 
 Requests go out in blocks, to A then B, next time to B then A: a machine that slows down slows both,
 and neither side is always the second one. Each request of a block has its pair in the other side's.
-Texts that are made differ between the sides (a salt), so that no cache of the first turn answers
-the second; prompts of a file are what they are, and there the order alone evens it out.
+Texts that are made differ between the sides (a salt) and are of one kind and length, so that no
+cache of the first turn answers the second; prompts of a file are what they are, and there the order
+alone evens it out.
 """
 
 import secrets
