@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import gc
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,6 +172,8 @@ def build_bench(
     engine = Engine(
         runners=runners, verifier=verifier, drafter=drafter, config=config, policy=policy
     )
+    gc.collect()  # as the engine's process does: what was loaded is not searched again and again
+    gc.freeze()
     if forward_cpu is None:
         forward_cpu = ForwardCpu()
         for runner in runners.values():
