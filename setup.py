@@ -30,6 +30,7 @@ setup(
                 "kernels/cpu/row_ops_avx2.cpp",
                 "kernels/cpu/row_ops_avx512.cpp",
                 "kernels/cpu/row_plan.cpp",
+                "kernels/cpu/threads.cpp",
                 "kernels/cpu/stored.cpp",
                 "kernels/cpu/stored_avx2.cpp",
                 "kernels/cpu/stored_avx512.cpp",

@@ -25,7 +25,8 @@ struct Tickets {
     const int64_t count;
 };
 
-// Runs `work` in the threads of the OpenMP runtime that torch uses, or in this one alone.
+// Runs `work` in this thread and in up to `threads` - 1 others (threads.cpp). It has to take its
+// parts from `Tickets`: how many threads come is not known, and may be none.
 void run_parallel(void (*work)(void*), void* data, int64_t threads);
 
 // Memory of one call, given back at its end; null where there is none.

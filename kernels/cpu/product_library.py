@@ -12,7 +12,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
-import torch  # before the library: it brings the OpenMP runtime whose threads are used
+import torch
 
 from kernels.cpu.huge_pages import HugePageMemory
 
@@ -261,7 +261,6 @@ class ProductLibrary:
             self._packed_bytes = library.outrider_packed_bytes
             self._pack = library.outrider_pack
             self._multiply = library.outrider_multiply
-            self._use_threads = library.outrider_use_threads
             self._has_matrix_tiles = library.outrider_has_matrix_tiles
             self._attend = library.outrider_attend
             self._plan_rows = library.outrider_plan_rows
@@ -299,8 +298,6 @@ class ProductLibrary:
         self._pass.argtypes, self._pass.restype = (_Address, _Address, _Int32, _Int32), _Int32
         for function in (self._attend, self._normalise, self._gate, self._place, self._rank):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
-        self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
-        self._use_threads(_parallel_region())
 
     def best_instruction_set(self, kind: Kind) -> InstructionSet:
         """Return the best one that this processor has."""
@@ -411,20 +408,6 @@ class ProductLibrary:
         if failed == -1:
             raise MemoryError("a pass found no memory for its rows")
         return not failed
-
-
-def _parallel_region() -> int:
-    """Return the address of GOMP_parallel in the OpenMP runtime that torch has loaded.
-
-    libgomp has it, and LLVM's and Intel's runtimes too, for what GCC compiled. Raises OSError.
-    """
-    try:
-        function = ctypes.CDLL(None).GOMP_parallel
-    except (AttributeError, TypeError) as error:
-        raise OSError("torch's OpenMP runtime has no GOMP_parallel to share threads by") from error
-    address = ctypes.cast(function, _Address).value
-    assert address is not None
-    return address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

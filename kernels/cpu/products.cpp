@@ -1,4 +1,4 @@
-// Packing, threads and the C functions that Python calls.
+// Packing and the C functions that Python calls.
 #include "products.h"
 
 #include <string.h>
@@ -26,13 +26,6 @@ constexpr size_t kHugePageBytes = size_t(2) << 20;
 int64_t row_bytes_of(int32_t kind, int64_t in_features) {
     return kind == kInt8 ? in_features : 2 * in_features;
 }
-
-// ---- threads --------------------------------------------------------------------------------
-
-// libgomp's entry, which compilers call for a parallel region: the threads are those that torch
-// computes with. A second pool would wait for the cores that the first one still spins on.
-using ParallelRegion = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
-ParallelRegion parallel_region = nullptr;
 
 // ---- packing --------------------------------------------------------------------------------
 
@@ -348,14 +341,6 @@ const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
     return nullptr;
 }
 
-void run_parallel(void (*work)(void*), void* data, int64_t threads) {
-    if (threads > 1 && parallel_region) {
-        parallel_region(work, data, unsigned(threads), 0);
-    } else {
-        work(data);
-    }
-}
-
 }  // namespace outrider
 
 // ---- for Python -----------------------------------------------------------------------------
@@ -391,11 +376,6 @@ EXPORT int32_t outrider_has_matrix_tiles() {
 #else
     return 0;
 #endif
-}
-
-// Takes the address of the OpenMP runtime's GOMP_parallel, or null for one thread.
-EXPORT void outrider_use_threads(void* gomp_parallel) {
-    parallel_region = reinterpret_cast<ParallelRegion>(gomp_parallel);
 }
 
 EXPORT int64_t outrider_packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
