@@ -121,6 +121,10 @@ async function answer(view, side, prompt, stopper) {
 // What a side took for its answer: its own figures, and the time between the first and the last text.
 const figuresOf = (view) => ({ speed: view.speed, firstMs: view.seen.firstMs - view.seen.startMs });
 
+const median = (values) => {
+  const sorted = [...values].sort((a, b) => a - b), half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+};
 const range = (values, digits) => {
   const [low, high] = [Math.min(...values), Math.max(...values)].map((value) => value.toFixed(digits));
   return low === high ? low : `${low} to ${high}`;
@@ -135,11 +139,11 @@ function compare(views, line) {
   if (ratios.length < ENOUGH) {
     words.push(`How fast they are takes ${ENOUGH} questions or more to say: machines are noisy.`);
   } else {
-    const low = Math.min(...ratios), high = Math.max(...ratios);
-    const [name, other, factors] = low + high >= 2 ? ["A", "B", ratios] : ["B", "A", ratios.map((one) => 1 / one)];
-    words.push(low < 1.05 && high > 0.95
-      ? `Over ${ratios.length} questions neither is always faster: A wrote ${range(ratios, 2)} times as fast as B.`
-      : `Over ${ratios.length} questions ${name} wrote ${range(factors, 1)} times as fast as ${other}.`);
+    const middle = median(ratios);
+    const [name, other, factors] = middle >= 1 ? ["A", "B", ratios] : ["B", "A", ratios.map((one) => 1 / one)];
+    const isClear = Math.min(...factors) > 1.05;
+    words.push(`Over ${ratios.length} questions ${name} wrote ${median(factors).toFixed(1)} times as fast as ${other} in the middle,`
+      + ` ${range(factors, 1)} times in all${isClear ? "" : ": no clear difference"}.`);
   }
   if (byId("order").value === "turn" && views[order(sides)[1]].counts.suffix) {
     words.push(`${sides[order(sides)[1]].name} came second, and drafted from the first answer too.`);

@@ -27,7 +27,7 @@ const chance = (text) => `${Math.round(Number(text) * 100)} %`;
 // A route's reason as a sentence: [pattern of the gateway's words, the sentence after the tier's name].
 // The last reason of several is the one that decided.
 const REASONS = [
-  [/cascade: small answer too weak \(([\d.]+) .*after (\d+)/, (found) => `answered. The small model began; after ${plural(Number(found[2]), "token")} it was ${chance(found[1])} likely to be right.`],
+  [/cascade: small answer too weak \(([\d.]+) < ([\d.]+)\) after (\d+)/, (found) => `answered. The small model began; after ${plural(Number(found[3]), "token")} it was ${chance(found[1])} likely to be right, and ${chance(found[2])} are wanted.`],
   [/cascade: small answer went astray .*after (\d+)/, (found) => `went on. The small model had begun, and went astray after ${plural(Number(found[1]), "token")}.`],
   [/cascade: small answer kept \(([\d.]+)/, (found) => `answered. Its beginning was judged: ${chance(found[1])} likely to be right.`],
   [/small model begins under watch/, () => "begins, and its first tokens are judged."],
