@@ -17,6 +17,7 @@ import http.client
 import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Summary, console, show_table, start, verdict, write_results
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300, help="in each round and case")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--redis", metavar="URL", help="keep the answers there")
-    parser.add_argument("--results", default=str(RESULTS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     store = "memory" if arguments.redis is None else "redis"
     options = [f"cache.store={store}", "database_url=none"]
