@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from kernels.attention.attention_plan import AttentionBatch, AttentionPlan
 from kernels.attention.ordered_plan import OrderedPlan
-from kernels.cpu.product_library import Attention, RowPlanCall
 from kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys, compiled_library
+from kernels.cpu.structs import Attention, RowPlanCall
 
 _WORD_BITS = 64
 # Fields of a PlannedSequence in row_plan.h.

@@ -19,7 +19,7 @@ constexpr int64_t kScaleBytes = kInt4Columns * 2;
 constexpr int32_t kCodeOffset = 8;
 constexpr int32_t kInt4 = 2;  // after enum Kind: the product is an Int4Product
 
-// A weight as callers describe it; product_library.py declares the same fields in this order.
+// A weight as callers describe it; structs.py declares the same fields in this order.
 struct Int4Product {
     int64_t out_features;
     int64_t in_features;

@@ -11,7 +11,8 @@ from kernels.cpu.panel_linear import (
     contiguous_f32,
     library_for,
 )
-from kernels.cpu.product_library import InstructionSet, Int4Struct, Kind
+from kernels.cpu.product_library import InstructionSet, Kind
+from kernels.cpu.structs import Int4Struct
 from kernels.quantised.weight import QuantisedWeight
 
 # Codes are packed in eights along k.

@@ -14,7 +14,7 @@ namespace outrider {
 constexpr int32_t kStored = 3;  // after kInt4: the product is a StoredProduct
 enum Projection : int32_t { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3, kProjections = 4 };
 
-// What stays of a layer; product_library.py declares the fields in this order.
+// What stays of a layer; structs.py declares the fields in this order.
 struct Layer {
     int64_t hidden, inner;
     int64_t num_query_heads, num_kv_heads, head_dim;

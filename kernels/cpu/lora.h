@@ -8,7 +8,7 @@
 
 namespace outrider {
 
-// y[:, start to start + size] += scale * (x @ a.T) @ b; product_library.py declares the fields of
+// y[:, start to start + size] += scale * (x @ a.T) @ b; structs.py declares the fields of
 // these structures in this order.
 struct LoraPart {
     const uint16_t* a;  // bfloat16 [rank, width of x]

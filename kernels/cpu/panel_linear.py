@@ -11,13 +11,8 @@ import functools
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import (
-    InstructionSet,
-    Kind,
-    ProductLibrary,
-    ProductStruct,
-    product_support,
-)
+from kernels.cpu.product_library import InstructionSet, Kind, ProductLibrary, product_support
+from kernels.cpu.structs import ProductStruct
 from kernels.quantised.weight import QuantisedWeight
 
 # A thread more for so many bytes of weights: starting one costs about what reading them does.

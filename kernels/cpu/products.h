@@ -30,7 +30,7 @@ struct Groups {
     const int64_t count, rows;
 };
 
-// A weight as callers describe it; product_library.py declares the same fields in this order.
+// A weight as callers describe it; structs.py declares the same fields in this order.
 struct Product {
     int64_t out_features;
     int64_t in_features;
@@ -67,7 +67,7 @@ struct Outputs {
 // Keys that are multiplied together: a panel of them, counted from position 0.
 constexpr int64_t kChunkKeys = kPanelColumns;
 
-// Rows and the keys that each sees; attention.py declares the same fields in this order. A tile is
+// Rows and the keys that each sees; structs.py declares the same fields in this order. A tile is
 // rows of one sequence. A row sees the positions from `begins` to `ends`: those below `own_begins`
 // are in slots that its tile shares, the others, a tree's, in slots of its own.
 struct Attention {

@@ -17,12 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu.product_library import (
-    Attention,
-    InstructionSet,
-    ProductLibrary,
-    product_support,
-)
+from kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
+from kernels.cpu.structs import Attention
 
 TILE_ROWS: Final = 16
 CHUNK_KEYS: Final = 32

@@ -12,7 +12,7 @@
 namespace outrider {
 
 // y = v * weight / sqrt(sum of v^2 + offset), where v is the row of `x`, or what a residual stream
-// becomes when x is added to it. product_library.py declares the fields of these structures in this order.
+// becomes when x is added to it. structs.py declares the fields of these structures in this order.
 struct Norm {
     int64_t num_rows, width;
     int64_t x_stride, residual_stride;  // elements from row to row

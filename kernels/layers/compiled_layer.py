@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.product_library import LayerStruct, product_support
+from kernels.cpu.product_library import product_support
+from kernels.cpu.structs import LayerStruct
 from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
 from kernels.layers.gated_mul import Activation
 from kernels.layers.rms_norm import RmsNorm

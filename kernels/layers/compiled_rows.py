@@ -11,14 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import (
-    GateCall,
-    HeadsCall,
-    InstructionSet,
-    NormCall,
-    ProductLibrary,
-    product_support,
-)
+from kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
+from kernels.cpu.structs import GateCall, HeadsCall, NormCall
 from kernels.layers.gated_mul import Activation
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import RotaryTable

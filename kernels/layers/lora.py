@@ -15,12 +15,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import (
-    LoraPartStruct,
-    LoraRowsStruct,
-    LoraSiteStruct,
-    product_support,
-)
+from kernels.cpu.product_library import product_support
+from kernels.cpu.structs import LoraPartStruct, LoraRowsStruct, LoraSiteStruct
 from kernels.layers.compiled_rows import can_run_rows
 from kernels.triton_support import (
     is_automatic,

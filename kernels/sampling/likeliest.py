@@ -7,7 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import LikeliestCall, product_support
+from kernels.cpu.product_library import product_support
+from kernels.cpu.structs import LikeliestCall
 from kernels.triton_support import is_automatic
 
 # kMostLikeliest in rows.h.
