@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
+from engine.errors import UnsupportedModelError
+from engine.model.config import ModelConfig
 from engine.model.read_config import read_model_config
 from engine.request import TIERS, Tier
 from gateway.backends.step_loop import LoadingCallback
@@ -13,10 +16,12 @@ from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan
 from gateway.tools.plan.check import compare
 from gateway.tools.plan.devices import DEVICES
 from gateway.tools.plan.measure import measure
+from gateway.tools.plan.popular import popular_model
 from gateway.tools.plan.report import CapacityPlan
 from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import Speculation, System, TierModel
 from gateway.tools.plan.workload import LengthPairs
+from gateway.wiring.checkpoint_check import check_checkpoint
 from gateway.wiring.checkpoints import named_models
 
 HERE: Final = "here"
@@ -87,9 +92,10 @@ def _here(settings: Settings, acceptance: float | None, on_progress: LoadingCall
 
 def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> Ground:
     device, options = DEVICES[name], settings.engine
+    notes: list[str] = []
     shapes: dict[Tier, ModelSizes] = {
         tier: ModelSizes.of(
-            read_model_config(path),
+            _described(path, notes),
             dtype=options.dtype,
             kv_dtype=options.kv_cache_dtype,
             scheme=settings.models.scheme(tier),
@@ -103,7 +109,7 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         reserve_bytes=_RESERVE_SHARE * device.memory_bytes,
         max_sequences=options.max_sequences,
     )
-    notes = [
+    notes += [
         f"A roofline with {device.bandwidth_share:.0%} of the bandwidth, {device.flops_share:.0%} "
         f"of the operations, {1e3 * device.launch_s:g} ms of launches a pass and "
         f"{1e3 * _ASSUMED_HOST_S:g} ms of host work a step: assumed, not measured.",
@@ -131,6 +137,27 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         max_context=min(shape.max_context for shape in shapes.values()),
         notes=tuple(notes),
     )
+
+
+def _described(path_or_id: str, notes: list[str]) -> ModelConfig:
+    """Read a model's config.json; without it a popular model is taken from a table, with a note.
+
+    Raises UnsupportedModelError.
+    """
+    if Path(path_or_id).expanduser().exists():
+        return read_model_config(path_or_id)
+    try:
+        check_checkpoint(path_or_id)  # asks the hub once, where its client would try for a minute
+    except UnsupportedModelError:
+        known = popular_model(path_or_id)
+        if known is None:
+            raise
+        notes.append(
+            f"{path_or_id}: sizes from Outrider's own table, since the Hugging Face hub did not "
+            "give its config.json."
+        )
+        return known
+    return read_model_config(path_or_id)
 
 
 def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
