@@ -16,25 +16,25 @@ GOOGLE_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 _AWS_SERVICE: Final = "bedrock"
 _AWS_TIMEOUT_S: Final = 10.0
 LIBRARIES: Final[Mapping[str, tuple[str, str]]] = {
-    "entra": ("azure.identity", "azure"),
-    "google": ("google.auth", "google"),
-    "aws": ("botocore", "aws"),
+    "entra": ("azure.identity", "azure-identity"),
+    "google": ("google.auth", "google-auth requests"),
+    "aws": ("botocore", "botocore"),
 }
-"""The module that a way to sign in needs, and the extra that has it."""
+"""The module that a way to sign in needs, and the packages that have it."""
 
 
 def missing_library(sign_in: str) -> str | None:
     """Return what to install for a way to sign in; None where it is there."""
     if sign_in not in LIBRARIES:
         return None
-    module, extra = LIBRARIES[sign_in]
+    module, packages = LIBRARIES[sign_in]
     try:
         found = find_spec(module)
     except ModuleNotFoundError:
         found = None
     if found is not None:
         return None
-    return f"{module} is not installed; install the extra {extra}: pip install 'outrider[{extra}]'"
+    return f"{module} is not installed: pip install {packages}"
 
 
 def entra_fetch(clock: Callable[[], float]) -> Fetch:

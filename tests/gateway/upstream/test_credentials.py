@@ -396,4 +396,4 @@ def test_what_keeps_a_tier_from_signing_in_is_told_at_the_start(tmp_path: Path) 
     assert "no such file" in told(api_key_file=str(tmp_path / "gone"))
     assert "no program" in told(api_key_command="no-such-program-here --key")
     if missing_library("entra") is not None:
-        assert "pip install 'outrider[azure]'" in told(sign_in="entra")
+        assert "pip install azure-identity" in told(sign_in="entra")
