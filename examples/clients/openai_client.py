@@ -18,6 +18,7 @@ from pydantic import BaseModel
 URL = os.environ.get("OUTRIDER_URL", "http://127.0.0.1:8000")
 KEY = os.environ.get("OUTRIDER_KEY", "none")
 QUESTION = [{"role": "user", "content": "What is 48 + 37?"}]
+TEXT = "Extract a JSON object from the text: Ines lives in Athens and is 41 years old."
 PARAMETERS = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -26,12 +27,12 @@ PARAMETERS = {
 }
 
 
-class Sum(BaseModel):
+class Person(BaseModel):
     """The form of the structured answer."""
 
-    a: int
-    b: int
-    total: int
+    name: str
+    city: str
+    age: int
 
 
 def say(topic: str, *words: object) -> None:
@@ -39,10 +40,17 @@ def say(topic: str, *words: object) -> None:
     print(f"{topic}:", *words)  # noqa: T201
 
 
+def checked(text: str | None, right: str) -> str:
+    """Return an answer, marked where it is wrong: the models that come with Outrider are toys."""
+    return text if text and right in text else f"{text} (wrong: it is {right})"
+
+
 def chat(client: openai.OpenAI) -> None:
     """A whole answer; `outrider` names the tier that gave it."""
-    answer: Any = client.chat.completions.create(model="auto", messages=QUESTION, max_tokens=64)
-    say("chat", answer.choices[0].message.content)
+    answer: Any = client.chat.completions.create(
+        model="auto", messages=QUESTION, max_tokens=64, temperature=0
+    )
+    say("chat", checked(answer.choices[0].message.content, "85"))
     say("tier", answer.outrider["tier"], "because", answer.outrider["reason"])
 
 
@@ -52,6 +60,7 @@ def stream(client: openai.OpenAI) -> None:
         model="auto",
         messages=QUESTION,
         max_tokens=64,
+        temperature=0,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -60,7 +69,7 @@ def stream(client: openai.OpenAI) -> None:
         text += "".join(choice.delta.content or "" for choice in chunk.choices)
         if chunk.usage is not None:
             num_tokens = chunk.usage.completion_tokens
-    say("stream", num_tokens, "tokens,", text)
+    say("stream", num_tokens, "tokens,", checked(text, "85"))
 
 
 def tools(client: openai.OpenAI) -> None:
@@ -69,7 +78,12 @@ def tools(client: openai.OpenAI) -> None:
     messages: list[Any] = list(QUESTION)
     # "required": a small model may forget that it has tools. A large one does with "auto".
     asked = client.chat.completions.create(
-        model="large", messages=messages, tools=[add], tool_choice="required", max_tokens=128
+        model="large",
+        messages=messages,
+        tools=[add],
+        tool_choice="required",
+        max_tokens=128,
+        temperature=0,
     )
     message = asked.choices[0].message
     messages.append(message)
@@ -79,29 +93,43 @@ def tools(client: openai.OpenAI) -> None:
         say("tool", f"{call.function.name}({arguments}) = {total}")
         messages.append({"role": "tool", "tool_call_id": call.id, "content": str(total)})
     last = client.chat.completions.create(
-        model="large", messages=messages, tools=[add], tool_choice="none", max_tokens=64
+        model="large",
+        messages=messages,
+        tools=[add],
+        tool_choice="none",
+        max_tokens=64,
+        temperature=0,
     )
-    say("after the tool", last.choices[0].message.content)
+    say("after the tool", checked(last.choices[0].message.content, "85"))
 
 
 def structured(client: openai.OpenAI) -> None:
     """An answer that is JSON of a given form, whatever the model would rather say."""
     # The likeliest: sampled, a number may go on until max_tokens, and be no JSON.
     answer = client.chat.completions.parse(
-        model="large", messages=QUESTION, response_format=Sum, max_tokens=64, temperature=0
+        model="large",
+        messages=[{"role": "user", "content": TEXT}],
+        response_format=Person,
+        max_tokens=64,
+        temperature=0,
     )
-    say("structured", answer.choices[0].message.parsed)
+    say(
+        "structured",
+        checked(str(answer.choices[0].message.parsed), "name='Ines' city='Athens' age=41"),
+    )
 
 
 def responses(client: openai.OpenAI) -> None:
     """The Responses API: whole, and as events."""
-    whole = client.responses.create(model="auto", input="What is 48 + 37?", max_output_tokens=64)
-    say("response", whole.status, whole.output_text)
-    with client.responses.stream(model="auto", input="What is 6 + 3?") as events:
+    whole = client.responses.create(
+        model="auto", input="What is 48 + 37?", max_output_tokens=64, temperature=0
+    )
+    say("response", whole.status, checked(whole.output_text, "85"))
+    with client.responses.stream(model="auto", input="What is 6 + 3?", temperature=0) as events:
         text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
         final = events.get_final_response()
     assert text == final.output_text
-    say("response stream", final.usage and final.usage.output_tokens, "tokens,", text)
+    say("response stream", final.usage and final.usage.output_tokens, "tokens,", checked(text, "9"))
 
 
 def limits(client: openai.OpenAI) -> None:
