@@ -1,5 +1,6 @@
 """Sections of the settings: fields, defaults and bounds."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -78,6 +79,15 @@ def bundled_pair() -> Path:
     return Path(str(files("draft"))) / "pair"
 
 
+def template_files(text: str) -> dict[Tier, Path]:
+    """Read "FILE" for both tiers, or "large=FILE,small=FILE", as each tier's chat template."""
+    named = re.split(r"(?:^|,)\s*(large|small)=", text)
+    if named[0]:
+        return dict.fromkeys(TIERS, Path(text).expanduser())
+    files = dict(zip(named[1::2], named[2::2], strict=True))
+    return {tier: Path(files[tier].strip()).expanduser() for tier in TIERS if tier in files}
+
+
 class Section(BaseModel):
     """Base of all sections; refuses unknown settings."""
 
@@ -116,6 +126,9 @@ class ModelSettings(Section):
     """Round weights when they are loaded: int8 or int4 for both tiers, large=int8 for one. Takes
     half or nearly a quarter of bfloat16's memory, and less time on CPUs. decode: make plain numbers
     of weights that a checkpoint stores quantised; they stay as they are otherwise."""
+    chat_template: str = ""
+    """File with a chat template (Jinja) to use in place of the checkpoints' own: for both tiers, or
+    large=FILE, small=FILE for each."""
     tool_format: Literal["auto", ToolFormatName] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
 
@@ -127,6 +140,10 @@ class ModelSettings(Section):
     def decodes(self, tier: Literal["large", "small"]) -> bool:
         """Return whether a tier's weights become plain numbers, though products could hold them."""
         return schemes(self.quantize).get(tier) == DECODE
+
+    def template_file(self, tier: Literal["large", "small"]) -> Path | None:
+        """Return the file of a tier's chat template; None for the checkpoint's own."""
+        return template_files(self.chat_template).get(tier)
 
     @property
     def is_any(self) -> bool:

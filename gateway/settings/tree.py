@@ -79,6 +79,7 @@ _OWN_FLAGS: Final = {
             "models.small",
             "models.router",
             "models.quantize",
+            "models.chat_template",
             "engine.device",
             "engine.dtype",
             "engine.num_threads",

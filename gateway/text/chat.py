@@ -147,12 +147,21 @@ class ChatTokenizer:
         _ = self._reserved, self._can_sanitize
 
     @classmethod
-    def load(cls, path: str | Path, tool_format: ToolFormatName | None = None) -> Self:
+    def load(
+        cls,
+        path: str | Path,
+        tool_format: ToolFormatName | None = None,
+        *,
+        template: str | None = None,
+    ) -> Self:
         """Read tokenizer, chat template and generation config of a folder or hub id.
 
-        Raises UnsupportedModelError when there is no fast tokenizer, OSError when there is nothing.
+        `template` is used in place of its own. Raises UnsupportedModelError when there is no fast
+        tokenizer, OSError when there is nothing.
         """
         tokenizer = load_tokenizer(path)
+        if template is not None:
+            tokenizer.chat_template = template
         ends = generation_eos(path)
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         return cls(tokenizer, ends, tool_format)

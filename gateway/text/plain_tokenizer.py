@@ -63,7 +63,9 @@ class PlainTokenizer:
                 # configurations of all architectures for 0.6 s.
                 from transformers import PreTrainedTokenizerFast
 
-                self._full = PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+                full = PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+                full.chat_template = self.chat_template
+                self._full = full
             return self._full
 
 

@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.request import Tier
 from gateway.backends.absent import AbsentEngine
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
@@ -18,6 +17,7 @@ from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.schema.parsing import JsonBounds
 from gateway.settings.tree import Settings
+from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import named_models
 from gateway.wiring.engine import (
     allowed_difference,
@@ -88,7 +88,6 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
     from gateway.slo.parts import build_slo
     from gateway.telemetry.capture import build_capture
     from gateway.telemetry.tracing import build_tracer
-    from gateway.text.chat import ChatTokenizer
     from gateway.upstream.metrics import UpstreamMetrics
     from gateway.wiring.aliases import checked_aliases
     from gateway.wiring.caching import build_cache
@@ -102,12 +101,10 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
     tenancy = build_tenancy(settings, metrics.registry)
     cloud = build_cloud(settings, os.environ, tuple(models), UpstreamMetrics(metrics.registry))
 
-    wanted = settings.models.tool_format
-    tool_format = None if wanted == "auto" else wanted
-    tokenizers: dict[Tier, ChatTokenizer] = {}
+    tokenizers = {}
     for tier, path in models.items():
         try:
-            tokenizers[tier] = ChatTokenizer.load(path, tool_format)
+            tokenizers[tier] = load_chat_tokenizer(settings, tier, path)
         except (OSError, ValueError) as error:
             raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
     if len({tokenizer.fingerprint for tokenizer in tokenizers.values()}) > 1:

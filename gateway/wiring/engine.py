@@ -20,6 +20,7 @@ from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.adapters import parse_adapter
 from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
+from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import named_models
 from gateway.wiring.hardware import usable_physical_cores
 from gateway.wiring.kv_budget import cache_sizes, kv_dtype
@@ -293,7 +294,6 @@ def _build_grammars(
     """
     from engine.grammar.process import CompileBounds
     from engine.grammar.xgrammar_backend import XGrammarCompiler
-    from gateway.text.chat import ChatTokenizer
 
     bounds = CompileBounds(
         compile_cpu_s=settings.engine.grammar_compile_s,
@@ -303,7 +303,7 @@ def _build_grammars(
     found: dict[tuple[str, tuple[int, ...]], GrammarCompiler] = {}
     grammars: dict[Tier, GrammarCompiler] = {}
     for tier, path in named_models(settings).items():
-        tokenizer = ChatTokenizer.load(path)
+        tokenizer = load_chat_tokenizer(settings, tier, path)
         token_bytes = tokenizer.token_texts
         if token_bytes is None or not tokenizer.stop_token_ids:
             log.warning("no structured output tier=%s reason=tokenizer", tier)

@@ -11,6 +11,7 @@ from gateway.settings.keys import KeySettings
 from gateway.settings.tiers import HandoffSettings, MirrorSettings
 from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
 from gateway.tenants.loopback import is_loopback, listen_host
+from gateway.wiring.chat_tokenizers import chat_template
 from gateway.wiring.checkpoint_check import check_checkpoint
 from gateway.wiring.checkpoints import named_models
 from gateway.wiring.hardware import usable_physical_cores
@@ -95,7 +96,7 @@ def keep_torch_out() -> None:
 
 
 def check_models(settings: Settings) -> None:
-    """Raise SettingsError for a model that cannot be there, before anything is loaded.
+    """Raise SettingsError for a model or template that cannot be there, before anything is loaded.
 
     Raises UnsupportedModelError for one that is there and cannot be served.
     """
@@ -105,6 +106,7 @@ def check_models(settings: Settings) -> None:
                 f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
                 "checkpoint, a GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B."
             )
+        chat_template(settings, tier)
         check_checkpoint(path)
 
 

@@ -27,6 +27,7 @@ from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile,
 from gateway.tools.collect.judge import Judge, JudgeError
 from gateway.tools.console.terminal import LoadingProgress, make_console
 from gateway.tools.console.user_errors import user_errors
+from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import checkpoint
 
 DATA_VARIABLE = "OUTRIDER_DATA"
@@ -170,13 +171,11 @@ def _bars() -> Bars:
 def _tokenizers(settings: Settings) -> dict[Tier, ChatTokenizer]:
     """Raises CollectError for one that cannot be loaded."""
     tokenizers: dict[Tier, ChatTokenizer] = {}
-    wanted = settings.models.tool_format
-    tool_format = None if wanted == "auto" else wanted
     for tier, path in settings.models.resolved().items():
         if path is None:
             continue
         try:
-            tokenizers[tier] = ChatTokenizer.load(checkpoint(path), tool_format)
+            tokenizers[tier] = load_chat_tokenizer(settings, tier, checkpoint(path))
         except (OSError, ValueError) as error:
             raise CollectError(f"{path}: the tokenizer cannot be loaded: {error}") from error
     return tokenizers

@@ -38,6 +38,13 @@ QuantizeOption = Annotated[
         "decode: make plain weights of those that a checkpoint stores quantised.",
     ),
 ]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Chat template (Jinja) in place of the checkpoints' own; large=FILE for one tier.",
+    ),
+]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 DtypeOption = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Tiers = Annotated[

@@ -10,6 +10,7 @@ import typer
 from gateway.settings.tree import Settings, load_settings
 from gateway.tools.console.command import (
     Assignments,
+    ChatTemplateOption,
     ConfigFile,
     DeviceOption,
     DtypeOption,
@@ -70,6 +71,7 @@ def serve(  # noqa: PLR0913 - a flag each
     small: Small = None,
     router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
     quantize: QuantizeOption = None,
+    chat_template: ChatTemplateOption = None,
     lora: LoraOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -117,6 +119,7 @@ def serve(  # noqa: PLR0913 - a flag each
         **model_flags(large, small),
         "models.router": router,
         "models.quantize": quantize,
+        "models.chat_template": chat_template,
         "adapters.lora": tuple(lora) if lora else None,
         "engine.device": device,
         "engine.dtype": dtype,

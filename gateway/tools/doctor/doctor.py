@@ -174,8 +174,8 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
     """Configuration, weights and tokenizer are there and of a supported kind."""
     from engine.errors import UnsupportedModelError
     from engine.model.read_config import read_model_config
-    from gateway.text.chat import ChatTokenizer
     from gateway.tools.doctor.stored_weights import stored_format, way_to_run
+    from gateway.wiring.chat_tokenizers import load_chat_tokenizer
     from gateway.wiring.checkpoints import checkpoint
 
     name = f"{tier} model"
@@ -192,7 +192,14 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
     try:
         folder = Path(checkpoint(path)).expanduser()
         config = read_model_config(folder)
-        tokenizer = ChatTokenizer.load(folder)
+        tokenizer = load_chat_tokenizer(settings, tier, str(folder))
+    except SettingsError as error:
+        return Finding(
+            name=name,
+            status="failed",
+            detail=str(error),
+            advice="Correct the template, or leave it out to use the checkpoint's own.",
+        )
     except (UnsupportedModelError, OSError, ValueError) as error:
         return Finding(
             name=name,

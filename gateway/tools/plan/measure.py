@@ -94,11 +94,11 @@ async def _prompts(settings: "Settings") -> dict[Tier, list[tuple[int, ...]]]:
     """The prompts that come with Outrider, in each tier's tokens."""
     from gateway.planning.prompts import chat_prompt
     from gateway.schema.chat import ChatRequest
-    from gateway.text.chat import ChatTokenizer
+    from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 
     prompts: dict[Tier, list[tuple[int, ...]]] = {}
     for tier, path in named_models(settings).items():
-        tokenizer = ChatTokenizer.load(path)
+        tokenizer = load_chat_tokenizer(settings, tier, path)
         requests = [
             ChatRequest.model_validate({"model": tier, "messages": list(prompt.messages)})
             for prompt in built_in_prompts().prompts

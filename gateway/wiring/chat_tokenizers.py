@@ -1,0 +1,59 @@
+"""Each tier's tokenizer and chat template: the checkpoint's own, or the one that settings name."""
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from engine.request import Tier
+from gateway.settings.tree import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from gateway.text.chat import ChatTokenizer
+
+# transformers' own tag, which marks what the model wrote; jinja2 alone does not know it.
+_GENERATION_TAG: Final = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
+
+
+def load_chat_tokenizer(settings: Settings, tier: Tier, path: str) -> "ChatTokenizer":
+    """Load the tokenizer of a tier's checkpoint, a folder or hub id.
+
+    Raises SettingsError for the template, and as `ChatTokenizer.load` does.
+    """
+    from gateway.text.chat import ChatTokenizer
+
+    wanted = settings.models.tool_format
+    return ChatTokenizer.load(
+        path, None if wanted == "auto" else wanted, template=chat_template(settings, tier)
+    )
+
+
+def chat_template(settings: Settings, tier: Tier) -> str | None:
+    """Read the chat template that the settings name for a tier; None for the checkpoint's own.
+
+    Raises SettingsError for a file that cannot be read, and for one that is no template.
+    """
+    file = settings.models.template_file(tier)
+    if file is None:
+        return None
+    where = f"models.chat_template = {str(file)!r} (--chat-template)"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{where}: no such file. Name a Jinja template, such as chat_template.jinja."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{where} cannot be read: {error}") from None
+    if not text.strip():
+        raise SettingsError(f"{where} is empty. It has to be a Jinja template of messages.")
+    _check_syntax(where, text)
+    return text
+
+
+def _check_syntax(where: str, text: str) -> None:
+    import jinja2
+
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        environment.parse(_GENERATION_TAG.sub("", text))
+    except jinja2.TemplateSyntaxError as error:
+        raise SettingsError(f"{where}: line {error.lineno} is no Jinja: {error.message}") from None
