@@ -186,10 +186,10 @@ def test_the_banner_names_upstream_tiers() -> None:
     )
     console = Console(record=True, file=io.StringIO(), width=200, highlight=False)
     info = EngineInfo(tiers={}, speculation=False)
-    print_banner(console, "http://127.0.0.1:1", info, settings.tiers)
+    print_banner(console, "http://127.0.0.1:1", info, settings.tiers, names=("chat", "legal"))
     text = console.export_text()
     assert "gpu    big-1 at http://a/v1, http://b/v1 (vllm)" in text
-    assert "Models: auto, gpu." in text
+    assert "Models: auto, gpu, chat, legal." in text
     assert "speculation" not in text
 
 

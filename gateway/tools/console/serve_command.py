@@ -187,7 +187,9 @@ def _serve_with(
 
         def on_ready(info: "EngineInfo", routing: str) -> None:
             progress.stop()
-            print_banner(make_console(), url, info, settings.tiers, routing)
+            adapters = (text.partition("=")[0] for text in settings.adapters.lora)
+            names = (*settings.aliases, *adapters)
+            print_banner(make_console(), url, info, settings.tiers, routing, names)
 
         run = GatewayRun(
             settings,

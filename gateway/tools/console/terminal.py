@@ -1,6 +1,6 @@
 """Terminal output: progress, the start-up banner, coloured tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Self
 
@@ -65,8 +65,12 @@ def print_banner(
     info: EngineInfo,
     tiers: Mapping[str, UpstreamSettings] = MappingProxyType({}),
     routing: str = "",
+    names: Iterable[str] = (),
 ) -> None:
-    """Print the gateway's address, its tiers, how one is chosen, and a command to try it."""
+    """Print the gateway's address, its tiers, how one is chosen, and a command to try it.
+
+    names: further names of models, of aliases and adapters.
+    """
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
     for tier, model in info.tiers.items():
         millions = model.num_parameters / 1e6
@@ -89,9 +93,9 @@ def print_banner(
         console.print(f"  speculation {drafts}", soft_wrap=True)
     if routing:
         console.print(f"  routing {escape(routing)}", soft_wrap=True)
-    names = ", ".join(["auto", *info.tiers, *tiers])
+    models = ", ".join(["auto", *info.tiers, *tiers, *names])
     body = '{"model": "auto", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
-    console.print(f"Models: {names}. Try it:", soft_wrap=True)
+    console.print(f"Models: {escape(models)}. Try it:", soft_wrap=True)
     console.print(
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
         soft_wrap=True,
