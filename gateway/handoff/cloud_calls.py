@@ -77,8 +77,8 @@ class CloudCalls:
     def _too_dear(self, parsed: ParsedRequest, most: float) -> BadRequestError | None:
         tier, param = self._tier(parsed), "outrider.max_cost_usd"
         cost_usd = self._cost_usd(parsed)
-        if cost_usd is None and tier.settings.local:
-            return None  # this device's own work has no price
+        if cost_usd is None and (tier.settings.local or tier.settings.has_price):
+            return None  # this device's own work has no price; prices of 0 were set
         if cost_usd is None:
             return BadRequestError(
                 f"{param}: the price of the {tier.name} tier is unknown; the operator can set "

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_va
 from pydantic_settings import NoDecode
 
 from gateway.schema.kinds import Capability, PassedEndpoint, ServerKind, UnknownFields
+from gateway.settings.listed_prices import with_listed_price
 from gateway.settings.paths import did_you_mean
 from gateway.settings.presets import PresetName, SignIn, with_preset
 from gateway.settings.sections import (
@@ -204,11 +205,17 @@ class UpstreamSettings(Section):
     """Certificates to trust in addition to the system's."""
     timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings)
     price: TierPriceSettings = Field(default_factory=TierPriceSettings)
+    """Prices of its tokens; unset: the model's listed price, where there is one."""
+
+    @property
+    def has_price(self) -> bool:
+        """True if a price is set or listed; prices of 0 that are set say that tokens are free."""
+        return "price" in self.model_fields_set
 
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, values: Any) -> Any:
-        return with_preset(values) if isinstance(values, Mapping) else values
+        return with_listed_price(with_preset(values)) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _signs_in_one_way(self) -> Self:

@@ -32,6 +32,7 @@ from gateway.storage.urls import NO_DATABASE
 from gateway.wiring.application import build_app
 from gateway.wiring.build import AnyEngineClient, build_client, build_parts
 from gateway.wiring.parts import GatewayParts
+from gateway.wiring.prices import log_prices
 from gateway.wiring.start import check_models
 from gateway.wiring.upstream import check_upstreams
 
@@ -82,6 +83,7 @@ class GatewayRun:
         with contextlib.closing(self._listener):
             check_models(self._settings)
             check_upstreams(self._settings, os.environ)
+            log_prices(self._settings)
             engine = build_client(self._settings, self._on_progress, self._engine_process)
             starting = asyncio.create_task(engine.start())
             try:

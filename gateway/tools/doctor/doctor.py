@@ -14,6 +14,7 @@ from gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
 from gateway.tools.doctor.findings import Finding, FindingStatus
 from gateway.tools.doctor.gpu_compiler import check_triton
+from gateway.tools.doctor.prices import check_prices
 from gateway.tools.doctor.storage import STORAGE_CHECKS
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
@@ -32,6 +33,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding(name="packages", status="ok", detail="no other package is called kernels")
     checks = _local_checks(settings) if settings.models.is_any else [("models", _no_models)]
     checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
+    if settings.tiers:
+        checks.append(("prices", partial(check_prices, settings)))
     checks += [(name, partial(check, settings)) for name, check in STORAGE_CHECKS.items()]
     checks.append(("port", lambda: _port(settings)))
     for name, check in checks:

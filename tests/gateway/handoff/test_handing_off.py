@@ -604,6 +604,8 @@ def test_max_cost_holds_for_upstream_tiers(make: Make) -> None:
     with make() as world:
         response = world.chat(outrider={"max_cost_usd": 5.0, "policy": "cloud_only"})
         assert "the price of the cloud tier is unknown" in response.json()["error"]["message"]
+    with make(tier={"price": {"prompt": 0.0}}) as world:  # said to be free
+        assert content(world.chat(outrider={"max_cost_usd": 1e-9}, model="cloud")) == CLOUD_TEXT
 
 
 def test_a_mirror_gets_copies_and_delays_no_answer(make: Make) -> None:

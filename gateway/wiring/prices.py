@@ -1,0 +1,69 @@
+"""Prices of upstream tiers as a start finds them: which are listed ones, and which are missing."""
+
+import logging
+from typing import Final
+
+from gateway.settings.listed_prices import ListedPrice, listed_price
+from gateway.settings.tiers import UpstreamSettings
+from gateway.settings.tree import Settings
+from gateway.upstream.addresses import check_url
+
+log = logging.getLogger(__name__)
+
+SET_PRICES: Final = (
+    "set tiers.NAME.price.prompt and tiers.NAME.price.completion (USD per million tokens), to 0 "
+    "where tokens are free"
+)
+"""What to do for tiers without prices."""
+
+_PAID_KINDS: Final = ("openai", "anthropic")
+"""Kinds of servers that services run; the others are software that operators run themselves."""
+
+
+def listed_price_of(tier: UpstreamSettings) -> ListedPrice | None:
+    """Return the listed price that a tier uses; None where its price is another one."""
+    listed = listed_price(tier.preset, tier.url, tier.model)
+    if listed is None:
+        return None
+    used, names = tier.price, ("prompt", "cached_prompt", "completion")
+    return listed if all(getattr(used, n) == getattr(listed, n) for n in names) else None
+
+
+def unpriced_tiers(settings: Settings) -> tuple[str, ...]:
+    """Return the tiers without prices, except servers that the operator runs."""
+    return tuple(
+        name for name, tier in settings.tiers.items() if not tier.has_price and not _is_own(tier)
+    )
+
+
+def log_prices(settings: Settings) -> None:
+    """Log where listed prices are used, and warn of all tiers without prices at once."""
+    for name, tier in settings.tiers.items():
+        listed = listed_price_of(tier)
+        if listed is not None:
+            log.info(
+                "listed price tier=%s model=%s date=%s usd_per_million_prompt=%g "
+                "usd_per_million_completion=%g; tiers.%s.price overrides it",
+                *(name, tier.model, listed.date, listed.prompt, listed.completion, name),
+            )
+    if unpriced := unpriced_tiers(settings):
+        log.warning(
+            "no price known, so costs count as 0 tiers=%s: %s", ",".join(unpriced), SET_PRICES
+        )
+
+
+def _is_own(tier: UpstreamSettings) -> bool:
+    """Return whether a server is of this device, this network or software that one runs oneself."""
+    if tier.local:
+        return True
+    if tier.preset is not None:
+        return False
+    return tier.server not in _PAID_KINDS or all(_is_private(url) for url in tier.url)
+
+
+def _is_private(url: str) -> bool:
+    try:
+        check_url(url, allow_private=False)
+    except ValueError:
+        return True
+    return False
