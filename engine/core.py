@@ -154,10 +154,6 @@ class Engine:
             raise
         self._sequences[request.request_id] = sequence
 
-    def warm_up_grammars(self) -> None:
-        """Start what compiles grammars now, in the background, not at the first grammar."""
-        self._preparation.warm_up_grammars()
-
     def prepare_adapter(self, ref: AdapterRef, on_prepared: OnPrepared) -> None:
         """Read and check an adapter, which is resident then; `on_prepared` is called in a step."""
         self.adapters.prepare(ref, on_prepared)

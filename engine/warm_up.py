@@ -8,6 +8,7 @@ from engine.request import EngineRequest, SamplingParams, Tier
 # A row of a decode, chunks of a prompt as they come; text that repeats lets every source guess.
 _PROMPT_LENGTHS = (5, 40, 300)
 _MAX_TOKENS = 12
+_BRIEF_PROMPT, _BRIEF_TOKENS = 24, 4
 _KINDS = (
     SamplingParams(max_tokens=_MAX_TOKENS),
     SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.8, seed=1),
@@ -35,6 +36,21 @@ def warm_up(engine: Engine, on_progress: Callable[[int, int], None] | None = Non
         done += len(batch)
         if on_progress is not None:
             on_progress(done, total)
+
+
+def warm_up_briefly(engine: Engine) -> None:
+    """Serve one short request of each tier: a prefill, decodes and a draft, as at the first client.
+
+    For an engine that is thrown away then, where no kernel has to be compiled.
+    """
+    tiers = engine.info().tiers
+    vocab_size = min(info.vocab_size for info in tiers.values())
+    for tier, info in tiers.items():
+        length = max(min(_BRIEF_PROMPT, info.max_context - _BRIEF_TOKENS), 1)
+        sampling = SamplingParams(max_tokens=_BRIEF_TOKENS)
+        engine.submit(_request(f"{_CACHE_SALT}-{tier}", tier, length, vocab_size, sampling))
+        while engine.has_work:
+            engine.step()
 
 
 def _requests(engine: Engine) -> Iterator[EngineRequest]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.errors import InvalidRequestError
 from engine.grammar.grammar import GrammarCompiler, GrammarState, InvalidGrammarError, TokenGrammar
-from engine.request import EngineRequest, GrammarSpec, Tier
+from engine.request import EngineRequest, Tier
 from engine.sequences.sequence import Sequence
 
 COMPILE_TIMEOUT_S: Final = 20.0
@@ -56,11 +56,6 @@ class GrammarQueue:
     def count(self, tier: Tier) -> int:
         """Count how many sequences of a tier wait."""
         return sum(item.sequence.tier == tier for item in self._waiting.values())
-
-    def warm_up(self) -> None:
-        """Start the compilers in the background, before the first request that needs one."""
-        for compiler in self._compilers.values():
-            compiler.compile(GrammarSpec(kind="json"))
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError where a grammar is not possible."""

@@ -39,10 +39,6 @@ class Preparation:
         """Count how many sequences of a tier wait."""
         return sum(sequence.tier == tier for sequence in self.sequences())
 
-    def warm_up_grammars(self) -> None:
-        """Start the grammars' compilers in the background."""
-        self.grammars.warm_up()
-
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError where the request's grammar or adapter is not possible."""
         if request.grammar is not None:

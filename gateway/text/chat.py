@@ -1,6 +1,7 @@
 """Messages to token ids: one tier's chat template and tokenizer."""
 
 import asyncio
+import contextlib
 import hashlib
 import inspect
 import json
@@ -143,8 +144,10 @@ class ChatTokenizer:
         return "sanitize_control_tokens" in options
 
     def prepare_rendering(self) -> None:
-        """Import what the first chat needs; blocks for seconds where it was not done before."""
+        """Import what the first chat needs, compile the template; blocks for seconds at first."""
         _ = self._reserved, self._can_sanitize
+        with contextlib.suppress(*_TEMPLATE_ERRORS):  # some want more than a message
+            self._apply_template([{"role": "user", "content": "Hi"}], {}, "new_answer")
 
     @classmethod
     def load(

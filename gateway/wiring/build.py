@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
+from engine.request import GrammarSpec
 from gateway.backends.absent import AbsentEngine
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
@@ -21,6 +22,7 @@ from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import named_models
 from gateway.wiring.engine import (
     allowed_difference,
+    build_grammars,
     compile_kernels,
     join,
     load_adapters,
@@ -162,20 +164,28 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
 def build_engine_from_json(settings_json: str, on_progress: LoadingCallback) -> "Engine":
     """Call `build_engine` with settings as JSON, in the engine's process."""
     settings = Settings.model_validate_json(settings_json)
-    engine = build_engine(settings, on_progress, saved_times(settings))
-    engine.warm_up_grammars()
-    return engine
+    return build_engine(settings, on_progress, saved_times(settings), starts_compilers=True)
 
 
 def build_engine(
-    settings: Settings, on_progress: LoadingCallback, saved: "CurveStore | None" = None
+    settings: Settings,
+    on_progress: LoadingCallback,
+    saved: "CurveStore | None" = None,
+    *,
+    starts_compilers: bool = False,
 ) -> "Engine":
     """Load the models and join runners, drafter and verifier. Raises EngineError.
 
-    `saved`: pass times of earlier starts; without it they are measured.
+    `saved`: pass times of earlier starts; without it they are measured. `starts_compilers`: of
+    grammars, now and in the background, not at the first grammar.
     """
     runners = load_runners(settings, on_progress)
+    grammars = build_grammars(settings, runners)
+    if starts_compilers:
+        for compiler in grammars.values():
+            compiler.compile(GrammarSpec(kind="json"))
     compile_kernels(settings, runners, on_progress)  # before passes are timed
-    engine = join(settings, runners, measure_budget(settings, runners, on_progress, saved))
+    budget = measure_budget(settings, runners, on_progress, saved)
+    engine = join(settings, runners, budget, grammars)
     load_adapters(settings, engine)
     return engine

@@ -154,29 +154,36 @@ def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCa
 def compile_kernels(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCallback
 ) -> None:
-    """Have all kinds of requests served once where kernels are compiled at their first launch.
+    """Have requests served once, so that the first client's is no slower than later ones.
 
-    Triton takes a second or so for each; no client is to wait for that.
+    All kinds where kernels are compiled at their first launch, for which Triton takes a second or
+    so each; otherwise a short one of each tier.
     """
     from engine.core import Engine
-    from engine.warm_up import warm_up
+    from engine.warm_up import warm_up, warm_up_briefly
     from kernels.triton_support import uses_triton
     from verifier.coupled import CoupledVerifier
 
-    if not any(uses_triton(runner.device) for runner in runners.values()):
-        return
     engine = Engine(
         runners=runners,
         verifier=CoupledVerifier(),
         drafter=_build_drafter(settings, runners, None),
     )
-    warm_up(engine, partial(_report, on_progress, "compiling kernels"))
+    if any(uses_triton(runner.device) for runner in runners.values()):
+        warm_up(engine, partial(_report, on_progress, "compiling kernels"))
+    else:
+        warm_up_briefly(engine)
 
 
 def join(
-    settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
+    settings: Settings,
+    runners: "Mapping[Tier, ModelRunner]",
+    budget: "TreeBudget | None",
+    grammars: "Mapping[Tier, GrammarCompiler] | None" = None,
 ) -> "Engine":
     """Build an engine on loaded models. Several may share them if only one works at a time.
+
+    grammars: compilers that are there already; None makes them.
 
     Raises EngineError when the small model cannot draft for the large one.
     """
@@ -189,7 +196,7 @@ def join(
         runners=runners,
         verifier=CoupledVerifier(),
         drafter=_build_drafter(settings, runners, budget),
-        grammars=_build_grammars(settings, runners),
+        grammars=build_grammars(settings, runners) if grammars is None else grammars,
         config=EngineConfig(
             max_sequences=options.max_sequences,
             max_waiting=options.max_waiting,
@@ -285,7 +292,7 @@ def vocabulary_difference(settings: Settings) -> str | None:
     return describe_difference(large, small)
 
 
-def _build_grammars(
+def build_grammars(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]"
 ) -> "dict[Tier, GrammarCompiler]":
     """Return a grammar compiler for each tier; one for both where they share the tokenizer.

@@ -1,5 +1,5 @@
 from engine.request import TIERS
-from engine.warm_up import warm_up
+from engine.warm_up import warm_up, warm_up_briefly
 from tests.engines import assert_idle, make_engine, tiny_pair
 
 
@@ -29,3 +29,12 @@ def test_a_short_context_is_enough() -> None:
     engine = make_engine(tiny_pair(), large_blocks=2, small_blocks=2)
     warm_up(engine)
     assert_idle(engine)
+
+
+def test_a_brief_one_has_a_prefill_decodes_and_a_draft_of_each_tier() -> None:
+    engine = make_engine(tiny_pair())
+    warm_up_briefly(engine)
+    assert_idle(engine)
+    stats = engine.stats()
+    assert {tier: stats.tiers[tier].num_output_tokens for tier in TIERS} == dict.fromkeys(TIERS, 4)
+    assert stats.tiers["large"].num_drafted_tokens > 0
