@@ -138,11 +138,8 @@ class _MixtureReader:
 
     def _weight(self, names: tuple[str, ...], rows: int, width: int) -> Weight:
         """Return the weight of a product from tensors of so many rows each."""
-
-        def read() -> Tensor:
-            return torch.cat([self._read(name, rows, width) for name in names])
-
         tensors = [self._prefix + name for name in names]
+        read = partial(self._reader.read_joined, tensors, [rows] * len(tensors), width)
         return _held(self._weights.weight(tensors[0], read, tensors))
 
     def _stacked(self) -> Iterator[ExpertWeights]:

@@ -289,13 +289,15 @@ class LayerReader:
         self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], width: int
     ) -> Tensor | StoredWeight:
         """Return weights one below the other, as they are stored where products hold them so."""
-        shapes = [sum(sizes)] if len(names) == 1 else sizes
+        tensors = [f"{prefix}{name}.weight" for name in names]
+        if len(tensors) == 1:
+            return self.reader.read_weight(tensors[0], (sum(sizes), width))
+        if not self.reader.may_keep_stored:
+            return self.reader.read_joined(tensors, sizes, width)
         parts = [
-            self.reader.read_weight(f"{prefix}{name}.weight", (size, width))
-            for name, size in zip(names, shapes, strict=True)
+            self.reader.read_weight(tensor, (size, width))
+            for tensor, size in zip(tensors, sizes, strict=True)
         ]
-        if len(parts) == 1:
-            return parts[0]
         stored = [part for part in parts if isinstance(part, StoredWeight)]
         together = joined(stored) if len(stored) == len(parts) else None
         if together is not None:

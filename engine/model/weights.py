@@ -1,6 +1,6 @@
 """Read a checkpoint's tensors one by one, from safetensors or GGUF files on disk."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from kernels.quantised.stored_weight import StoredWeight
 ProgressCallback = Callable[[int, int], None]
 
 # What has been read of a memory-mapped file counts as resident until it is closed.
-_REOPEN_AFTER_BYTES = 32 << 20
+_CLOSE_AFTER_BYTES = 8 << 20
 # Of tensors that have been read: each is dropped once it is packed.
-_GIVE_BACK_AFTER_BYTES = 32 << 20
+_GIVE_BACK_AFTER_BYTES = 8 << 20
 _DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
@@ -131,6 +131,32 @@ class CheckpointReader:
 
     def read(self, name: str, shape: Iterable[int]) -> Tensor:
         """The tensor `name`; raises UnsupportedModelError if it is missing or misshapen."""
+        stored = self._stored(name, shape)
+        # copy: the stored tensor may be a view of the file's memory map, which is closed soon
+        tensor: Tensor = stored.to(device=self._device, dtype=self._dtype, copy=True)
+        del stored
+        self._count(tensor.numel())
+        return tensor.contiguous()
+
+    def read_joined(self, names: Sequence[str], sizes: Sequence[int], width: int) -> Tensor:
+        """Return matrices of so many rows one below the other; with the errors of `read`.
+
+        They are copied to their place one by one, so that only one is in memory twice.
+        """
+        together, first = None, 0
+        for name, size in zip(names, sizes, strict=True):
+            stored = self._stored(name, (size, width))
+            if together is None:
+                together = torch.empty((sum(sizes), width), dtype=self._dtype, device=self._device)
+            together[first : first + size] = stored
+            del stored
+            first += size
+            self._count(size * width)
+        assert together is not None, "a product has at least one weight"
+        return together
+
+    def _stored(self, name: str, shape: Iterable[int]) -> Tensor:
+        """Return a tensor in floats, decoded where it has to be, perhaps a view of the file."""
         stored = self._decoded(name)
         if not isinstance(stored, Tensor):
             if name not in self._file_of:
@@ -142,10 +168,13 @@ class CheckpointReader:
                 f"{self._folder}: the tensor {name} is stored as {stored.dtype}, but config.json "
                 "names no format of quantised weights."
             )
-        # copy: the stored tensor may be a view of the file's memory map, which is closed soon
-        tensor: Tensor = stored.to(device=self._device, dtype=self._dtype, copy=True)
-        self._count(tensor.numel())
-        return tensor.contiguous()
+        return stored
+
+    @property
+    def may_keep_stored(self) -> bool:
+        """False if `read_weight` returns plain numbers always."""
+        has_format = self._decoder is not None or self._gguf is not None
+        return self._keeps is not None and has_format
 
     def read_weight(self, name: str, shape: Iterable[int]) -> Tensor | StoredWeight:
         """Return a product's weight as it is stored, where products can hold it so.
@@ -167,7 +196,10 @@ class CheckpointReader:
             )
 
     def _count(self, num_parameters: int) -> None:
+        """Count numbers that are copied: what has been read of the file is not needed again."""
         self.num_parameters += num_parameters
+        if self._open_bytes > _CLOSE_AFTER_BYTES:
+            self._close()
         if self._on_progress is not None:
             self._on_progress(min(self.done_bytes, self.total_bytes), self.total_bytes)
 
@@ -256,7 +288,7 @@ class CheckpointReader:
         self._file_of = {name: stored[old] for name, old in self._name_in_file.items()}
 
     def _file(self, name: str) -> Any:
-        if self._open_name != name or self._open_bytes > _REOPEN_AFTER_BYTES:
+        if self._open_name != name or self._open_bytes > _CLOSE_AFTER_BYTES:
             self._close()
             self._open_file = _open(self._folder / name)
             self._open_name = name

@@ -20,6 +20,8 @@ BYTES_PER_THREAD = 64 << 10
 # 127 * 128 * in_features must stay below 2^31.
 INT8_MAX_IN_FEATURES = 1 << 17
 PANEL_COLUMNS = 32
+# Totals of codes are added over so many at a time.
+_NUMBERS_AT_ONCE = 1 << 20
 
 
 def can_use_panels(weight: Tensor) -> bool:
@@ -83,7 +85,7 @@ class PanelLinear:
         self._max_threads = 1 + panels.numel() // BYTES_PER_THREAD
         bias_f32 = None if bias is None else contiguous_f32(bias, self.out_features)
         scales_f32 = None if scales is None else contiguous_f32(scales, self.out_features)
-        totals = None if scales is None else weight.sum(1, dtype=torch.int32)
+        totals = None if scales is None else _row_totals(weight)
         # The library has addresses only: these keep what stands there.
         self._held = (panels, bias_f32, scales_f32, totals)
         self._product: ctypes.Structure = ProductStruct(
@@ -178,6 +180,16 @@ def contiguous_f32(values: Tensor, length: int) -> Tensor:
     if values.shape != (length,):
         raise ValueError(f"shape {list(values.shape)} is not [{length}]")
     return values.detach().float().contiguous()
+
+
+def _row_totals(codes: Tensor) -> Tensor:
+    """Return the sum of each row, int32 [n], of codes, int8 [n, width].
+
+    In blocks of rows: torch makes all that it adds as wide as the sum first.
+    """
+    rows_at_once = max(_NUMBERS_AT_ONCE // max(codes.shape[1], 1), 1)
+    blocks = torch.split(codes, rows_at_once)
+    return torch.cat([block.sum(1, dtype=torch.int32) for block in blocks])
 
 
 def _pointer(values: Tensor | None) -> int | None:

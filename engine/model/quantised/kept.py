@@ -36,7 +36,8 @@ class KeptWeights:
         self._folder = None if folder is None else folder / name
         self._part = ""
         self._found: dict[str, QuantisedWeight] = {}
-        self._new: dict[str, QuantisedWeight] = {}
+        self._new: dict[str, Tensor] = {}
+        self._new_shapes: dict[str, str] = {}
         self._has_warned = False
 
     def get(self, name: str) -> QuantisedWeight | None:
@@ -49,15 +50,17 @@ class KeptWeights:
     def put(self, name: str, weight: QuantisedWeight) -> None:
         """Keep a weight; it is written when the next layer begins."""
         if self._folder is not None:
-            self._new[name] = weight
+            self._new |= _tensors(name, weight)
+            self._new_shapes[name] = f"{weight.bits} {weight.group_size}"
 
     def flush(self) -> None:
         """Write what is new of the present layer."""
-        weights, self._new, self._found = self._new, {}, {}
-        if not weights or self._folder is None:
+        tensors, self._new, self._found = self._new, {}, {}
+        shapes, self._new_shapes = self._new_shapes, {}
+        if not tensors or self._folder is None:
             return
         try:
-            self._write(self._folder, weights)
+            self._write(self._folder, tensors, shapes)
         except (OSError, SafetensorError) as error:
             self._folder = None
             log.warning(
@@ -66,16 +69,14 @@ class KeptWeights:
 
     # ---- files ----------------------------------------------------------------------------
 
-    def _write(self, folder: Path, weights: dict[str, QuantisedWeight]) -> None:
+    def _write(self, folder: Path, tensors: dict[str, Tensor], shapes: dict[str, str]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tensors = _tensors(weights)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         if shutil.disk_usage(folder).free < num_bytes + _SPARE_BYTES:
             raise OSError(f"{folder} has no room for {num_bytes} bytes with a GiB to spare")
         place = folder / f"{self._part}.safetensors"
         draft = place.with_suffix(f".{os.getpid()}.tmp")
-        about = self._label | {"crc32": _checksum(tensors)}
-        about |= {name: f"{each.bits} {each.group_size}" for name, each in weights.items()}
+        about = self._label | {"crc32": _checksum(tensors)} | shapes
         try:
             save_file(tensors, draft, metadata=about)
             draft.replace(place)
@@ -126,15 +127,13 @@ def _part_of(name: str) -> str:
     return "others"
 
 
-def _tensors(weights: dict[str, QuantisedWeight]) -> dict[str, Tensor]:
-    parts = {}
-    for name, weight in weights.items():
-        codes = packed_nibbles(weight.codes) if weight.bits == 4 else weight.codes
-        parts[f"{name}.codes"] = codes.cpu().contiguous()
-        parts[f"{name}.scales"] = weight.scales.cpu().contiguous()
-        if weight.zeros is not None:
-            parts[f"{name}.zeros"] = weight.zeros.cpu().contiguous()
-    return parts
+def _tensors(name: str, weight: QuantisedWeight) -> dict[str, Tensor]:
+    """Return what a file holds of a weight."""
+    codes = packed_nibbles(weight.codes) if weight.bits == 4 else weight.codes
+    parts = {"codes": codes, "scales": weight.scales}
+    if weight.zeros is not None:
+        parts["zeros"] = weight.zeros
+    return {f"{name}.{part}": tensor.cpu().contiguous() for part, tensor in parts.items()}
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.model.freed_memory import give_back_freed_memory
 from engine.model.quantised.formats import (
     INT4_GROUP_SIZES,
     MIN_ROUNDED_SIDE,
@@ -110,6 +111,8 @@ class RoundedWeights:
                 self._narrow.append(f"{name} {list(weight.shape)}")
                 return weight
             found = self._rounded(name, weight)
+            del weight  # before what keeping and packing take
+            give_back_freed_memory()
             self._kept.put(name, found)
         else:
             for tensor in tensors:
