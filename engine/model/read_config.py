@@ -71,8 +71,11 @@ def read_model_config(path_or_id: str | Path) -> ModelConfig:
         from engine.model.transformers_probe import describe_by_probe
 
         return describe_by_probe(model_id, raw)
-    config = SimpleNamespace(**raw) if _is_complete(raw) else _transformers_config(model_id)
-    if isinstance(raw.get("text_config"), dict):  # of a type that takes images, too
+    has_part = isinstance(raw.get("text_config"), dict)
+    is_enough = _is_complete(raw) and not has_part
+    config = SimpleNamespace(**raw) if is_enough else _transformers_config(model_id)
+    # A type that takes images makes a config of it, another one leaves it as it stands.
+    if has_part and not isinstance(getattr(config, "text_config", None), dict):
         config = text_config(config)
     return replace(describe(model_id, architecture, config), weight_format=quantised)
 

@@ -129,8 +129,9 @@ def test_unknown_tiers_are_free_but_not_in_settings() -> None:
 def test_the_strong_tier_takes_hard_requests() -> None:
     cloud = {"tiers__cloud__url": "http://127.0.0.1:1/v1"}
     assert book().strong_tier == "large"
-    assert book(**cloud).strong_tier == "large"
-    assert book(**cloud, handoff__strong="cloud").strong_tier == "cloud"
+    assert book(**cloud).strong_tier == "cloud"  # no model is loaded that was not named
+    assert book(**cloud, models__large="x/y").strong_tier == "large"
+    assert book(**cloud, models__large="x/y", handoff__strong="cloud").strong_tier == "cloud"
     assert book(**cloud, models__large="none", models__small="x/y").strong_tier == "cloud"
 
 

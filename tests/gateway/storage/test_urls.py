@@ -54,7 +54,7 @@ def test_unusable_database_urls_are_refused_with_a_message(text: str, says: str)
 
 def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"outrider\[postgres\]"):
+    with pytest.raises(SettingsError, match=r"pip install 'psycopg\[binary\]'"):
         read_url("postgresql://host/x")
 
 

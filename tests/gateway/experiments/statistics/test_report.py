@@ -144,7 +144,7 @@ def test_the_picture_is_a_png_and_its_absence_is_told(totals, tmp_path, monkeypa
         return real(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PlotsMissingError, match="plots"):
+    with pytest.raises(PlotsMissingError, match="pip install matplotlib"):
         write_png(analysis, path)
 
 
