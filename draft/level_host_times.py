@@ -1,4 +1,4 @@
-"""What a level of drafts costs beside its pass: reading logits, ranking, choosing the next rows.
+"""The time of a level of drafts beside its pass: reading logits, ranking, choosing the next rows.
 
 A small model's pass takes a fraction of a millisecond on a CPU, and the host's work beside it as
 long again. So it is part of what a level is expected to take.

@@ -1,4 +1,4 @@
-"""Lines and states of the recurrent layers: who has which, and which states later prefixes find.
+"""Lines and states of recurrent layers: which sequence has which, and what later prefixes find.
 
 A sequence's state at its last boundary is kept, and in a line of its own what later rows contribute
 (`engine.model.recurrent_cache`). A state that others may find, or hold, is not written: the next
@@ -18,7 +18,7 @@ TREE_SLOTS: Final = 128
 LINE_ROWS: Final = BOUNDARY + TREE_SLOTS
 _ZERO_STATE = 0
 _CHECKPOINT_SHARE = 0.1
-"""Of the memory for keys and values."""
+"""The share of the memory for keys and values."""
 _MOST_CHECKPOINTS = 4096
 
 
