@@ -1,7 +1,7 @@
 """Models of real shapes with random weights, made on the device: nothing is read from disk."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,20 @@ class RandomReader:
         self.num_parameters += tensor.numel()
         self.done_bytes += tensor.nbytes
         return tensor
+
+    @property
+    def may_keep_stored(self) -> bool:
+        """Nothing is stored."""
+        return False
+
+    def read_weight(self, name: str, shape: Iterable[int]) -> Tensor:
+        """As `read`."""
+        return self.read(name, shape)
+
+    def read_joined(self, names: Sequence[str], sizes: Sequence[int], width: int) -> Tensor:
+        """New random matrices, one below the other."""
+        parts = zip(names, sizes, strict=True)
+        return torch.cat([self.read(name, (size, width)) for name, size in parts])
 
     def finish(
         self, *, ignorable: tuple[str, ...] = (), ignorable_prefixes: tuple[str, ...] = ()
