@@ -18,7 +18,7 @@ from engine.events import (
     FinishReason,
 )
 from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
-from engine.passes.runner import ModelRunner, PassOutput
+from engine.passes.runner import ModelRunner
 from engine.protocols import Drafter, Verdict, Verifier
 from engine.queue.adapter_queue import AdapterQueue, OnPrepared
 from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
@@ -288,10 +288,12 @@ class Engine:
         """Take what a pass has decided into its sequences."""
         if done is not None:
             now_s = self._clock()
-            for item, verdict in zip(done.items, done.verdicts, strict=True):
-                self._accept(item, verdict, done.output, now_s)
+            for number, (item, verdict) in enumerate(zip(done.items, done.verdicts, strict=True)):
+                self._accept(item, verdict, done, number, now_s)
 
-    def _accept(self, item: VerifyItem, verdict: Verdict, output: PassOutput, now_s: float) -> None:
+    def _accept(
+        self, item: VerifyItem, verdict: Verdict, done: VerifiedPass, number: int, now_s: float
+    ) -> None:
         """Append what was emitted, report it, and finish the sequence where it ends."""
         sequence = item.sequence
         if sequence.failure is not None:
@@ -299,11 +301,11 @@ class Engine:
             return
         if not sequence.prefill_was_reported:
             sequence.prefill_was_reported = True
-            self._events.append(prefill_done(sequence, output.hidden[item.first_row]))
+            self._events.append(prefill_done(sequence, done.output.hidden[item.first_row]))
         emitted, reason = cut_at_end(
             verdict.token_ids, sequence.stop_token_ids, sequence.num_remaining_tokens
         )
-        event = emission(item, verdict, emitted, output.logits)
+        event = emission(item, verdict, emitted, done.logprobs[number])
         computed = len(sequence.token_ids) + event.num_accepted_tokens
         sequence.token_ids.extend(emitted)
         if reason is None:  # after an open verdict the last token is the next root

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice
+from engine.sequences.next_tokens import NextRow, NextToken
 from engine.sequences.sequence import Sequence
 from engine.trees.forest import Forest, ForestVerdicts
 from engine.trees.token_tree import TokenTree
@@ -125,6 +126,12 @@ class Verifier(Protocol):
         self, sequences: SequenceOf[Sequence], trees: SequenceOf[TokenTree], logits: Tensor
     ) -> list[Verdict]:
         """One verdict a sequence; logits float32 [total nodes, vocab_size], trees in order."""
+
+    def next_tokens(self, rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
+        """The same rule for trees of one node: float32 [num_rows, vocab_size], one row each.
+
+        The sequences have no cascade. Waits for the device once, whatever is asked.
+        """
 
     def judge_forest(
         self, forest: Forest, logits: Tensor, table: SamplingTable | None = None

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.sequences.next_tokens import NextRow, NextToken, next_tokens
 from engine.sequences.sampling import RowGroup, choose_tokens, process_logits
 from engine.sequences.sequence import Sequence
 from engine.trees.forest import Forest, ForestVerdicts
@@ -46,6 +47,10 @@ class CoupledVerifier:
         if all(tree.num_nodes == 1 for tree in trees):
             return [Verdict(accepted_nodes=[], token_ids=[token]) for token in chosen.tolist()]
         return _walk(trees, chosen)
+
+    def next_tokens(self, rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
+        """One token a row; see `engine.protocols.Verifier`."""
+        return next_tokens(rows, logits)
 
     def judge_forest(
         self, forest: Forest, logits: Tensor, table: SamplingTable | None = None

@@ -80,9 +80,13 @@ def perturbed_scores(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     logits: float32 [num_rows, vocab_size], the groups' rows one after the other. The target and the
     drafter rank with the same function, which is what makes them agree.
     """
-    processed = process_logits(logits, groups)
-    if uses_triton(logits):
-        return perturb(processed, sampling_rows(groups, logits.device))
+    return perturbed(process_logits(logits, groups), groups)
+
+
+def perturbed(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """`perturbed_scores` of logits after `process_logits`."""
+    if uses_triton(processed):
+        return perturb(processed, sampling_rows(groups, processed.device))
     return add_noise(log_targets(processed, groups), groups)
 
 
@@ -164,6 +168,14 @@ def sampling_rows(
 
     has_noise_only: sampled rows keep their scores as they are, but for the noise.
     """
+    words = upload(sampling_words(groups, has_noise_only=has_noise_only), device)
+    return sampling_rows_of(words, groups, has_noise_only=has_noise_only)
+
+
+def sampling_words(
+    groups: SequenceOf[RowGroup], *, has_noise_only: bool = False
+) -> npt.NDArray[np.int32]:
+    """What `sampling_rows_of` reads on the device, as it is brought there."""
     samplings = [group.sequence.request.sampling for group in groups]
     counts = [len(group.depths) for group in groups]
     num_rows = sum(counts)
@@ -183,9 +195,17 @@ def sampling_rows(
     fields = words[: 4 * stride].reshape(4, stride)
     fields[:, :num_rows] = np.repeat(_bits(own), counts, axis=1)
     words[4 * stride : 4 * stride + 2 * num_rows] = keys.reshape(-1)
+    return words
+
+
+def sampling_rows_of(
+    words: Tensor, groups: SequenceOf[RowGroup], *, has_noise_only: bool = False
+) -> SamplingRows:
+    """The groups' rows from their `sampling_words` on the device."""
+    samplings = [group.sequence.request.sampling for group in groups]
     return SamplingRows.of_words(
-        upload(words, device),
-        num_rows,
+        words,
+        sum(len(group.depths) for group in groups),
         has_sampled=any(not sampling.is_greedy for sampling in samplings),
         has_truncation=not has_noise_only and any(_truncates(s) for s in samplings),
     )

@@ -2,8 +2,17 @@
 
 from collections.abc import Callable
 
-from engine.protocols import Drafter, DraftLogits, DraftPass, Proposal, Trees, Verifier
+from engine.protocols import (
+    Drafter,
+    DraftLogits,
+    DraftPass,
+    Proposal,
+    Trees,
+    Verdict,
+    Verifier,
+)
 from engine.queue.scheduler import PassPlan, Scheduler
+from engine.sequences.next_tokens import NextRow
 from engine.step.tier_switch import TierSwitcher
 from engine.step.timed_passes import TimedPasses
 from engine.trees.verify_items import VerifiedPass, answer_slices
@@ -96,13 +105,17 @@ class Drafting:
 
     def _verify(self, done: VerifiedPass) -> None:
         """Choose the next tokens of small answers."""
-        items, first = done.items, done.items[0].first_row
-        done.verdicts = self._verifier.verify(
-            [item.sequence for item in items],
-            [item.tree for item in items],
-            done.output.logits[first : first + len(items)],  # one row each
-        )
-        self._tier_switcher.note_candidates(items, done.verdicts, done.output.logits)
+        first = done.items[0].first_row
+        rows = [
+            NextRow(sequence=item.sequence, rivals=self._tier_switcher.rivals(item.sequence))
+            for item in done.items
+        ]
+        chosen = self._verifier.next_tokens(rows, done.output.logits[first : first + len(rows)])
+        for item, row, token in zip(done.items, rows, chosen, strict=True):
+            if row.rivals is not None:
+                item.sequence.candidates.append(token.candidates)
+        done.verdicts = [Verdict(accepted_nodes=[], token_ids=[t.token_id]) for t in chosen]
+        done.logprobs = [token.logprobs for token in chosen]
         self._accept(done)
 
 

@@ -21,6 +21,7 @@ from engine.trees.verify_items import (
     answer_slices,
     attach_tree,
     fit_tree,
+    pass_logprobs,
 )
 from kernels.upload import upload
 
@@ -178,6 +179,7 @@ class LargePass:
                 )
             ] + done.items
             done.verdicts = [*known.verdicts, *done.verdicts]
+        done.logprobs = pass_logprobs(done)
         return done
 
     def _settle_host(self, items: list[VerifyItem], output: PassOutput) -> list[Verdict]:

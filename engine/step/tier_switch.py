@@ -6,25 +6,16 @@ proposed; its keys and values go on as the draft view.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
-from typing import Final
-
-import torch
-from torch import Tensor
 
 from engine.errors import InvalidRequestError, TierUnavailableError
 from engine.events import TierSwitched
 from engine.passes.runner import ModelRunner
-from engine.protocols import Drafter, Verdict
+from engine.protocols import Drafter
 from engine.queue.admission import check_prompt
 from engine.queue.scheduler import Scheduler
 from engine.request import EngineRequest, Tier
 from engine.sequences.noise import SequenceNoise
-from engine.sequences.sampling import RowGroup, perturbed_scores
 from engine.sequences.sequence import Sequence
-from engine.trees.verify_items import VerifyItem
-
-_NUM_CANDIDATES: Final = 2
 
 
 class TierSwitcher:
@@ -88,42 +79,22 @@ class TierSwitcher:
             self._scheduler.add(sequence)
         return TierSwitched(request_id=sequence.request_id, tier=tier, keeps_answer=keeps_answer)
 
-    def note_candidates(
-        self, items: SequenceOf[VerifyItem], verdicts: SequenceOf[Verdict], logits: Tensor
-    ) -> None:
-        """Keep what the small model thinks likeliest at the place of each watched answer's token.
+    def rivals(self, sequence: Sequence) -> SequenceNoise | None:
+        """The noise by which a watched answer's candidates are ranked; None where none are wanted.
 
-        Ranked as a drafter would rank it: with the large tier's noise. logits: float32 [num_rows,
-        vocab_size] of a small pass, before its tokens join the sequences.
+        What the small model thinks likeliest is ranked as a drafter would rank it: with the large
+        tier's noise.
         """
-        if self._drafter is None or "large" not in self._runners:
-            return
-        watched = [
-            (item, verdict.token_ids[0])
-            for item, verdict in zip(items, verdicts, strict=True)
-            if item.sequence.is_watched
-            and item.sequence.request.speculation.enabled
+        is_wanted = (
+            self._drafter is not None
+            and "large" in self._runners
+            and sequence.is_watched
+            and sequence.request.speculation.enabled
             # Behind another tier's tokens, which were kept, the places would not be these.
-            and len(item.sequence.candidates) == item.sequence.num_output_tokens
-        ]
-        if not watched:
-            return
-        groups = [self._row_group(item.sequence) for item, _ in watched]
-        rows = torch.tensor([item.first_row for item, _ in watched], device=logits.device)
-        written = torch.tensor([token for _, token in watched], device=logits.device)
-        chances = perturbed_scores(logits[rows], groups).softmax(-1)  # [num_watched, vocab_size]
-        best = chances.topk(min(_NUM_CANDIDATES, chances.shape[1]))
-        token_ids = torch.cat((written[:, None], best.indices), dim=1).tolist()
-        probs = torch.cat((chances.gather(1, written[:, None]), best.values), dim=1).tolist()
-        for (item, _), own_ids, own_probs in zip(watched, token_ids, probs, strict=True):
-            # The written token is mostly among the best: each is named once.
-            named = dict(zip(own_ids, own_probs, strict=True))
-            item.sequence.candidates.append(list(named.items()))
-
-    def _row_group(self, sequence: Sequence) -> RowGroup:
-        """The row that decides a small answer's next token, with the large tier's noise."""
+            and len(sequence.candidates) == sequence.num_output_tokens
+        )
+        if not is_wanted:
+            return None
         if sequence.large_noise is None:
             sequence.large_noise = self.noise(sequence.request, "large")
-        return RowGroup(
-            sequence=sequence, depths=[0], paths=lambda: [[]], noise=sequence.large_noise
-        )
+        return sequence.large_noise

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import islice
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from engine.cache.block_pool import OutOfBlocksError
 from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from engine.sequences.logprobs import logprob_rows, most_wanted, token_logprobs
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
 from engine.trace import StepTrace
@@ -16,6 +18,7 @@ from engine.trees.origins import step_trace
 from engine.trees.speculation_counts import num_predicted, num_reused
 from engine.trees.token_tree import TokenTree
 from engine.trees.verdict import Verdict
+from kernels.upload import read_back, upload
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,11 +32,15 @@ class VerifyItem:
 
 @dataclass(slots=True, kw_only=True)
 class VerifiedPass:
-    """A pass and a verdict for each of its items, in order."""
+    """A pass and a verdict for each of its items, in order.
+
+    logprobs: of the verdicts' tokens, for each item; empty where none are wanted.
+    """
 
     items: list[VerifyItem]
     output: PassOutput
     verdicts: list[Verdict] = field(default_factory=list)
+    logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
 
 
 def answer_slices(
@@ -157,12 +164,14 @@ def prefill_done(sequence: Sequence, hidden: Tensor) -> PrefillDone:
 
 
 def emission(
-    item: VerifyItem, verdict: Verdict, emitted: list[int], logits: Tensor
+    item: VerifyItem,
+    verdict: Verdict,
+    emitted: list[int],
+    logprobs: tuple[TokenLogprobs, ...],
 ) -> TokensEmitted:
-    """The event of one verdict; emitted: what of it the answer takes, logits: the pass's."""
+    """The event of one verdict; emitted: what of it the answer takes, logprobs: of all of it."""
     request = item.sequence.request
     accepted_nodes = verdict.accepted_nodes[: len(emitted)]
-    rows = [item.first_row + node for node in verdict.nodes[: len(emitted)]]
     return TokensEmitted(
         request_id=request.request_id,
         token_ids=tuple(emitted),
@@ -173,7 +182,7 @@ def emission(
         ),
         num_unratified_tokens=sum(verdict.unratified[: len(emitted)]),
         num_reused_tokens=num_reused(item.tree, accepted_nodes),
-        logprobs=token_logprobs(logits, rows, emitted, request.sampling.num_logprobs),
+        logprobs=logprobs[: len(emitted)],
         trace=_trace(item, verdict, emitted) if request.traces else None,
     )
 
@@ -185,27 +194,29 @@ def _trace(item: VerifyItem, verdict: Verdict, emitted: list[int]) -> StepTrace 
     return None
 
 
-def token_logprobs(
-    logits: Tensor, rows: list[int], token_ids: list[int], num_logprobs: int | None
-) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of emitted tokens from the rows that chose them."""
-    if num_logprobs is None:
-        return ()
-    log_probs = logits[rows].log_softmax(-1)  # [num_emitted, vocab_size]
-    chosen = log_probs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    num_top = min(num_logprobs, log_probs.shape[1])
-    values, indices = log_probs.topk(num_top) if num_top else (None, None)
-    top = [
-        tuple(zip(ids, numbers, strict=True))
-        for ids, numbers in zip(
-            indices.tolist() if indices is not None else [[]] * len(rows),
-            values.tolist() if values is not None else [[]] * len(rows),
-            strict=True,
-        )
-    ]
-    return tuple(
-        TokenLogprobs(token_id=token_id, logprob=logprob, top=alternatives)
-        for token_id, logprob, alternatives in zip(
-            token_ids, chosen[:, 0].tolist(), top, strict=True
-        )
-    )
+def pass_logprobs(done: VerifiedPass) -> list[tuple[TokenLogprobs, ...]]:
+    """Log-probabilities of what a pass decided, for the items that want them, in one read-back.
+
+    Of all tokens of a verdict; the answer may end before the last.
+    """
+    wanted = [item.sequence.request.sampling.num_logprobs for item in done.items]
+    if all(count is None for count in wanted):
+        return [()] * len(done.items)
+    rows: list[int] = []
+    tokens: list[int] = []
+    counts: list[int] = []
+    sizes: list[int] = []
+    for item, verdict, count in zip(done.items, done.verdicts, wanted, strict=True):
+        size = len(verdict.token_ids) if count is not None else 0
+        sizes.append(size)
+        if size:
+            rows += [item.first_row + node for node in verdict.nodes]
+            tokens += verdict.token_ids
+            counts += [count or 0] * size
+    if not rows:
+        return [()] * len(done.items)
+    logits = done.output.logits
+    index = upload(np.array([rows, tokens], dtype=np.int64), logits.device)
+    found = logprob_rows(logits.index_select(0, index[0]), index[1], most_wanted(wanted))
+    entries = iter(token_logprobs(tokens, counts, read_back(found.tensors)))
+    return [tuple(islice(entries, size)) for size in sizes]

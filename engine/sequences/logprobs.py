@@ -1,0 +1,61 @@
+"""Log-probabilities of emitted tokens, for all rows of a pass at once."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+from torch import Tensor
+
+from engine.events import TokenLogprobs
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class LogprobRows:
+    """Log-probabilities of n rows, on the device.
+
+    chosen: float32 [n], of the emitted tokens. top_ids, top_values: int64 and float32 [n, num_top],
+    the likeliest tokens, best first.
+    """
+
+    chosen: Tensor
+    top_ids: Tensor
+    top_values: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What `token_logprobs` needs to know."""
+        return [self.top_ids, self.chosen, self.top_values]
+
+
+def logprob_rows(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobRows:
+    """Of raw logits, float32 [n, vocab_size], and the tokens chosen there; only launched."""
+    log_probs = logits.log_softmax(-1)
+    best = log_probs.topk(min(num_top, log_probs.shape[1]))
+    return LogprobRows(
+        chosen=log_probs.gather(1, token_ids[:, None])[:, 0],
+        top_ids=best.indices,
+        top_values=best.values,
+    )
+
+
+def token_logprobs(
+    token_ids: SequenceOf[int], num_top: SequenceOf[int], found: SequenceOf[npt.NDArray[Any]]
+) -> list[TokenLogprobs]:
+    """One entry a row. num_top: of each row; found: the tensors of the rows, on the host."""
+    top_ids, chosen, top_values = (array.tolist() for array in found)
+    return [
+        TokenLogprobs(
+            token_id=token_id,
+            logprob=logprob,
+            top=tuple(zip(ids[:number], values[:number], strict=True)),
+        )
+        for token_id, number, logprob, ids, values in zip(
+            token_ids, num_top, chosen, top_ids, top_values, strict=True
+        )
+    ]
+
+
+def most_wanted(num_logprobs: SequenceOf[int | None]) -> int:
+    """Return the greatest number of alternatives; 0 where none are wanted."""
+    return max((number for number in num_logprobs if number is not None), default=0)

@@ -1,0 +1,134 @@
+"""The next tokens of sequences without trees: one upload and one read-back for all that is asked.
+
+Beside the token itself that is, for answers that may change their tier, what else the small model
+thought likely, and log-probabilities. Asked for one by one, each would wait for the device.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.events import TokenLogprobs
+from engine.sequences.logprobs import LogprobRows, logprob_rows, most_wanted, token_logprobs
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sampling import (
+    RowGroup,
+    choose_tokens,
+    perturbed,
+    process_logits,
+    sampling_rows_of,
+    sampling_words,
+)
+from engine.sequences.sequence import Sequence
+from kernels.sampling.sample import perturb, top_tokens
+from kernels.triton_support import uses_triton
+from kernels.upload import read_back, upload_all
+
+_NUM_CANDIDATES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRow:
+    """The one row of a sequence, and what is asked about its next token.
+
+    rivals: the noise under which the likeliest tokens are named; None: they are not. Whether
+    log-probabilities are wanted is the request's to say.
+    """
+
+    sequence: Sequence
+    rivals: SequenceNoise | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextToken:
+    """A next token; with `rivals` also (token id, chance) of it and of the likeliest under them.
+
+    logprobs: one entry, or none.
+    """
+
+    token_id: int
+    candidates: list[tuple[int, float]]
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
+    """Choose all rows' tokens and answer what is asked about them; waits for the device once.
+
+    logits: float32 [num_rows, vocab_size].
+    """
+    groups = [_group(row.sequence, None) for row in rows]
+    ranked = [number for number, row in enumerate(rows) if row.rivals is not None]
+    wanted = [row.sequence.request.sampling.num_logprobs for row in rows]
+    reported = [number for number, count in enumerate(wanted) if count is not None]
+    rivals = [_group(rows[number].sequence, rows[number].rivals) for number in ranked]
+    processed = process_logits(logits, groups)
+    indices = [np.array(numbers, dtype=np.int64) for numbers in (ranked, reported)]
+    if uses_triton(logits):
+        words = [sampling_words(own) for own in (groups, rivals)]
+        own_words, rival_words, *index = upload_all([*words, *indices], logits.device)
+        chosen = top_tokens(processed, sampling_rows_of(own_words, groups), 1).token_ids[:, 0]
+        ranks = _of_rows(processed, index[0])
+        scores = perturb(ranks, sampling_rows_of(rival_words, rivals)) if ranked else ranks
+    else:
+        index = [torch.from_numpy(numbers) for numbers in indices]
+        chosen = choose_tokens(processed, groups)
+        ranks = _of_rows(processed, index[0])
+        scores = perturbed(ranks, rivals) if ranked else ranks
+    found = [chosen]
+    if ranked:
+        found += _candidates(scores, _of_rows(chosen, index[0]))
+    report: LogprobRows | None = None
+    if reported:
+        own = _of_rows(logits, index[1]), _of_rows(chosen, index[1])
+        report = logprob_rows(*own, most_wanted(wanted))
+        found += report.tensors
+    return _answers(read_back(found), ranked, reported, wanted)
+
+
+def _group(sequence: Sequence, noise: SequenceNoise | None) -> RowGroup:
+    return RowGroup(sequence=sequence, depths=[0], paths=lambda: [[]], noise=noise)
+
+
+def _of_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Some rows; index: ascending, so where all are asked for they are the values themselves."""
+    return values if len(index) == len(values) else values.index_select(0, index)
+
+
+def _candidates(scores: Tensor, chosen: Tensor) -> list[Tensor]:
+    """Ids, int64, and chances, float32, [num_ranked, 3] each: of the chosen, of the likeliest."""
+    chances = scores.softmax(-1)
+    best = chances.topk(min(_NUM_CANDIDATES, chances.shape[1]))
+    ids = torch.cat((chosen[:, None], best.indices), dim=1)
+    return [ids, torch.cat((chances.gather(1, chosen[:, None]), best.values), dim=1)]
+
+
+def _answers(
+    found: list[npt.NDArray[Any]],
+    ranked: list[int],
+    reported: list[int],
+    wanted: list[int | None],
+) -> list[NextToken]:
+    tokens: list[int] = found[0].tolist()
+    candidates: dict[int, list[tuple[int, float]]] = {}
+    if ranked:
+        for number, ids, probs in zip(ranked, found[1].tolist(), found[2].tolist(), strict=True):
+            # The chosen token is mostly among the best: each is named once.
+            candidates[number] = list(dict(zip(ids, probs, strict=True)).items())
+    entries: dict[int, TokenLogprobs] = {}
+    if reported:
+        counts = [wanted[number] or 0 for number in reported]
+        own = token_logprobs([tokens[number] for number in reported], counts, found[-3:])
+        entries = dict(zip(reported, own, strict=True))
+    return [
+        NextToken(
+            token_id=token,
+            candidates=candidates.get(number, []),
+            logprobs=(entries[number],) if number in entries else (),
+        )
+        for number, token in enumerate(tokens)
+    ]
