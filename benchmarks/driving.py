@@ -19,9 +19,9 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import Finished, RequestStats, TokensEmitted
-from engine.model.decoder import DtypeName, ForwardOutput
+from engine.model.decoder import DtypeName
 from engine.model.load import load_model
-from engine.model.protocol import CausalModel
+from engine.model.protocol import CausalModel, ForwardOutput
 from engine.model.quantised.formats import Rounding, SchemeName
 from engine.passes.runner import ModelRunner
 from engine.passes.step_times import follow_step_times

@@ -23,6 +23,7 @@ from kernels.layers.compiled_pass import (
 from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
 from kernels.layers.lora import CompiledLoraRows, LoraRows
 from kernels.layers.rope import RotaryTable
+from kernels.layers.taps import Taps
 
 # A last layer of so many rows more than are wanted costs less than the way through Python.
 _FEW_SPARE_ROWS = 8
@@ -77,15 +78,24 @@ class CompiledLayers:
         return self._pass.is_whole and num_spare <= _FEW_SPARE_ROWS
 
     def run(
-        self, residual: Tensor, rows: PassRows, kv_cache: KVCache, *, count: int
+        self,
+        residual: Tensor,
+        rows: PassRows,
+        kv_cache: KVCache,
+        *,
+        count: int,
+        taps: Taps | None = None,
     ) -> Tensor | None:
         """Run the first `count` layers; return what the last of them adds to the residual stream.
 
-        residual: [n, hidden]; what the others add is added to it. None for no layer.
+        residual: [n, hidden]; what the others add is added to it. None for no layer. taps: are
+        noted in front of these layers.
         """
         if not count:
             return None
-        return self._pass.run_layers(residual, rows, self._places_in(kv_cache), count=count)
+        return self._pass.run_layers(
+            residual, rows, self._places_in(kv_cache), count=count, taps=taps
+        )
 
     def run_whole(
         self,
@@ -95,6 +105,7 @@ class CompiledLayers:
         *,
         wanted: Tensor | None,
         logits_out: Tensor | None,
+        taps: Taps | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the head's product, float32 [m, vocab_size], and the normalised rows before it.
 
@@ -106,6 +117,7 @@ class CompiledLayers:
             self._places_in(kv_cache),
             wanted=wanted,
             logits_out=logits_out,
+            taps=taps,
         )
 
     def _places_in(self, kv_cache: KVCache) -> LayerPlaces:

@@ -1,6 +1,7 @@
 """A decoder's description: its shape, and how its layers are built."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -257,3 +258,17 @@ class ModelConfig:
     def has_mixed_windows(self) -> bool:
         """True if some layers have a window and others have none."""
         return len({layer.window for layer in self.layers}) > 1
+
+    def check_taps(self, layers: Sequence[int]) -> None:
+        """Raise ValueError unless the model has these hidden states and each is named once.
+
+        They are numbered as `kernels.layers.taps.Taps` says.
+        """
+        wrong = [layer for layer in layers if not 0 <= layer <= self.num_layers]
+        if wrong:
+            raise ValueError(
+                f"{self.model_id} has no hidden states {wrong}: they are numbered from 0, the "
+                f"embedding's rows, to {self.num_layers}, the rows behind the last norm."
+            )
+        if len(set(layers)) < len(layers):
+            raise ValueError(f"the hidden states {list(layers)} are to be named once each.")

@@ -1,9 +1,7 @@
 """A decoder over a paged KV cache: all rows of a step in one pass."""
 
 import sys
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, islice
 from typing import Literal
 
 import torch
@@ -12,10 +10,13 @@ from torch import Tensor
 from engine.errors import UnsupportedModelError
 from engine.model.compiled_layers import CompiledLayers, pass_rows
 from engine.model.config import ModelConfig
+from engine.model.delta_net import refuse_modes
 from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
+from engine.model.layer_attention import LayerAttention, SharedInputs
 from engine.model.layers import LayerReader, Norm, normalise
 from engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
+from engine.model.protocol import ForwardOutput
 from engine.model.quantised.formats import DECODE, Decode, Rounding
 from engine.model.quantised.scheme import (
     RoundedWeights,
@@ -26,23 +27,20 @@ from engine.model.quantised.scheme import (
 from engine.model.read_config import read_model_config
 from engine.model.recurrent_cache import RecurrentPass
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
-from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
+from kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
 from kernels.cpu.panel_linear import PanelLinear
 from kernels.cpu.row_attention import can_attend_rows
-from kernels.kv.rope_write_kv import rope_write_kv
-from kernels.kv.write_kv import write_kv_reference
-from kernels.layers.compiled_pass import ModelEnds, PassRows
-from kernels.layers.compiled_rows import CompiledNorm, can_place_heads, place_heads
+from kernels.layers.compiled_pass import ModelEnds
+from kernels.layers.compiled_rows import CompiledNorm, can_place_heads
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.lora import LayerLora, LoraRows, Projection, project
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import RotaryTable, rotate
+from kernels.layers.rope import RotaryTable
 from kernels.layers.row_invariant_linear import can_keep_stored, keeps_stored_weights
 from kernels.layers.row_invariant_ops import (
-    row_invariant_rotate,
     row_invariant_softcap,
     softcap,
 )
+from kernels.layers.taps import Taps
 from kernels.triton_support import is_automatic, uses_triton
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -51,42 +49,6 @@ DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardOutput:
-    """The output of a pass for the rows asked for.
-
-    `logits`: [m, vocab_size] float32; `hidden`: [m, hidden_size], after the final norm.
-    """
-
-    logits: Tensor
-    hidden: Tensor
-
-
-@dataclass(slots=True, kw_only=True)
-class _Pass:
-    """The inputs that a pass's layers share.
-
-    `is_fused`: Triton's kernels turn heads by position; `is_placed`: the CPU's compiled ones do.
-    turns: (cos, sin) of each rotary table, [n, 1, head_dim] each, gathered for the others. rows:
-    for layers that one call of the compiled library runs; None where none can.
-    """
-
-    positions: Tensor
-    slots: tuple[Tensor, Tensor]  # of the layers without a window, and of those with one
-    attention: Plan
-    kv_cache: KVCache
-    is_fused: bool
-    is_placed: bool
-    lora: LoraRows | None
-    turns: tuple[tuple[Tensor, Tensor], ...] = ()
-    rows: PassRows | None = None
-    recurrent: RecurrentPass | None = None
-
-    def layer_lora(self, index: int) -> LayerLora | None:
-        """Return the rows' adapters in a layer; None where no row has one."""
-        return None if self.lora is None else LayerLora(self.lora, index)
 
 
 class DecoderModel:
@@ -117,6 +79,7 @@ class DecoderModel:
         self.deterministic = deterministic
         # What recurrent layers do follows from the host's plan of a pass.
         self.can_record = config.recurrence is None
+        self.feature_size = 0
         width, vocab_size = config.hidden_size, config.vocab_size
         self._embedding = reader.read("model.embed_tokens.weight", (vocab_size, width))
         ropes = tuple(dict.fromkeys(layer.rope for layer in config.layers))
@@ -131,11 +94,8 @@ class DecoderModel:
             ),
         )
         self._layers = tuple(layers.read(index) for index in range(config.num_layers))
-        kinds = accumulate(layer.is_recurrent for layer in config.layers)
-        self._recurrent_number = tuple(number - 1 for number in kinds)
         self._final_norm = layers.norm("model.norm.weight")
         self._head = layers.head(self._embedding)
-        self._rotate = row_invariant_rotate if deterministic else rotate
         self._softcap = row_invariant_softcap if deterministic else softcap
         reader.finish(
             ignorable=("rotary_emb.inv_freq", "lm_head.weight"),
@@ -148,6 +108,9 @@ class DecoderModel:
         )
         self._can_place = is_automatic() and can_place_heads(dtype, device, config.head_dim)
         self._scale = config.attention_scale or config.head_dim**-0.5
+        self._attend = LayerAttention(
+            config, self._rotary, scale=self._scale, deterministic=deterministic
+        )
         # Rounded as transformers rounds it, to the weights' type.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._compiled = None
@@ -227,7 +190,7 @@ class DecoderModel:
                 wanted = stored_dtype(config.weight_format, wanted)
             keeps = partial(can_keep_stored, device=target) if wanted == torch.bfloat16 else None
         if config.recurrence is not None:
-            _refuse_modes(config, is_rounded=rounding is not None, deterministic=deterministic)
+            refuse_modes(config, is_rounded=rounding is not None, deterministic=deterministic)
             deterministic, keeps = False, None
         if deterministic is None:
             deterministic = is_deterministic_anyway(wanted, target, head_dim=config.head_dim)
@@ -284,6 +247,8 @@ class DecoderModel:
         logits_out: Tensor | None = None,
         lora: LoraRows | None = None,
         recurrent: RecurrentPass | None = None,
+        taps: tuple[int, ...] = (),
+        features: Tensor | None = None,
     ) -> ForwardOutput:
         """Run n rows; write their keys and values; return logits of the rows in `logit_rows`.
 
@@ -291,10 +256,14 @@ class DecoderModel:
         int64, indices of rows, or None for all of them. Rows that are not in logit_rows only fill
         the cache. logits_out: float32 [m, vocab_size] that the logits are written to. lora: the
         rows' adapters, None where no row has one.
-        recurrent: the pass of the recurrent layers, where there are some.
+        recurrent: the pass of the recurrent layers, where there are some. taps: whose hidden rows
+        are wanted of all n rows (see `Taps`). features: None, since only drafters read them.
         On a GPU nothing waits for the device, so that CUDA graphs can hold a pass.
         """
-        here = _Pass(
+        assert features is None, "a decoder reads no features"
+        num_rows = token_ids.shape[0]
+        found = self._new_taps(taps, num_rows) if taps else None
+        here = SharedInputs(
             positions=positions,
             slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
             attention=attention,
@@ -304,61 +273,108 @@ class DecoderModel:
             lora=lora,
             recurrent=recurrent,
         )
-        compiled, num_rows = self._compiled, token_ids.shape[0]
+        compiled = self._compiled
         if compiled is not None and here.is_placed and compiled.can_run(num_rows, attention):
             here.rows = pass_rows(positions, here.slots, attention, lora)
             if compiled.runs_whole(num_rows, logit_rows):
                 product, hidden = compiled.run_whole(
-                    token_ids, here.rows, kv_cache, wanted=logit_rows, logits_out=logits_out
+                    token_ids,
+                    here.rows,
+                    kv_cache,
+                    wanted=logit_rows,
+                    logits_out=logits_out,
+                    taps=found,
                 )
-                return ForwardOutput(logits=self._finished(product), hidden=hidden)
-        return self._forward(token_ids, here, logit_rows, logits_out)
+                return ForwardOutput(
+                    logits=self._finished(product),
+                    hidden=hidden,
+                    taps=None if found is None else found.rows,
+                )
+        return self._forward(token_ids, here, logit_rows, logits_out, found)
+
+    def _new_taps(self, taps: tuple[int, ...], num_rows: int) -> Taps:
+        return Taps(
+            taps,
+            num_rows=num_rows,
+            width=self.config.hidden_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     def _forward(
         self,
         token_ids: Tensor,
-        here: _Pass,
+        here: SharedInputs,
         logit_rows: Tensor | None,
         logits_out: Tensor | None,
+        taps: Taps | None,
     ) -> ForwardOutput:
         """Run a pass of which at most the layers are compiled."""
         if not (here.is_fused or here.is_placed):
             here.turns = tuple(table.gather(here.positions) for table in self._rotary)
         residual = self._embed(token_ids, here)  # [n, hidden_size]
         some_rows = logit_rows
-        if logit_rows is not None and logit_rows.shape[0] >= residual.shape[0]:
+        takes_all = logit_rows is not None and logit_rows.shape[0] >= residual.shape[0]
+        last = len(self._layers) - 1
+        if takes_all or (taps is not None and last + 1 in taps.layers):
             some_rows = None  # all of them, perhaps in another order
         update: Tensor | None = None
-        last = len(self._layers) - 1
         num_done = 0
         if here.rows is not None and self._compiled is not None:
             # The last layer computes fewer rows where fewer are wanted.
             num_done = last + (some_rows is None)
-            update = self._compiled.run(residual, here.rows, here.kv_cache, count=num_done)
-        for index, layer in islice(enumerate(self._layers), num_done, None):
-            normed = normalise(layer.before_attention, update, residual, is_fused=here.is_fused)
-            attended = self._attend(index, normed, here)
-            own_lora = here.layer_lora(index)
-            if index == last and some_rows is not None:
-                # Past the last cache write only the wanted rows matter.
-                attended = attended.index_select(0, some_rows)
-                residual = residual.index_select(0, some_rows)
-                if own_lora is not None:
-                    own_lora = LayerLora(own_lora.rows.select(some_rows), index)
-                if self.config.is_parallel:
-                    normed = normed.index_select(0, some_rows)
-            output = project(layer.output, attended, Projection.OUTPUT, own_lora)
-            update = self._added(layer.after_attention, output)
-            if not self.config.is_parallel:
-                normed = normalise(layer.before_mlp, update, residual, is_fused=here.is_fused)
-            inner = layer.mlp(normed, is_fused=here.is_fused, lora=own_lora)
-            added = self._added(layer.after_mlp, inner)
-            update = update.add_(added) if self.config.is_parallel else added
+            update = self._compiled.run(
+                residual, here.rows, here.kv_cache, count=num_done, taps=taps
+            )
+        for index in range(num_done, last + 1):
+            rows = some_rows if index == last else None
+            update, residual = self._run_layer(index, update, residual, here, rows, taps)
         assert update is not None
         hidden = normalise(self._final_norm, update, residual, is_fused=here.is_fused)
+        if taps is not None:
+            taps.note(last + 1, hidden)
         if logit_rows is not None and some_rows is None:
             hidden = hidden.index_select(0, logit_rows)
-        return ForwardOutput(logits=self._logits(hidden, logits_out), hidden=hidden)
+        return ForwardOutput(
+            logits=self._logits(hidden, logits_out),
+            hidden=hidden,
+            taps=None if taps is None else taps.rows,
+        )
+
+    def _run_layer(
+        self,
+        index: int,
+        update: Tensor | None,
+        residual: Tensor,
+        here: SharedInputs,
+        some_rows: Tensor | None,
+        taps: Taps | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what layer `index` adds to the residual stream, and the stream: [m, width] each.
+
+        update: what the layer before it adds, [n, width]. some_rows: int64 [m], past whose keys and
+        values only they matter; None for all n.
+        """
+        layer = self._layers[index]
+        normed = normalise(layer.before_attention, update, residual, is_fused=here.is_fused)
+        if taps is not None:
+            taps.note(index, residual)
+        attended = self._attend(layer, index, normed, here)
+        own_lora = here.layer_lora(index)
+        if some_rows is not None:
+            attended = attended.index_select(0, some_rows)
+            residual = residual.index_select(0, some_rows)
+            if own_lora is not None:
+                own_lora = LayerLora(own_lora.rows.select(some_rows), index)
+            if self.config.is_parallel:
+                normed = normed.index_select(0, some_rows)
+        output = project(layer.output, attended, Projection.OUTPUT, own_lora)
+        update = self._added(layer.after_attention, output)
+        if not self.config.is_parallel:
+            normed = normalise(layer.before_mlp, update, residual, is_fused=here.is_fused)
+        inner = layer.mlp(normed, is_fused=here.is_fused, lora=own_lora)
+        added = self._added(layer.after_mlp, inner)
+        return (update.add_(added) if self.config.is_parallel else added), residual
 
     def _logits(self, hidden: Tensor, logits_out: Tensor | None) -> Tensor:
         """Return the head's product, [m, vocab_size] float32, scaled and capped."""
@@ -379,100 +395,9 @@ class DecoderModel:
             rows = norm(rows)
         return rows if self.config.residual_scale == 1.0 else rows.mul_(self.config.residual_scale)
 
-    def _embed(self, token_ids: Tensor, here: _Pass) -> Tensor:
+    def _embed(self, token_ids: Tensor, here: SharedInputs) -> Tensor:
         if here.is_fused:
             rows = embed_tokens(self._embedding, token_ids)
         else:
             rows = self._embedding.index_select(0, token_ids)
         return rows if self._embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
-
-    def _attend(self, index: int, normed: Tensor, here: _Pass) -> Tensor:
-        """Attention, or what is in its place, up to the output projection: [n, any]."""
-        config, layer = self.config, self._layers[index]
-        num_rows, num_query_heads = len(normed), config.num_query_heads
-        projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
-        if layer.recurrence is not None:
-            assert here.recurrent is not None, "the pass has no plan for recurrent layers"
-            return layer.recurrence(projected, here.recurrent, self._recurrent_number[index])
-        gate: Tensor | None = None
-        if config.has_output_gate:
-            num_gated = num_query_heads * config.head_dim
-            gate = projected[:, -num_gated:]
-            projected = projected[:, :-num_gated].contiguous()
-        if layer.row_norms is not None:
-            self._normalise_rows(projected, layer.row_norms)
-        heads = projected.view(num_rows, -1, config.head_dim)  # queries, keys, values
-        k_cache, v_cache = here.kv_cache.layers[index]
-        k_scale, v_scale = here.kv_cache.layer_scales[index]
-        slots = here.slots[layer.has_window]
-        if here.is_fused:
-            query = rope_write_kv(
-                heads,
-                here.positions,
-                slots,
-                self._rotary[layer.rotation],
-                k_cache,
-                v_cache,
-                num_query_heads=num_query_heads,
-                qk_norm=layer.head_norm,
-                k_scale=k_scale,
-                v_scale=v_scale,
-            )
-        elif here.is_placed:
-            query = place_heads(
-                heads,
-                here.positions,
-                slots,
-                self._rotary[layer.rotation],
-                k_cache,
-                v_cache,
-                num_query_heads=num_query_heads,
-                qk_norm=layer.head_norm,
-            )
-        else:
-            num_rotated = num_query_heads + config.num_kv_heads
-            query_key, value = heads[:, :num_rotated], heads[:, num_rotated:]
-            if layer.head_norm is not None:
-                query_key = layer.head_norm(query_key)
-            if self._rotary[layer.rotation].turns:
-                query_key = self._rotate(query_key, *here.turns[layer.rotation])
-            query, key = query_key[:, :num_query_heads], query_key[:, num_query_heads:]
-            write_kv_reference(key, value, k_cache, v_cache, slots, k_scale, v_scale)
-        plan = here.attention
-        if plan.full is not None and not layer.has_window:
-            plan = plan.full
-        attended = paged_attention(
-            query,
-            k_cache,
-            v_cache,
-            plan,
-            scale=self._scale,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            softcap=config.attention_softcap,
-            sinks=layer.sinks,
-        )
-        attended = attended.view(num_rows, -1)
-        return attended if gate is None else attended.mul_(gate.sigmoid())
-
-    def _normalise_rows(self, projected: Tensor, norms: tuple[RmsNorm, RmsNorm]) -> None:
-        """Normalise all query heads of a row together, and all its key heads. In place."""
-        query_size = self.config.num_query_heads * self.config.head_dim
-        kv_size = self.config.num_kv_heads * self.config.head_dim
-        query, key = projected[:, :query_size], projected[:, query_size : query_size + kv_size]
-        query.copy_(norms[0](query))
-        key.copy_(norms[1](key))
-
-
-def _refuse_modes(config: ModelConfig, *, is_rounded: bool, deterministic: bool | None) -> None:
-    """Raise UnsupportedModelError for what models with recurrent layers do not do yet."""
-    if deterministic:
-        raise UnsupportedModelError(
-            f"{config.model_id} has recurrent layers, whose sums depend on the shape of a pass, so "
-            "it cannot run in deterministic mode: leave engine.deterministic at auto."
-        )
-    if is_rounded:
-        raise UnsupportedModelError(
-            f"{config.model_id} has recurrent layers, whose weights are not rounded: leave out "
-            "--quantize for it."
-        )

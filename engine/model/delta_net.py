@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.errors import UnsupportedModelError
 from engine.model.config import ModelConfig, Recurrence
 from engine.model.recurrent_cache import RecurrentPass
 from engine.model.weights import CheckpointReader
@@ -137,3 +138,17 @@ def _ungrouped(shape: Recurrence) -> Tensor:
     first = torch.arange(groups * sum(sizes)).view(groups, -1).split_with_sizes(sizes, 1)
     second = torch.arange(2 * shape.num_value_heads).view(groups, 2, ratio) + groups * sum(sizes)
     return torch.cat([part.reshape(-1) for part in (*first, second[:, 0], second[:, 1])])
+
+
+def refuse_modes(config: ModelConfig, *, is_rounded: bool, deterministic: bool | None) -> None:
+    """Raise UnsupportedModelError for what models with recurrent layers do not do yet."""
+    if deterministic:
+        raise UnsupportedModelError(
+            f"{config.model_id} has recurrent layers, whose sums depend on the shape of a pass, so "
+            "it cannot run in deterministic mode: leave engine.deterministic at auto."
+        )
+    if is_rounded:
+        raise UnsupportedModelError(
+            f"{config.model_id} has recurrent layers, whose weights are not rounded: leave out "
+            "--quantize for it."
+        )

@@ -1,6 +1,7 @@
 """The parts of a causal model that the passes, the engine and the drafter use."""
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +12,18 @@ from engine.model.recurrent_cache import RecurrentPass
 from kernels.attention.paged_attention import AttentionBatch, Plan
 from kernels.layers.lora import LoraRows
 
-if TYPE_CHECKING:
-    from engine.model.decoder import ForwardOutput
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutput:
+    """The output of a pass for the rows asked for.
+
+    `logits`: [m, vocab_size] float32; `hidden`: [m, hidden_size], after the final norm; `taps`: of
+    all n rows, [n, number of taps * hidden_size], None where none are asked for.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    taps: Tensor | None = None
 
 
 class CausalModel(Protocol):
@@ -20,7 +31,8 @@ class CausalModel(Protocol):
 
     `can_record`: its passes can be recorded as CUDA graphs. `scheme`: what its products compute
     with, "int8", "int4" or a type's name. `deterministic`: a token's logits do not depend on what
-    else is in a pass. `numerics`: the fingerprint of its arithmetic.
+    else is in a pass. `numerics`: the fingerprint of its arithmetic. `feature_size`: the width of
+    the features that a row carries beside its token, 0 for a model that reads none.
     """
 
     can_record: bool
@@ -28,6 +40,7 @@ class CausalModel(Protocol):
     dtype: torch.dtype
     device: torch.device
     deterministic: bool
+    feature_size: int
     fingerprint: str
     scheme: str
     numerics: str
@@ -50,10 +63,15 @@ class CausalModel(Protocol):
         logits_out: Tensor | None = None,
         lora: LoraRows | None = None,
         recurrent: RecurrentPass | None = None,
-    ) -> "ForwardOutput":
-        """Run rows, write their keys and values, return the wanted rows' logits.
+        taps: tuple[int, ...] = (),
+        features: Tensor | None = None,
+    ) -> ForwardOutput:
+        """Run n rows, write their keys and values, return the wanted rows' logits.
 
         lora: the rows' adapters, None where no row has one.
         recurrent: for models with recurrent layers (`ModelConfig.recurrence`).
+        taps: the hidden states to be returned of all rows, numbered as `output_hidden_states` of
+        transformers numbers them (`engine.model.taps`).
+        features: [n, feature_size], of the model's type; None for a model that reads none.
         """
         ...

@@ -22,10 +22,10 @@ from transformers.pytorch_utils import Conv1D
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import read_object
 from engine.model.config import HeadShape, ModelConfig
-from engine.model.decoder import ForwardOutput
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.model.kv_cache import KVCache
 from engine.model.numerics import numerics_fingerprint
+from engine.model.protocol import ForwardOutput
 from engine.model.recurrent_cache import RecurrentPass
 from engine.model.transformers_config import quiet_transformers, read_transformers_config
 from engine.model.transformers_probe import is_tied, rows_of_heads
@@ -84,6 +84,7 @@ class TransformersModel:
         """Take over a loaded model; use `load`."""
         self.config = config
         self.can_record = False
+        self.feature_size = 0
         self.deterministic = False
         self.device = device
         self.dtype = model.dtype
@@ -178,9 +179,12 @@ class TransformersModel:
         logits_out: Tensor | None = None,
         lora: LoraRows | None = None,
         recurrent: RecurrentPass | None = None,
+        taps: tuple[int, ...] = (),
+        features: Tensor | None = None,
     ) -> ForwardOutput:
         """Run n rows; as `DecoderModel.forward`, but there are no adapters (`lora_modules`)."""
         assert recurrent is None, "transformers' modules keep no state here"
+        assert features is None, "a decoder reads no features"
         here = _Pass(
             slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
             attention=attention,
@@ -189,26 +193,34 @@ class TransformersModel:
         )
         token = _pass.set(here)
         try:
-            logits, hidden = self._run(token_ids, positions, logit_rows)
+            logits, hidden, tapped = self._run(token_ids, positions, logit_rows, taps)
         finally:
             _pass.reset(token)
         assert here.layer == self.config.num_layers, "a layer did not attend"
         logits = logits.float() if logits_out is None else logits_out.copy_(logits)
-        return ForwardOutput(logits=logits, hidden=hidden)
+        return ForwardOutput(logits=logits, hidden=hidden, taps=tapped)
 
     def _run(
-        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return logits and final hidden rows of the wanted rows."""
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor | None,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return logits and final hidden rows of the wanted rows, and all rows of the taps."""
         output = self._model(
             input_ids=token_ids[None],
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=0 if logit_rows is None else logit_rows,
+            **({"output_hidden_states": list(taps)} if taps else {}),
         )
         hidden, self._hidden = self._hidden, None
         assert hidden is not None
-        return output.logits[0], hidden[0]
+        tapped = None
+        if taps:
+            tapped = torch.cat([output.hidden_states[layer][0] for layer in taps], dim=-1)
+        return output.logits[0], hidden[0], tapped
 
     def _note_hidden(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._hidden = inputs[0]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
-from engine.model.protocol import CausalModel
+from engine.model.protocol import CausalModel, ForwardOutput
 from engine.passes.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
 from engine.passes.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
@@ -106,6 +106,7 @@ class PassGraphs:
         planner: TilePlanner,
         max_context: int,
         max_rows: int = BUCKETS[-1],
+        taps: tuple[int, ...] = (),
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
@@ -125,9 +126,14 @@ class PassGraphs:
         self._logits = torch.zeros(
             (largest.num_rows, config.vocab_size), dtype=torch.float32, device=device
         )
-        self._hidden = torch.zeros(
-            (largest.num_rows, config.hidden_size), dtype=model.dtype, device=device
-        )
+
+        def rows_of(width: int) -> Tensor:
+            return torch.zeros((largest.num_rows, width), dtype=model.dtype, device=device)
+
+        self._hidden = rows_of(config.hidden_size)
+        self._tap_layers = taps
+        self._taps = rows_of(len(taps) * config.hidden_size) if taps else None
+        self._features = rows_of(model.feature_size) if model.feature_size else None
 
     def _layout(self, num_rows: int) -> PassLayout:
         return self._buffers.layout(num_rows=num_rows, num_sequences=min(num_rows, MAX_SEQUENCES))
@@ -210,8 +216,13 @@ class PassGraphs:
             self._kv_cache,
             None,
             logits_out=self._logits[:num_rows],
+            taps=self._tap_layers,
+            features=None if self._features is None else self._features[:num_rows],
         )
         self._hidden[:num_rows].copy_(output.hidden)
+        if self._taps is not None:
+            assert output.taps is not None, "the model yields the taps that it is asked for"
+            self._taps[:num_rows].copy_(output.taps)
 
     # ---- replaying ------------------------------------------------------------------------
 
@@ -232,10 +243,20 @@ class PassGraphs:
 
     @torch.inference_mode()
     def run(
-        self, captured: CapturedPass, staged: StagedPass, packed: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(logits, hidden) of the rows that want them; packed: in the captured pass's layout."""
+        self,
+        captured: CapturedPass,
+        staged: StagedPass,
+        packed: Tensor,
+        features: Tensor | None = None,
+    ) -> ForwardOutput:
+        """Return the output for the rows that want logits, and the taps of all rows.
+
+        packed: in the captured pass's layout; features: of all rows, for models that read some.
+        """
         self._words[: len(packed)].copy_(packed, non_blocking=True)
+        if features is not None:
+            assert self._features is not None, "the model reads no features"
+            self._features[: staged.num_rows].copy_(features, non_blocking=True)
         if staged.device_rows is not None:
             stage_rows(
                 tree_rows(staged.device_rows),
@@ -247,9 +268,12 @@ class PassGraphs:
         rows = staged.logit_rows
         first, number = (rows[0], len(rows)) if rows else (0, 0)
         if not rows or rows[-1] - first == number - 1:  # ascending, so nothing is left out
-            return self._logits[first : first + number], self._hidden[first : first + number]
-        index = captured.layout.tensor(self._words, "logit_rows")[:number]
-        return self._logits.index_select(0, index), self._hidden.index_select(0, index)
+            logits, hidden = (each[first : first + number] for each in (self._logits, self._hidden))
+        else:
+            index = captured.layout.tensor(self._words, "logit_rows")[:number]
+            logits, hidden = (each.index_select(0, index) for each in (self._logits, self._hidden))
+        taps = None if self._taps is None else self._taps[: staged.num_rows]
+        return ForwardOutput(logits=logits, hidden=hidden, taps=taps)
 
 
 @contextmanager
@@ -265,14 +289,23 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def estimate_bytes(config: ModelConfig, dtype: torch.dtype, max_rows: int = BUCKETS[-1]) -> int:
+def estimate_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    max_rows: int = BUCKETS[-1],
+    *,
+    num_taps: int = 0,
+    feature_size: int = 0,
+) -> int:
     """Device memory that the graphs of a model take at most, workspaces included.
 
-    The static outputs, the widest moment of a pass (all rows' logits before and after they become
-    float32, or one layer's activations), and what driver and cuBLAS need.
+    The static inputs and outputs, the widest moment of a pass (all rows' logits before and after
+    they become float32, or one layer's activations), and what driver and cuBLAS need.
     """
     sizes = [rows for rows in BUCKETS if rows <= max_rows]
     outputs = config.vocab_size * 4 + config.hidden_size * dtype.itemsize
+    # Taps lie in the pass's own memory first.
+    outputs += (2 * num_taps * config.hidden_size + feature_size) * dtype.itemsize
     head = config.vocab_size * (4 + dtype.itemsize)
     heads = (2 * config.num_query_heads + 2 * config.num_kv_heads) * config.head_dim
     layer = (4 * config.hidden_size + 3 * config.intermediate_size + 2 * heads) * dtype.itemsize

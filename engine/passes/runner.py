@@ -15,6 +15,7 @@ from engine.model.kv_cache import KVCache, LayerGroup
 from engine.model.protocol import CausalModel
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
+from engine.passes.padding import Padding
 from engine.passes.pass_clock import PassClock, PassTime, PassTimes
 from engine.passes.pass_graphs import BUCKETS, CaptureFn, CudaCapture, PassGraphs
 from engine.passes.recurrent_states import RecurrentStates
@@ -33,13 +34,15 @@ __all__ = ["ForwardSlice", "ModelRunner", "PassOutput", "PassTime", "PassTimes"]
 class PassOutput:
     """Logits (float32) and final hidden states: of all device rows, then of the slices' asked ones.
 
-    logits: [num_logit_rows, vocab_size]; hidden: [num_logit_rows, hidden_size]. Valid until the
-    runner's next pass, which may write its own into the same memory: keep copies. (What the device
-    is told to read before that pass is read in time.)
+    logits: [num_logit_rows, vocab_size]; hidden: [num_logit_rows, hidden_size]. taps: of all device
+    rows, then of all rows of the slices, [num_rows, number of taps * hidden_size]; None where the
+    runner has no taps. Valid until the runner's next pass, which may write its own into the same
+    memory: keep copies. (What the device is told to read before that pass is read in time.)
     """
 
     logits: Tensor
     hidden: Tensor
+    taps: Tensor | None = None
 
 
 @dataclass(kw_only=True)
@@ -49,6 +52,7 @@ class ModelRunner:
     kv_dtype: of the cache, the model's where it is None. num_window_blocks: of the layers that have
     a window, where they get a smaller cache of their own (see `engine.cache.window_blocks`).
     recurrent_sizes: of what recurrent layers keep, where the model has some.
+    taps: the hidden states that every pass yields of all its rows (see `kernels.layers.taps`).
     cuda_graphs: whether `capture_graphs` records passes; before it is called, and for passes that
     are none of the recorded ones, kernels are launched one by one.
     """
@@ -62,6 +66,7 @@ class ModelRunner:
     cuda_graphs: bool = True
     num_window_blocks: int | None = None
     recurrent_sizes: RecurrentSizes = field(default_factory=RecurrentSizes)
+    taps: tuple[int, ...] = ()
     pool: BlockPool = field(init=False)
     kv_cache: KVCache = field(init=False)
     # Told the rows, the seconds and the rows' mean context of every pass, once it is over.
@@ -73,8 +78,9 @@ class ModelRunner:
     _graphs: PassGraphs | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Allocate the cache. Raises ValueError for a cache that the model cannot use."""
+        """Allocate the cache. Raises ValueError for a cache or taps that the model cannot use."""
         model = self.model
+        model.config.check_taps(self.taps)
         if self.kv_dtype not in (None, model.dtype, torch.float8_e4m3fn):
             raise ValueError(
                 f"kv_dtype={self.kv_dtype} must be the model's ({model.dtype}) or "
@@ -207,10 +213,15 @@ class ModelRunner:
     # ---- passes ---------------------------------------------------------------------------
 
     def forward(
-        self, slices: Sequence[ForwardSlice], device_rows: DeviceRows | None = None
+        self,
+        slices: Sequence[ForwardSlice],
+        device_rows: DeviceRows | None = None,
+        features: Tensor | None = None,
     ) -> PassOutput:
         """One pass over the device's rows, all of which get logits, and all rows of all slices.
 
+        features: what the rows carry beside their tokens, [num_rows, feature_size] in the order of
+        `PassOutput.taps`, padding included; None for a model that reads none.
         With Triton's kernels the host does not wait for the device, neither for what the rows hold
         nor for the result. Without them, device rows are read by the host first.
         """
@@ -218,18 +229,23 @@ class ModelRunner:
         self._settle_window()
         if self._graphs is not None or self._is_staged:
             staged = self._buffers.stage(slices, device_rows)
-            output = self._run_staged(staged)
+            output = self._run_staged(staged, features)
             self._clock.stop(
                 staged.num_rows, len(output.logits), staged.mean_context(self.block_size)
             )
             return output
-        rows = FlatRows()
-        real = rows.add_device_rows(device_rows) if device_rows is not None else []
+        rows, padding = FlatRows(), None
+        if device_rows is not None:
+            real = rows.add_device_rows(device_rows)
+            if len(real) < device_rows.total_rows:
+                padding = Padding(real=real, total_rows=device_rows.total_rows)
         for piece in slices:
             rows.add(piece, self.block_size)
-        output = self._run_flat(rows)
-        if device_rows is not None and len(real) < device_rows.total_rows:
-            output = _with_padding(output, real, device_rows.total_rows)
+        if padding is not None and features is not None:
+            features = padding.left_out(features)
+        output = self._run_flat(rows, features)
+        if padding is not None:
+            output = _padded(output, padding)
         self._clock.stop(len(rows.token_ids), len(rows.logit_rows), rows.mean_context())
         return output
 
@@ -240,7 +256,7 @@ class ModelRunner:
         is_plain = config.full_heads is None and config.recurrence is None
         return is_plain and uses_triton(self.device)
 
-    def _run_flat(self, rows: FlatRows) -> PassOutput:
+    def _run_flat(self, rows: FlatRows, features: Tensor | None) -> PassOutput:
         """A pass that is planned on the host."""
         if not rows.token_ids:
             self._clock.start_work()
@@ -262,11 +278,13 @@ class ModelRunner:
             logit_rows,
             lora=rows.lora(deterministic=self.model.deterministic),
             recurrent=recurrent,
+            taps=self.taps,
+            features=features,
         )
-        return PassOutput(logits=output.logits, hidden=output.hidden)
+        return PassOutput(logits=output.logits, hidden=output.hidden, taps=output.taps)
 
     @torch.inference_mode()
-    def _run_staged(self, staged: StagedPass) -> PassOutput:
+    def _run_staged(self, staged: StagedPass, features: Tensor | None) -> PassOutput:
         """A pass whose plan lies on the device: a recorded one, or kernel by kernel."""
         if not staged.num_rows:
             self._clock.start_work()
@@ -280,8 +298,8 @@ class ModelRunner:
             assert self._graphs is not None
             packed = self._buffers.pack(staged, captured.layout)
             self._clock.start_work()
-            logits, hidden = self._graphs.run(captured, staged, packed)
-            return PassOutput(logits=logits, hidden=hidden)
+            output = self._graphs.run(captured, staged, packed, features)
+            return PassOutput(logits=output.logits, hidden=output.hidden, taps=output.taps)
         assert staged.num_sequences <= MAX_SEQUENCES, "more sequences than attention can search"
         layout = self._buffers.layout(num_rows=staged.num_rows, num_sequences=staged.num_sequences)
         packed = self._buffers.pack(staged, layout)
@@ -315,16 +333,19 @@ class ModelRunner:
             self.kv_cache,
             logit_rows,
             lora=lora,
+            taps=self.taps,
+            features=features,
         )
-        return PassOutput(logits=output.logits, hidden=output.hidden)
+        return PassOutput(logits=output.logits, hidden=output.hidden, taps=output.taps)
 
     def _nothing(self) -> PassOutput:
         """The output of a pass without rows."""
+        width, dtype = self.model.config.hidden_size, self.model.dtype
+        hidden = torch.zeros((0, width), dtype=dtype, device=self.device)
         return PassOutput(
             logits=torch.zeros((0, self.vocab_size), dtype=torch.float32, device=self.device),
-            hidden=torch.zeros(
-                (0, self.model.config.hidden_size), dtype=self.model.dtype, device=self.device
-            ),
+            hidden=hidden,
+            taps=hidden.new_zeros((0, len(self.taps) * width)) if self.taps else None,
         )
 
     def _plans(self) -> TilePlanner:
@@ -371,6 +392,7 @@ class ModelRunner:
             planner=self._plans(),
             max_context=self.max_context,
             max_rows=max_rows,
+            taps=self.taps,
         )
         graphs.capture(capture, on_progress)
         self._graphs = graphs
@@ -396,14 +418,9 @@ class ModelRunner:
             self.on_pass(num_rows, seconds, mean_context)
 
 
-def _with_padding(output: PassOutput, real: list[int], total_rows: int) -> PassOutput:
-    """Device rows at their places, zeros where there is padding; the slices' rows behind them."""
-    num_behind = len(output.logits) - len(real)
-    places = [*real, *range(total_rows, total_rows + num_behind)]
-    index = torch.tensor(places, dtype=torch.int64, device=output.logits.device)
-
-    def spread(rows: Tensor) -> Tensor:
-        wide = rows.new_zeros((total_rows + num_behind, rows.shape[1]))
-        return wide.index_copy_(0, index, rows)
-
-    return PassOutput(logits=spread(output.logits), hidden=spread(output.hidden))
+def _padded(output: PassOutput, padding: Padding) -> PassOutput:
+    return PassOutput(
+        logits=padding.put_in(output.logits),
+        hidden=padding.put_in(output.hidden),
+        taps=None if output.taps is None else padding.put_in(output.taps),
+    )

@@ -1,6 +1,8 @@
 // A decoder layer in one call.
 #include "layer.h"
 
+#include <string.h>
+
 #include "parallel.h"
 
 namespace outrider {
@@ -29,6 +31,9 @@ class LayerRun {
         uint16_t* gated = take(memory, layer_.inner);
         int32_t failed = normalise(call_.update, !call_.is_first, layer_.attention_norm,
                                    layer_.attention_offset, normed);
+        if (!failed && call_.tap) {
+            copy_rows(call_.residual, rows(), layer_.hidden, call_.tap, call_.tap_stride);
+        }
         if (!failed) failed = project(kQkv, normed, layer_.hidden, projected_rows, projected());
         if (!failed) failed = place(projected_rows, query);
         if (!failed) failed = attend(query, attended);
@@ -145,6 +150,13 @@ class LayerRun {
 }  // namespace outrider
 
 using namespace outrider;
+
+void outrider::copy_rows(const uint16_t* from, int64_t rows, int64_t width, uint16_t* to,
+                         int64_t stride) {
+    for (int64_t row = 0; row < rows; ++row) {
+        memcpy(to + row * stride, from + row * width, size_t(width) * 2);
+    }
+}
 
 int32_t outrider::multiply_any(int32_t kind, const void* product, const uint16_t* x, int64_t rows,
                                uint16_t* y, int32_t threads) {

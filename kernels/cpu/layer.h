@@ -42,8 +42,13 @@ struct LayerCall {
     const Attention* attention;  // with the fields that say what each row sees
     const LoraRows* lora;        // or null
     int64_t lora_site;           // of the first projection; the others follow
-    int32_t is_first;            // nothing is added to the residual stream before
+    uint16_t* tap;               // rows of the residual stream in front of the layer, or null
+    int64_t tap_stride;
+    int32_t is_first;  // nothing is added to the residual stream before
 };
+
+// Copies rows of `width` values that stand one behind the other to rows `stride` values apart.
+void copy_rows(const uint16_t* from, int64_t rows, int64_t width, uint16_t* to, int64_t stride);
 
 // y = x @ weight.T + bias by a product of any kind. Returns 0, or -1 where memory is short.
 int32_t multiply_any(int32_t kind, const void* product, const uint16_t* x, int64_t rows,

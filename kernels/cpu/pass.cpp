@@ -30,8 +30,12 @@ class PassRun {
         uint16_t* product = reinterpret_cast<uint16_t*>(scratch.data() + 3 * rows_bytes);
         int32_t failed = embed(residual);
         if (!failed) failed = run_layers(residual, update);
-        if (!failed) failed = normalise(update, residual, pass_.wanted ? normed : pass_.last_hidden);
+        uint16_t* last = pass_.wanted ? normed : pass_.last_hidden;
+        if (!failed) failed = normalise(update, residual, last);
         if (failed) return failed;
+        if (uint16_t* tap = tap_of(pass_.num_layers, model_.hidden)) {
+            copy_rows(last, pass_.num_rows, model_.hidden, tap, pass_.num_taps * model_.hidden);
+        }
         for (int64_t each = 0; pass_.wanted && each < pass_.num_wanted; ++each) {
             memcpy(pass_.last_hidden + each * model_.hidden,
                    normed + pass_.wanted[each] * model_.hidden, size_t(model_.hidden) * 2);
@@ -77,11 +81,21 @@ class PassRun {
             call.keys = place.keys;
             call.values = place.values;
             call.is_first = index == 0;
+            call.tap = tap_of(index, model_.layers[index]->hidden);
+            call.tap_stride = pass_.num_taps * model_.layers[index]->hidden;
             call.lora_site = index * kProjections;
             const int32_t failed = run_layer(model_.layers[index], &call, set_, threads_);
             if (failed) return failed;
         }
         return 0;
+    }
+
+    // Where the first row of a tap is to stand; null where it is not asked for.
+    uint16_t* tap_of(int64_t layer, int64_t width) const {
+        for (int64_t place = 0; place < pass_.num_taps; ++place) {
+            if (pass_.tap_layers[place] == layer) return pass_.taps + place * width;
+        }
+        return nullptr;
     }
 
     int32_t normalise(const uint16_t* update, uint16_t* residual, uint16_t* y) const {

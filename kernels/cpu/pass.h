@@ -39,6 +39,10 @@ struct Pass {
     const int64_t* wanted;   // rows; null for all of them
     int64_t num_wanted;
     uint16_t *residual, *update;  // [num_rows, hidden]
+    // Tap k is the residual stream in front of layer k; behind all layers, what the head reads.
+    const int64_t* tap_layers;  // [num_taps], each once
+    int64_t num_taps;
+    uint16_t* taps;  // bfloat16 [num_rows, num_taps * hidden]
 };
 
 }  // namespace outrider

@@ -17,7 +17,7 @@ import torch
 from kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 9  # as kVersion in products.cpp
+_VERSION: Final = 10  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "

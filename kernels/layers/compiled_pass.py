@@ -19,6 +19,7 @@ from kernels.cpu.row_attention import RowKeys
 from kernels.layers.compiled_layer import CompiledLayer
 from kernels.layers.compiled_rows import CompiledNorm
 from kernels.layers.lora import CompiledLoraRows
+from kernels.layers.taps import Taps
 
 # Beyond, Python's share of a pass is nothing, and torch's allocator keeps what a layer works in.
 MAX_ROWS: Final = 128
@@ -75,6 +76,9 @@ class PassStruct(ctypes.Structure):
         ("num_wanted", _Int64),
         ("residual", _Address),
         ("update", _Address),
+        ("tap_layers", _Address),
+        ("num_taps", _Int64),
+        ("taps", _Address),
     )
 
 
@@ -134,7 +138,7 @@ class PassRows:
     keys: tuple[RowKeys, RowKeys]
     lora: CompiledLoraRows | None = None
 
-    def struct(self, places: LayerPlaces, num_layers: int) -> PassStruct:
+    def struct(self, places: LayerPlaces, num_layers: int, taps: Taps | None = None) -> PassStruct:
         """Return a pass through the first `num_layers` layers; its other fields are 0."""
         struct = PassStruct(
             num_rows=self.positions.shape[0],
@@ -146,6 +150,9 @@ class PassRows:
         for place, (slots, keys) in enumerate(zip(self.slots, self.keys, strict=True)):
             struct.slots[place] = slots.data_ptr()
             struct.attention[place] = ctypes.addressof(keys.struct)
+        if taps is not None:
+            struct.num_taps, struct.tap_layers = len(taps.layers), taps.layers_address
+            struct.taps = taps.rows.data_ptr()
         return struct
 
 
@@ -177,14 +184,21 @@ class CompiledPass:
         return self._ends is not None
 
     def run_layers(
-        self, residual: Tensor, rows: PassRows, places: LayerPlaces, *, count: int
+        self,
+        residual: Tensor,
+        rows: PassRows,
+        places: LayerPlaces,
+        *,
+        count: int,
+        taps: Taps | None = None,
     ) -> Tensor:
         """Run the first layers; return what the last of them adds to the residual stream.
 
+        taps: of which those in front of these layers are written.
         residual: bfloat16 [n, hidden], contiguous; what the others add is added to it. Raises
         IndexError for a position or slot that does not exist.
         """
-        call = rows.struct(places, count)
+        call = rows.struct(places, count, taps)
         update = torch.empty_like(residual)
         call.residual, call.update = residual.data_ptr(), update.data_ptr()
         self._call(call)
@@ -198,16 +212,17 @@ class CompiledPass:
         *,
         wanted: Tensor | None,
         logits_out: Tensor | None = None,
+        taps: Taps | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run all of it: logits float32 [m, head's features], hidden bfloat16 [m, hidden].
 
         token_ids: int64 [n], contiguous. wanted: int64 [m], the rows that get logits, None for all.
-        logits_out: where the logits are to be written. Raises IndexError for a token, row, position
-        or slot that does not exist.
+        logits_out: where the logits are to be written; taps: where those of all rows are. Raises
+        IndexError for a token, row, position or slot that does not exist.
         """
         ends = self._ends
         assert ends is not None
-        call = rows.struct(places, self._num_layers)
+        call = rows.struct(places, self._num_layers, taps)
         call.token_ids = token_ids.data_ptr()
         num_wanted = token_ids.shape[0]
         if wanted is not None:

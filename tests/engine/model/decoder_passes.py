@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_view import KVView
 from engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
-from engine.model.decoder import ForwardOutput
 from engine.model.kv_cache import KVCache
-from engine.model.protocol import CausalModel
+from engine.model.protocol import CausalModel, ForwardOutput
 from engine.model.recurrent_cache import RecurrentCache
 from engine.passes.recurrent_plan import RecurrentPlanner, RecurrentRows
 from kernels.attention.paged_attention import AttentionBatch
@@ -54,6 +53,7 @@ def run(
     *sequences: Rows,
     rows: Tensor | None = None,
     logits_out: Tensor | None = None,
+    taps: tuple[int, ...] = (),
 ) -> ForwardOutput:
     """One pass over the rows of all sequences; `rows`: which get logits, all by default."""
     indptr, kv_lens, positions, slots = [0], [], [], []
@@ -91,6 +91,7 @@ def run(
         cache,
         None if rows is None else rows.to(model.device),
         logits_out=logits_out,
+        taps=taps,
         recurrent=_states[cache].planner.plan(recurrent, indptr[-1]) if recurrent else None,
     )
 
@@ -195,6 +196,13 @@ def hf_logits(hf: PreTrainedModel, token_ids: Tensor) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = hf(token_ids[None]).logits[0]
     return logits
+
+
+def hf_taps(hf: PreTrainedModel, token_ids: Tensor, taps: tuple[int, ...]) -> Tensor:
+    """[num_rows, number of taps * hidden_size]."""
+    with torch.inference_mode():
+        states = hf(token_ids[None], output_hidden_states=True).hidden_states
+    return torch.cat([states[layer][0] for layer in taps], dim=-1)
 
 
 def assert_equal_logits(ours: Tensor, theirs: Tensor) -> None:

@@ -37,10 +37,16 @@ def load(name: str, folder: Path, scheme: SchemeName | None = None, **shape: int
     return DecoderModel.load(str(folder), rounding=rounding)
 
 
-def logits(model: DecoderModel, *, is_compiled: bool, wanted: int | None = None) -> list[Tensor]:
-    """Two prompts in chunks that share passes, then a tree over each."""
+def logits(
+    model: DecoderModel,
+    *,
+    is_compiled: bool,
+    wanted: int | None = None,
+    taps: tuple[int, ...] = (),
+) -> list[Tensor]:
+    """Two prompts in chunks that share passes; with taps, the taps behind the logits."""
     compiled, model._compiled = model._compiled, model._compiled if is_compiled else None
-    runner = ModelRunner(model=model, num_blocks=32, block_size=16)
+    runner = ModelRunner(model=model, num_blocks=32, block_size=16, taps=taps)
     views = [runner.new_view("") for _ in range(2)]
     found = []
     for start, end in ((0, 21), (21, 37)):
@@ -51,7 +57,8 @@ def logits(model: DecoderModel, *, is_compiled: bool, wanted: int | None = None)
             rows = len(ids) if wanted is None else min(wanted, len(ids))
             piece = ForwardSlice(view=view, token_ids=ids, start_slot=start, num_logit_rows=rows)
             pieces.append(piece)
-        found.append(runner.forward(pieces).logits)
+        output = runner.forward(pieces)
+        found += [output.logits] if output.taps is None else [output.logits, output.taps]
     model._compiled = compiled
     return found
 
@@ -69,6 +76,20 @@ def test_a_pass_has_the_bits_of_its_operations_one_by_one(name: str, tmp_path: P
             assert all(map(same_bits, found, expected))
 
 
+@pytest.mark.parametrize("wanted", [None, 1, 14])
+@pytest.mark.parametrize("taps", [(0, 1), (2, 0), (1,)])
+def test_taps_have_the_bits_of_operations_one_by_one(
+    taps: tuple[int, ...], wanted: int | None, tmp_path: Path
+) -> None:
+    """All rows, whichever get logits, whose bits taps leave alone."""
+    model = load("qwen3", tmp_path)
+    expected = logits(model, is_compiled=False, wanted=wanted, taps=taps)
+    found = logits(model, is_compiled=True, wanted=wanted, taps=taps)
+    assert [each.shape[0] for each in found[1::2]] == [42, 32]
+    assert all(map(same_bits, found, expected))
+    assert all(map(same_bits, found[::2], logits(model, is_compiled=True, wanted=wanted)))
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_rounded_weights_run_in_one_call_too(scheme: SchemeName, tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -84,6 +105,7 @@ def test_sinks_and_capped_scores_are_computed_in_the_call(tmp_path: Path) -> Non
     sinks = torch.linspace(-1, 3, model.config.num_query_heads)
     model._layers = tuple(replace(layer, sinks=sinks) for layer in model._layers)
     model.config = replace(model.config, attention_softcap=2.0)
+    model._attend._config = model.config
     model._compiled = CompiledLayers.of(
         model._layers, model.config, model._rotary, scale=model._scale
     )

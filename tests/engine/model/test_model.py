@@ -21,6 +21,7 @@ from tests.engine.model.decoder_passes import (
     ancestors_of,
     assert_equal_logits,
     hf_logits,
+    hf_taps,
     make_table,
     make_tokens,
     move,
@@ -93,6 +94,21 @@ def test_hidden_state_is_after_the_final_norm(pair: Pair) -> None:
     with torch.inference_mode():
         hidden = hf.model(token_ids[None]).last_hidden_state[0]
     assert (output.hidden - hidden).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("wanted", [None, [40]])
+def test_taps_are_the_hidden_states_of_transformers(pair: Pair, wanted: list[int] | None) -> None:
+    """Of all rows, whichever get logits; in any order."""
+    hf, model = pair
+    token_ids, num_layers = make_tokens(NUM_TOKENS), model.config.num_layers
+    index = None if wanted is None else torch.tensor(wanted)
+    for taps in ((num_layers, 0), (1,)):
+        rows = Rows(token_ids=token_ids, num_computed=0, block_table=make_table(0))
+        output = run(model, new_cache(model), rows, rows=index, taps=taps)
+        assert output.taps is not None
+        assert_equal_logits(output.taps, hf_taps(hf, token_ids, taps))
+        logits = hf_logits(hf, token_ids)
+        assert_equal_logits(output.logits, logits if index is None else logits[index])
 
 
 @pytest.mark.parametrize("wanted", [[], [40], [3, 0, 40], list(range(40, -1, -1))])

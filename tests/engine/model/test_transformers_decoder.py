@@ -23,6 +23,7 @@ from tests.engine.model.decoder_passes import (
     ancestors_of,
     assert_equal_logits,
     hf_logits,
+    hf_taps,
     make_table,
     make_tokens,
     new_cache,
@@ -76,6 +77,15 @@ def test_only_the_wanted_rows_come_back(pair: Pair, wanted: list[int]) -> None:
     assert output.logits.shape == (len(wanted), model.config.vocab_size)
     if wanted:
         assert_equal_logits(output.logits, hf_logits(reference, token_ids)[index])
+
+
+def test_taps_are_the_hidden_states_of_transformers(pair: Pair) -> None:
+    reference, model = pair
+    token_ids, taps = make_tokens(19), (model.config.num_layers, 0, 1)
+    rows = Rows(token_ids=token_ids, num_computed=0, block_table=make_table(0))
+    output = run(model, new_cache(model), rows, rows=torch.tensor([18]), taps=taps)
+    assert output.taps is not None
+    assert_equal_logits(output.taps, hf_taps(reference, token_ids, taps))
 
 
 def test_sequences_of_every_kind_share_a_pass(pair: Pair) -> None:

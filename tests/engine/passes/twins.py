@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.cache.kv_view import KVView
-from engine.model.decoder import DecoderModel
+from engine.model.protocol import CausalModel
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
 from engine.passes.runner import ModelRunner, PassOutput
@@ -85,7 +85,7 @@ class Twin:
             view.trim()
 
 
-def make_twin(model: DecoderModel, **options: object) -> Twin:
+def make_twin(model: CausalModel, **options: object) -> Twin:
     return Twin(
         ModelRunner(
             model=model,
@@ -97,7 +97,7 @@ def make_twin(model: DecoderModel, **options: object) -> Twin:
     )
 
 
-def make_twins(model: DecoderModel, *, max_rows: int = 32, **options: object) -> tuple[Twin, Twin]:
+def make_twins(model: CausalModel, *, max_rows: int = 32, **options: object) -> tuple[Twin, Twin]:
     """A runner that plans on the host, and one whose passes go through buffers and recordings."""
     plain, staged = make_twin(model, **options), make_twin(model, **options)
     with use_kernels("reference"):
@@ -113,6 +113,9 @@ def poison(runner: ModelRunner) -> None:
     graphs._words.fill_(0x7ABCDEF07ABCDEF0)
     graphs._logits.fill_(torch.nan)
     graphs._hidden.fill_(torch.nan)
+    for static in (graphs._taps, graphs._features):
+        if static is not None:
+            static.fill_(torch.nan)
     if graphs._paths is not None:
         graphs._paths.fill_(0x7ABCDEF)
 
