@@ -262,7 +262,7 @@ class DecoderModel:
         """
         assert features is None, "a decoder reads no features"
         num_rows = token_ids.shape[0]
-        found = self._new_taps(taps, num_rows) if taps else None
+        found = Taps(taps, num_rows=num_rows, like=self._embedding) if taps else None
         here = SharedInputs(
             positions=positions,
             slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
@@ -291,15 +291,6 @@ class DecoderModel:
                     taps=None if found is None else found.rows,
                 )
         return self._forward(token_ids, here, logit_rows, logits_out, found)
-
-    def _new_taps(self, taps: tuple[int, ...], num_rows: int) -> Taps:
-        return Taps(
-            taps,
-            num_rows=num_rows,
-            width=self.config.hidden_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
 
     def _forward(
         self,

@@ -58,7 +58,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        where = torch.device(device)
+        self.device = where = torch.device(device)
         is_split = num_window_blocks is not None or config.full_heads is not None
         attention = [layer for layer in config.layers if not layer.is_recurrent]
         is_apart = [is_split and layer.window is not None for layer in attention]

@@ -11,19 +11,19 @@ from engine.cache.block_pool import BlockPool, root_hash
 from engine.cache.kv_view import KVView
 from engine.cache.recurrent_lines import RecurrentSizes
 from engine.cache.window_blocks import WindowBlocks
-from engine.model.kv_cache import KVCache, LayerGroup
+from engine.model.kv_cache import KVCache
 from engine.model.protocol import CausalModel
+from engine.passes.cache_moves import CacheMoves
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
 from engine.passes.padding import Padding
 from engine.passes.pass_clock import PassClock, PassTime, PassTimes
 from engine.passes.pass_graphs import BUCKETS, CaptureFn, CudaCapture, PassGraphs
 from engine.passes.recurrent_states import RecurrentStates
-from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows, upload
+from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows
 from engine.passes.tile_plans import TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES
 from kernels.attention.stage_rows import stage_rows
-from kernels.kv.compact_kv import compact_kv
 from kernels.layers.lora import LoraWeights
 from kernels.triton_support import uses_triton
 
@@ -72,6 +72,7 @@ class ModelRunner:
     # Told the rows, the seconds and the rows' mean context of every pass, once it is over.
     on_pass: Callable[[int, float, float], None] | None = field(init=False, default=None)
     _recurrent: RecurrentStates | None = field(init=False, default=None)
+    _moves: CacheMoves = field(init=False)
     _clock: PassClock = field(init=False)
     _buffers: StepBuffers = field(init=False)
     _planner: TilePlanner | None = field(init=False, default=None)
@@ -109,6 +110,7 @@ class ModelRunner:
                 num_blocks=self.num_blocks,
                 block_size=self.block_size,
             )
+        self._moves = CacheMoves(self.kv_cache, self.pool, self._recurrent)
         trained = model.config.max_position_embeddings
         self.max_context = min(
             self.max_context or trained, trained, self.num_blocks * self.block_size
@@ -148,67 +150,15 @@ class ModelRunner:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, all layers: (source, destination) pairs."""
-        if pairs:
-            slots = self._upload_pairs(self._slots_of_blocks(pairs))
-            self._move_in(self.kv_cache.full, *slots)
-            if self.pool.window is None:
-                self._move_in(self.kv_cache.window, *slots)
-        self._settle_window()
+        self._moves.copy_blocks(pairs)
 
     def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
         """Move keys and values between cache slots, safe under overlap."""
-        if source_slots:
-            self._move(*self._upload_pairs((source_slots, destination_slots)))
+        self._moves.move_slots(source_slots, destination_slots)
 
     def compact(self, src_slots: Tensor, dst_slots: Tensor) -> None:
         """`move_slots` for slots that only the device knows: int64 [n] each, -1 for no move."""
-        if src_slots.numel():
-            self._move(src_slots.where(dst_slots >= 0, -1), dst_slots)
-
-    def _slots_of_blocks(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """All slots of the first blocks of the pairs, and all slots of the second ones."""
-        first, second = (
-            [
-                block * self.block_size + offset
-                for block in blocks
-                for offset in range(self.block_size)
-            ]
-            for blocks in zip(*pairs, strict=True)
-        )
-        return first, second
-
-    def _upload_pairs(self, slots: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-        number = len(slots[0])
-        padding = [0] * (number % 2)  # the second half is to begin at a multiple of 16 bytes
-        both = upload(slots[0] + padding + slots[1], self.device)
-        return both[:number], both[number + len(padding) :]
-
-    def _move(self, src_slots: Tensor, dst_slots: Tensor) -> None:
-        self._settle_window()
-        cache = self.kv_cache
-        self._move_in(cache.full, src_slots, dst_slots)
-        if cache.window is not None:
-            self._move_in(cache.window, cache.slots_of(src_slots), cache.slots_of(dst_slots))
-        if self._recurrent is not None:
-            self._recurrent.move(src_slots, dst_slots)
-
-    @torch.inference_mode()
-    def _move_in(self, group: LayerGroup | None, src_slots: Tensor, dst_slots: Tensor) -> None:
-        if group is not None:
-            compact_kv(group.tensor, src_slots, dst_slots, group.scales)
-
-    @torch.inference_mode()
-    def _settle_window(self) -> None:
-        """Tell the device which window blocks the views have got, and make the copies they want."""
-        window, table = self.pool.window, self.kv_cache.window_blocks
-        if window is None or table is None:
-            return
-        if changes := window.take_changes():
-            blocks, own = self._upload_pairs((list(changes), list(changes.values())))
-            table.index_copy_(0, blocks, own.to(torch.int32))
-        if copies := window.take_copies():
-            slots = self._upload_pairs(self._slots_of_blocks(copies))
-            self._move_in(self.kv_cache.window, *slots)
+        self._moves.compact(src_slots, dst_slots)
 
     # ---- passes ---------------------------------------------------------------------------
 
@@ -226,7 +176,7 @@ class ModelRunner:
         nor for the result. Without them, device rows are read by the host first.
         """
         self._clock.start()
-        self._settle_window()
+        self._moves.settle_window()
         if self._graphs is not None or self._is_staged:
             staged = self._buffers.stage(slices, device_rows)
             output = self._run_staged(staged, features)

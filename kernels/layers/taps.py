@@ -2,7 +2,6 @@
 
 import ctypes
 
-import torch
 from torch import Tensor
 
 
@@ -15,19 +14,14 @@ class Taps:
 
     __slots__ = ("_numbers", "_width", "layers", "rows")
 
-    def __init__(
-        self,
-        layers: tuple[int, ...],
-        *,
-        num_rows: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """layers: the taps, each once, in the order in which they stand in a row."""
+    def __init__(self, layers: tuple[int, ...], *, num_rows: int, like: Tensor) -> None:
+        """layers: the taps, each once, in the order in which they stand in a row.
+
+        like: [any, width], rows of whose type and place they are.
+        """
         self.layers = layers
-        self.rows = torch.empty((num_rows, len(layers) * width), dtype=dtype, device=device)
-        self._width = width
+        self._width = like.shape[-1]
+        self.rows = like.new_empty((num_rows, len(layers) * self._width))
         self._numbers = (ctypes.c_int64 * len(layers))(*layers)
 
     @property
