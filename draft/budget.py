@@ -63,7 +63,7 @@ class StepBudget:
 
     base_tokens: what the step yields without a guess, in tokens weighted by urgency. longest_s: how
     long the step may take where it has guesses. level_host_s: what a level of drafts takes beside
-    its pass.
+    its pass. beside_s: what any step takes beside its levels and its large pass.
     """
 
     target_pass_s: PassTimeEstimate
@@ -73,6 +73,7 @@ class StepBudget:
     base_tokens: float
     longest_s: float
     level_host_s: float = 0.0
+    beside_s: float = 0.0
 
     def level_s(self, num_rows: int) -> float:
         """Expected seconds of a level of drafts with so many rows."""
@@ -118,7 +119,7 @@ class StepBudget:
         gained = text_tokens + weights @ added  # [max_depth]
         num_nodes = np.maximum(number * depths, num_text_nodes)
         target_s = self.target_pass_s.upto(self.num_sequences + int(num_nodes[-1]), self.context)
-        step_s = depths * self.level_s(number)
+        step_s = self.beside_s + depths * self.level_s(number)
         step_s = step_s + target_s[self.num_sequences + num_nodes]
         rates: Floats = gained / step_s
         return float(rates.max(initial=0.0, where=step_s <= self.longest_s))
@@ -143,7 +144,7 @@ class StepBudget:
         np.cumsum(path_probs, out=expected[1:])
         expected[1:] += self.base_tokens
         target_s = self.target_pass_s.upto(self.num_sequences + len(path_probs), self.context)
-        step_s = spent_s + target_s[self.num_sequences :]
+        step_s = self.beside_s + spent_s + target_s[self.num_sequences :]
         rates = expected / step_s
         rates[1:][step_s[1:] > self.longest_s] = 0.0
         best = int(np.argmax(rates))
@@ -157,13 +158,16 @@ class TreeBudget:
     A step with guesses takes longer than a plain one, and a stream stands still meanwhile. It may
     take `max_stretch` times as long: in company a stream whose own guesses fail waits for the
     others' and gains nothing. A stream alone, or two, may wait `unseen_s` in any case: they get the
-    tokens that they wait for, and so short a pause is not seen.
+    tokens that they wait for, and so short a pause is not seen. In company that is so up to
+    `unseen_in_company_s`, 50 tokens a second: a large model that takes 5 ms a token would be left
+    without drafts by the stretch alone.
     """
 
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
     max_stretch: float = 1.3
     unseen_s: float = 0.08
+    unseen_in_company_s: float = 0.02
 
     def of_step(
         self,
@@ -172,9 +176,11 @@ class TreeBudget:
         context: float,
         base_tokens: float,
         level_host_s: float = 0.0,
+        beside_s: float = 0.0,
     ) -> StepBudget:
         """The budget of one step; see `StepBudget`."""
-        plain_s = self.target_pass_s(num_sequences, context)
+        plain_s = beside_s + self.target_pass_s(num_sequences, context)
+        unseen_s = self.unseen_s if num_sequences <= _FEW else self.unseen_in_company_s
         return StepBudget(
             target_pass_s=self.target_pass_s,
             draft_pass_s=self.draft_pass_s,
@@ -182,9 +188,8 @@ class TreeBudget:
             context=context,
             base_tokens=base_tokens,
             level_host_s=level_host_s,
-            longest_s=max(
-                self.max_stretch * plain_s, self.unseen_s if num_sequences <= _FEW else 0.0
-            ),
+            beside_s=beside_s,
+            longest_s=max(self.max_stretch * plain_s, unseen_s),
         )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from draft.budget import StepBudget
 from draft.config import DraftConfig
+from draft.device_clock import LevelClock, StepClock, mark_maker
 from draft.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
 from draft.draft_state import Draft
 from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
@@ -49,9 +50,12 @@ class DeviceGrowth:
         host: HostGrowth,
         config: DraftConfig,
         lessons: Lessons,
+        clock: Callable[[], float],
     ) -> None:
         self._runner = runner
         self._target = target
+        self._levels = LevelClock(host.host_times, mark_maker(runner.device, clock))
+        self._steps = StepClock(clock)
         self._model = model
         self._host = host
         self._config = config
@@ -63,7 +67,34 @@ class DeviceGrowth:
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> Proposal:
         """Grow plain sequences' trees on the device, the others on the host; see `Growth`."""
+        self._steps.begin([draft.sequence.request_id for draft in drafts])
         trees, spent_s = yield from self._run_passes(growers, drafts, step)
+        chosen = self._choose_nodes(trees, drafts, step, spent_s)
+        self._levels.end()
+        if step is not None:
+            num_nodes = sum(tree.num_draft_nodes for tree in chosen.host.values())
+            if (forest := chosen.forest) is not None:
+                num_nodes += forest.total_rows - forest.num_trees
+            num_rows = step.num_sequences + num_nodes
+            self._steps.expect(spent_s + step.target_pass_s(num_rows, step.context))
+        return chosen
+
+    def beside_s(self, num_sequences: int) -> float:
+        """Return the seconds of a step beside its levels and its large pass; see `Growth`."""
+        return self._steps.times(num_sequences)
+
+    def note_plain_step(self) -> None:
+        """A step has no guesses; see `Growth`."""
+        self._steps.break_off()
+
+    def _choose_nodes(
+        self,
+        trees: DeviceTrees | None,
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float,
+    ) -> Trees:
+        """Choose the likeliest nodes of all trees, here and on the device."""
         if trees is None:
             return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
         grown = {id(draft) for draft in trees.drafts}
@@ -82,6 +113,7 @@ class DeviceGrowth:
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> Generator[DraftPass, DraftLogits, tuple[DeviceTrees | None, float]]:
         """Run draft passes; return the trees on the device and the passes' expected seconds."""
+        self._levels.poll()
         spent_s = 0.0
         trees: DeviceTrees | None = None
         slices = self._model.catch_up_slices(growers)
@@ -93,13 +125,15 @@ class DeviceGrowth:
         rows: DeviceRows | None = None
         while slices or roots or rows is not None:
             pieces = [piece for _, piece in [*slices, *roots]]
-            if step is not None:
-                num_rows = sum(len(piece.token_ids) for piece in pieces)
-                num_rows += 0 if rows is None else rows.total_rows
-                spent_s += step.draft_pass_s(num_rows, step.context)
             owners = [draft.sequence for draft, _ in [*slices, *roots]]
             if rows is not None and trees is not None:
                 owners += [draft.sequence for draft in trees.drafts]
+            if step is not None:
+                num_rows = sum(len(piece.token_ids) for piece in pieces)
+                num_rows += 0 if rows is None else rows.total_rows
+                spent_s += step.level_s(num_rows)
+                pass_s = step.draft_pass_s(num_rows, step.context)
+                self._levels.begin_level(num_trees=len(owners), pass_s=pass_s)
             logits = yield DraftPass(slices=pieces, owners=owners, device_rows=rows)
             num_host_rows = sum(piece.num_logit_rows for _, piece in slices)
             self._model.receive(slices, logits.of_slices[:num_host_rows])

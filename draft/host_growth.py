@@ -21,6 +21,12 @@ class Growth(Protocol):
     ) -> Proposal:
         """Grow the trees of `growers`; return the likeliest nodes of all `drafts`."""
 
+    def beside_s(self, num_sequences: int) -> float:
+        """Return the seconds of a step that neither its levels nor its large pass take."""
+
+    def note_plain_step(self) -> None:
+        """A step of the sequences that were grown for has no guesses."""
+
 
 class HostGrowth:
     """The growth of trees whose every level the host chooses."""
@@ -33,6 +39,13 @@ class HostGrowth:
         self._config = config
         self._clock = clock
         self.host_times = LevelHostTimes()
+
+    def beside_s(self, num_sequences: int) -> float:
+        """Return 0: on the CPU the times of passes include the host's part."""
+        return 0.0
+
+    def note_plain_step(self) -> None:
+        """Nothing is learnt from whole steps."""
 
     def grow(
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None

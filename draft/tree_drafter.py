@@ -82,6 +82,7 @@ class TreeDrafter:
                 host=host,
                 config=self._config,
                 lessons=self._lessons,
+                clock=clock,
             )
 
     # ---- the engine's protocol ------------------------------------------------------------
@@ -94,6 +95,7 @@ class TreeDrafter:
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
         if self._paces is not None and not self._paces.wants_guesses(sequences):
+            self._growth.note_plain_step()
             return Trees(host={})
         drafts = [self._init_tree(sequence) for sequence in sequences]
         step = self._step_budget(drafts)
@@ -232,6 +234,7 @@ class TreeDrafter:
             context=sum(lengths) / max(len(lengths), 1),
             base_tokens=sum(draft.urgency for draft in drafts),
             level_host_s=self._host_times(len(drafts)),
+            beside_s=self._growth.beside_s(len(drafts)),
         )
 
     # ---- guesses that cost no pass --------------------------------------------------------
