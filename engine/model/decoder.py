@@ -35,7 +35,7 @@ from kernels.layers.compiled_rows import CompiledNorm, can_place_heads
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.lora import LayerLora, LoraRows, Projection, project
 from kernels.layers.rope import RotaryTable
-from kernels.layers.row_invariant_linear import can_keep_stored, keeps_stored_weights
+from kernels.layers.row_invariant_linear import Product, can_keep_stored, keeps_stored_weights
 from kernels.layers.row_invariant_ops import (
     row_invariant_softcap,
     softcap,
@@ -136,6 +136,16 @@ class DecoderModel:
             device=device,
             deterministic=deterministic,
         )
+
+    @property
+    def embedding(self) -> Tensor:
+        """The table of tokens: [vocab_size, hidden_size]."""
+        return self._embedding
+
+    @property
+    def head(self) -> Product:
+        """The product that gives logits, before they are scaled and capped."""
+        return self._head
 
     def _ends(self) -> ModelEnds | None:
         """Return what is before the layers and behind them, where all of it is compiled."""

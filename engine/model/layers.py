@@ -107,8 +107,11 @@ class LayerReader:
     deterministic: bool
     sparse: Callable[[str], Mlp]
 
-    def read(self, index: int) -> Layer:
-        """Return layer `index`; projections that read the same rows are fused."""
+    def read(self, index: int, *, qkv_width: int | None = None) -> Layer:
+        """Return layer `index`; projections that read the same rows are fused.
+
+        qkv_width: of the rows that queries, keys and values are made of; None for the model's.
+        """
         config, names = self.config, self.config.names
         prefix = f"model.layers.{index}."
         if config.layers[index].is_recurrent:
@@ -119,7 +122,7 @@ class LayerReader:
         width = config.hidden_size
         return Layer(
             before_attention=self._norm(prefix, names.before_attention),
-            qkv=self._qkv(prefix, rope, (query_size, kv_size, kv_size)),
+            qkv=self._qkv(prefix, rope, (query_size, kv_size, kv_size), qkv_width or width),
             head_norm=self._head_norm(prefix, rope) if config.qk_norm == "head" else None,
             row_norms=self._row_norms(prefix, rope) if config.qk_norm == "row" else None,
             sinks=self._sinks(prefix) if config.has_sinks else None,
@@ -211,8 +214,10 @@ class LayerReader:
             deterministic=self.deterministic,
         )
 
-    def _qkv(self, prefix: str, rope: RopeConfig, sizes: tuple[int, int, int]) -> Product:
-        names, width = self.config.names.qkv, self.config.hidden_size
+    def _qkv(
+        self, prefix: str, rope: RopeConfig, sizes: tuple[int, int, int], width: int
+    ) -> Product:
+        names = self.config.names.qkv
         query_size, kv_size, _ = sizes
         rows = turned_rows(self.config, rope, sum(sizes))
         if self.config.has_output_gate:

@@ -109,6 +109,20 @@ class TransformersModel:
             model._check()
         return model
 
+    @property
+    def embedding(self) -> Tensor:
+        """The table of tokens: [vocab_size, hidden_size]."""
+        table = self._model.get_input_embeddings()
+        assert isinstance(table, nn.Embedding), "decoders look tokens up in a table"
+        return table.weight
+
+    @property
+    def head(self) -> nn.Module:
+        """The product that gives logits."""
+        head = self._model.get_output_embeddings()
+        assert isinstance(head, nn.Module)
+        return head
+
     def plan_attention(self, batch: AttentionBatch, *, block_size: int) -> Plan:
         """Plan a pass for this model's heads, windows, dtype and device."""
         config = self.config

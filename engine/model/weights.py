@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -93,7 +93,7 @@ class CheckpointReader:
         )
         self.num_parameters = 0
 
-    def __enter__(self) -> "CheckpointReader":
+    def __enter__(self) -> Self:
         """Nothing is opened before the first tensor is read."""
         return self
 
@@ -251,6 +251,17 @@ class CheckpointReader:
         stem = name.removesuffix("weight")
         files = (file for part, file in self._file_of.items() if part.startswith(stem))
         return self._folder / next(files, "")
+
+    def rename(self, renamed: Callable[[str], str | None]) -> None:
+        """Call tensors, none of which is read yet, what `renamed` makes of their names.
+
+        Those of which it makes None are left alone.
+        """
+        stored = self._file_of
+        names = {renamed(name): name for name in stored}
+        self._name_in_file = {new: old for new, old in names.items() if new is not None}
+        self._file_of = {new: stored[old] for new, old in self._name_in_file.items()}
+        self._unread = set(self._file_of)
 
     def finish(
         self, *, ignorable: tuple[str, ...] = (), ignorable_prefixes: tuple[str, ...] = ()

@@ -54,8 +54,12 @@ def run(
     rows: Tensor | None = None,
     logits_out: Tensor | None = None,
     taps: tuple[int, ...] = (),
+    features: Tensor | None = None,
 ) -> ForwardOutput:
-    """One pass over the rows of all sequences; `rows`: which get logits, all by default."""
+    """One pass over the rows of all sequences; `rows`: which get logits, all by default.
+
+    features: of all rows, for models that read some.
+    """
     indptr, kv_lens, positions, slots = [0], [], [], []
     recurrent: list[RecurrentRows] = []
     for sequence in sequences:
@@ -92,6 +96,7 @@ def run(
         None if rows is None else rows.to(model.device),
         logits_out=logits_out,
         taps=taps,
+        features=features,
         recurrent=_states[cache].planner.plan(recurrent, indptr[-1]) if recurrent else None,
     )
 

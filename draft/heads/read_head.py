@@ -1,0 +1,56 @@
+"""Read a head for a large model: from a folder, the hub, or the model's own checkpoint."""
+
+import logging
+
+import torch
+
+from draft.heads.eagle3 import read_eagle3
+from draft.heads.head_config import read_head_config
+from draft.heads.protocol import HeadError, HeadModel, TargetModel
+from engine.errors import UnsupportedModelError
+from engine.model.weights import ProgressCallback, resolve_checkpoint
+
+log = logging.getLogger(__name__)
+
+
+def read_head(
+    path: str,
+    target: TargetModel,
+    *,
+    max_context: int | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> HeadModel:
+    """Read the head in a folder (or of a hub id).
+
+    target: the large model that it is to read, whose embedding and head it shares where it has
+    none; max_context: the positions to be served, where they are fewer than the large model's.
+    Raises HeadError for a head that cannot be used, or not with this model.
+    """
+    try:
+        with torch.inference_mode():
+            return _read(path, target, max_context, on_progress)
+    except HeadError:
+        raise
+    except (UnsupportedModelError, ValueError) as error:
+        named = str(error) if path in str(error) else f"{path}: {error}"
+        raise HeadError(named) from error
+
+
+def _read(
+    path: str,
+    target: TargetModel,
+    max_context: int | None,
+    on_progress: ProgressCallback | None,
+) -> HeadModel:
+    folder = resolve_checkpoint(path)
+    config = read_head_config(folder, target)
+    head = read_eagle3(folder, config, target, max_context=max_context, on_progress=on_progress)
+    log.info(
+        "drafter kind=%s taps=%s tokens=%d of %d parameters=%d",
+        head.kind,
+        head.tap_layers,
+        head.config.vocab_size,
+        target.config.vocab_size,
+        head.num_parameters,
+    )
+    return head

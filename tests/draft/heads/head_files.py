@@ -1,0 +1,244 @@
+"""Random heads as training tools write them, and their published forward passes in plain torch."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.model.decoder import DecoderModel
+from tests.models import save_hf_model
+
+HIDDEN: Final = 64  # of the targets of `tests.models`
+VOCAB: Final = 131
+HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+EPS: Final = 1e-5
+
+Weights = dict[str, Tensor]
+
+
+def make_target(folder: Path, name: str = "llama") -> DecoderModel:
+    """A random large model: three layers, 64 numbers a row, 131 tokens."""
+    save_hf_model(name, folder)
+    return DecoderModel.load(str(folder))
+
+
+def eagle3_weights(
+    *,
+    num_tokens: int = 50,
+    width: int = HIDDEN,
+    num_layers: int = 1,
+    qk_norm: bool = False,
+    own_embedding: bool = False,
+    norms: str | None = None,
+    seed: int = 0,
+) -> Weights:
+    """Tensors of an EAGLE-3 head, as speculators names them; norms: of hidden states, if any."""
+    made = _Random(seed)
+    inner, heads = 96, HEADS["head_dim"]
+    weights = {
+        "fc.weight": made(width, 3 * HIDDEN),
+        "norm.weight": made.norm(width),
+        "lm_head.weight": made(num_tokens, width),
+        "layers.0.hidden_norm.weight": made.norm(width),
+    }
+    for index in range(num_layers):
+        prefix, reads = f"layers.{index}.", 2 * width if index == 0 else width
+        weights |= {
+            f"{prefix}input_layernorm.weight": made.norm(width),
+            f"{prefix}post_attention_layernorm.weight": made.norm(width),
+            f"{prefix}self_attn.q_proj.weight": made(4 * heads, reads),
+            f"{prefix}self_attn.k_proj.weight": made(2 * heads, reads),
+            f"{prefix}self_attn.v_proj.weight": made(2 * heads, reads),
+            f"{prefix}self_attn.o_proj.weight": made(width, 4 * heads),
+            f"{prefix}mlp.gate_proj.weight": made(inner, width),
+            f"{prefix}mlp.up_proj.weight": made(inner, width),
+            f"{prefix}mlp.down_proj.weight": made(width, inner),
+        }
+        if qk_norm:
+            weights |= {f"{prefix}self_attn.{n}_norm.weight": made.norm(heads) for n in "qk"}
+    if own_embedding:
+        weights["embed_tokens.weight"] = made(VOCAB, width)
+    if norms == "norm_before_fc":
+        weights["input_norm.weight"] = made.norm(3 * HIDDEN)
+    if norms == "fc_norm":
+        weights |= {f"fc_norm.{index}.weight": made.norm(HIDDEN) for index in range(3)}
+    if num_tokens < VOCAB:
+        token_ids = made.choose(VOCAB, num_tokens)
+        weights["d2t"] = token_ids - torch.arange(num_tokens)
+        weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, token_ids, True)
+    return weights
+
+
+def specforge_names(weights: Weights) -> Weights:
+    """The names of SafeAILab's and SpecForge's files."""
+    return {name.replace("layers.0.", "midlayer."): each for name, each in weights.items()}
+
+
+def layer_fields(weights: Weights, **changes: Any) -> dict[str, Any]:
+    """The fields of config.json that describe a head's layers."""
+    width = weights["norm.weight"].numel()
+    return {
+        "model_type": "qwen3" if any("q_norm" in name for name in weights) else "llama",
+        "hidden_size": width,
+        "intermediate_size": 96,
+        "num_hidden_layers": sum("q_proj" in name for name in weights),
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,  # fewer than the large model's
+        "rms_norm_eps": EPS,
+        "rope_theta": 500.0,
+        **HEADS,
+        **changes,
+    }
+
+
+def specforge_config(weights: Weights, **changes: Any) -> dict[str, Any]:
+    """config.json as SpecForge writes it: layers are named by what they put out."""
+    return layer_fields(weights) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": weights["lm_head.weight"].shape[0],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1 + tap for tap in (1, 2, 3)]},
+        **changes,
+    }
+
+
+def speculators_config(weights: Weights, kind: str = "eagle3", **changes: Any) -> dict[str, Any]:
+    """config.json as speculators 0.9 writes it."""
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "dtype": "float32",
+        "draft_vocab_size": weights["lm_head.weight"].shape[0],
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+        "embed_requires_grad": False,
+        "fc_norm": False,
+        "norm_before_fc": False,
+        "norm_before_residual": False,
+        "norm_output": False,
+        "has_no_defaults_at_init": False,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "accept_tolerance": 0.0,
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 5,
+                    "verifier_accept_k": 1,
+                }
+            ],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "some/model"},
+        },
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer_fields(weights),
+        "transformers_version": "5.17.0",
+        **changes,
+    }
+
+
+def write_head(folder: Path, weights: Weights, config: dict[str, Any]) -> str:
+    """Write a head's folder; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
+    return str(folder)
+
+
+# ---- the published forward passes -------------------------------------------------------------
+
+
+def rms(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + EPS) * weight
+
+
+def turned(heads: Tensor, positions: Tensor, theta: float = 500.0) -> Tensor:
+    """Rotary embedding as Llama has it: [n, heads, size]."""
+    size = heads.shape[-1]
+    angles = positions[:, None] * theta ** (-torch.arange(0, size, 2) / size)
+    cos, sin = (torch.cat((f, f), -1)[:, None] for f in (angles.cos(), angles.sin()))
+    first, second = heads.chunk(2, -1)
+    return heads * cos + torch.cat((-second, first), -1) * sin
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, sees: Tensor) -> Tensor:
+    """Attention of [n, 4, size] over [m, 2, size]; sees: bool [n, m]."""
+    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
+    scores = torch.einsum("nhd,mhd->hnm", query, key) / math.sqrt(query.shape[-1])
+    weights = scores.masked_fill(~sees, -math.inf).softmax(-1)
+    return torch.einsum("hnm,mhd->nhd", weights, value).flatten(1)
+
+
+def heads_of(weights: Weights, prefix: str, rows: Tensor, positions: Tensor) -> list[Tensor]:
+    """Queries, keys and values of rows, turned: [n, heads, size] each."""
+    found = []
+    for name in "qkv":
+        each = (rows @ weights[f"{prefix}self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, 32))
+        norm = weights.get(f"{prefix}self_attn.{name}_norm.weight")
+        each = each if norm is None else rms(each, norm)
+        found.append(each if name == "v" else turned(each, positions))
+    return found
+
+
+def mlp(weights: Weights, prefix: str, rows: Tensor) -> Tensor:
+    gate, up = (rows @ weights[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return (F.silu(gate) * up) @ weights[f"{prefix}mlp.down_proj.weight"].T
+
+
+def eagle3_features(weights: Weights, taps: Tensor) -> Tensor:
+    """fc, behind the norms that the file has."""
+    if "input_norm.weight" in weights:
+        taps = rms(taps, weights["input_norm.weight"])
+    if "fc_norm.0.weight" in weights:
+        pieces = taps.chunk(3, -1)
+        taps = torch.cat([rms(p, weights[f"fc_norm.{i}.weight"]) for i, p in enumerate(pieces)], -1)
+    return taps @ weights["fc.weight"].T
+
+
+def eagle3_reference(
+    weights: Weights,
+    config: dict[str, Any],
+    embedding: Tensor,
+    token_ids: Tensor,
+    features: Tensor,
+    positions: Tensor,
+    sees: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Logits and what the next level carries, of all rows; sees: bool [n, n]."""
+    residual = features
+    for index in range(config["num_hidden_layers"]):
+        prefix = f"layers.{index}."
+        if index == 0:
+            hidden = rms(features, weights[f"{prefix}hidden_norm.weight"])
+            tokens = rms(embedding[token_ids], weights[f"{prefix}input_layernorm.weight"])
+            residual = hidden if config.get("norm_before_residual") else features
+            rows = torch.cat((tokens, hidden), -1)
+        else:
+            rows = rms(residual, weights[f"{prefix}input_layernorm.weight"])
+        attended = attention(*heads_of(weights, prefix, rows, positions), sees)
+        residual = residual + attended @ weights[f"{prefix}self_attn.o_proj.weight"].T
+        normed = rms(residual, weights[f"{prefix}post_attention_layernorm.weight"])
+        residual = residual + mlp(weights, prefix, normed)
+    normed = rms(residual, weights["norm.weight"])
+    return normed @ weights["lm_head.weight"].T, normed if config.get("norm_output") else residual
+
+
+class _Random:
+    """Random tensors of one stream, as wide apart as attention needs to differ."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        return 0.2 * torch.randn(shape, generator=self._generator)
+
+    def norm(self, width: int) -> Tensor:
+        return 1.0 + 0.3 * torch.randn(width, generator=self._generator)
+
+    def choose(self, num_of: int, count: int) -> Tensor:
+        return torch.randperm(num_of, generator=self._generator)[:count].sort().values
