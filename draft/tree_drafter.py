@@ -222,7 +222,7 @@ class TreeDrafter:
         if wanted_s is None or sequence.first_token_s is None:
             return 1.0
         spent_s = self._clock() - sequence.first_token_s
-        pace_s = spent_s / max(sequence.num_output_tokens, 1)
+        pace_s = spent_s / max(sequence.num_own_tokens, 1)
         return min(max(pace_s / wanted_s, _LEAST_URGENCY), _MOST_URGENCY)
 
     def _step_budget(self, drafts: SequenceOf[Draft]) -> StepBudget | None:

@@ -128,31 +128,35 @@ class Engine:
         if request.cascade is not None:
             check_cascade(request, self._runners.get("small"), self._drafter)
         self._preparation.check(request)
-        check_room(
-            request,
-            (*self.scheduler.waiting, *self._preparation.sequences()),
-            max_waiting=self._config.max_waiting,
-        )
+        resumed, prompt = request.resumed_token_ids, request.prompt_token_ids
+        if resumed is None:
+            waiting = (*self.scheduler.waiting, *self._preparation.sequences())
+            check_room(request, waiting, max_waiting=self._config.max_waiting)
         sequence = Sequence(
             request=request,
             tier=request.tier,
             view=runner.new_view(request.cache_salt),
             noise=self._tier_switcher.noise(request, request.tier),
             submitted_s=self._clock(),
-            token_ids=list(request.prompt_token_ids),
-            rules=build_rules(request.sampling, num_prompt_tokens=len(request.prompt_token_ids)),
+            token_ids=[*prompt, *(resumed or ())],
+            num_resumed_tokens=len(resumed or ()),
+            prefill_was_reported=bool(resumed),
+            rules=build_rules(request.sampling, num_prompt_tokens=len(prompt)),
         )
         try:
             has_adapters = self.adapters.add(sequence)
-            if request.objective.refuses:
+            if request.objective.refuses and resumed is None:
                 self._gate.check(sequence, sequence.submitted_s)
-            if has_adapters and self._preparation.add_grammar(sequence):
+            is_prepared = has_adapters and self._preparation.add_grammar(sequence)
+            if is_prepared:
                 self.scheduler.add(sequence)
         except BaseException:
             self._preparation.forget(sequence)
             self._gate.forget(sequence)
             raise
         self._sequences[request.request_id] = sequence
+        if is_prepared:
+            self._end_if_resumed_whole(sequence)
 
     def prepare_adapter(self, ref: AdapterRef, on_prepared: OnPrepared) -> None:
         """Read and check an adapter, which is resident then; `on_prepared` is called in a step."""
@@ -278,6 +282,7 @@ class Engine:
         for sequence, error in self._preparation.take_ready():
             if error is None:
                 self.scheduler.add(sequence)
+                self._end_if_resumed_whole(sequence)
                 continue
             sequence.status = SequenceStatus.FINISHED
             self._forget(sequence, code=error.code, message=str(error))
@@ -323,12 +328,25 @@ class Engine:
         if reason is not None:
             self.scheduler.times.note_answer(sequence, now_s)
         self._events.append(event)
-        if reason is not None and sequence.is_watched:
-            sequence.held_reason = reason
-            self.scheduler.hold(sequence)
-            self._events.append(AnswerHeld(request_id=sequence.request_id, finish_reason=reason))
-        elif reason is not None:
+        if reason is not None:
+            self._end(sequence, reason)
+
+    def _end_if_resumed_whole(self, sequence: Sequence) -> None:
+        """End a sequence that has just been queued, if all of its answer was there before."""
+        if sequence.num_resumed_tokens:
+            most, stops = sequence.request.sampling.max_tokens, sequence.stop_token_ids
+            _, reason = cut_at_end(sequence.output_token_ids, stops, most)
+            if reason is not None:
+                self._end(sequence, reason)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Finish an answer that has ended by itself, or hold it where it may be escalated."""
+        if not sequence.is_watched:
             self._finish(sequence, reason)
+            return
+        sequence.held_reason = reason
+        self.scheduler.hold(sequence)
+        self._events.append(AnswerHeld(request_id=sequence.request_id, finish_reason=reason))
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence whose own part of the step could not be done."""

@@ -1,7 +1,8 @@
 """The engine's output: a stream of events for each request.
 
 A stream is: `PrefillDone` once per tier, `TokensEmitted` any number of times, then exactly one of
-`Finished` or `Failed`. `TierSwitched` retracts every token emitted so far, unless it says that they
+`Finished` or `Failed`; a resumed answer has no `PrefillDone` for the tokens it begins with.
+`TierSwitched` retracts every token emitted so far, unless it says that they
 stay. `AnswerHeld` may stand before `Finished`, or before a `TierSwitched`.
 """
 

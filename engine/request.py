@@ -261,6 +261,12 @@ class EngineRequest:
     LOW. They and the `objective` decide when the answer starts, never what it is. `traces`: what is
     emitted says where it came from (engine/trace.py). `adapters`: at most one of each tier; the
     tier's answer is that of its model with the adapter. The small model drafts without one.
+
+    `resumed_token_ids`: the client has this beginning of the answer already, from an engine that
+    ended. They count as emitted: they are prefilled behind the prompt and never judged again, and
+    the answer goes on with the next token, as it would have done. An empty tuple resumes a request
+    of which nothing was emitted; None is a new request. A resumed one is not refused for want of
+    room or time.
     """
 
     request_id: str
@@ -283,13 +289,20 @@ class EngineRequest:
     objective: LatencyObjective = NO_OBJECTIVE
     traces: bool = False
     adapters: tuple[AdapterRef, ...] = ()
+    resumed_token_ids: tuple[int, ...] | None = None
 
     def adapter(self, tier: Tier) -> AdapterRef | None:
         """Return the adapter of a tier's answer; None for the model as it is."""
         return next((ref for ref in self.adapters if ref.tier == tier), None)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a weight, a priority or an arrival that no queue could use."""
+        """Raise ValueError for a field that no engine could use."""
+        num_resumed = len(self.resumed_token_ids or ())
+        if num_resumed > self.sampling.max_tokens:
+            raise ValueError(
+                f"resumed_token_ids has {num_resumed} tokens, more than max_tokens="
+                f"{self.sampling.max_tokens}"
+            )
         if len({ref.tier for ref in self.adapters}) < len(self.adapters):
             raise ValueError("adapters has two of one tier")
         if not 0.0 < self.weight < math.inf:

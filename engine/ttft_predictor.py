@@ -66,8 +66,9 @@ class ServiceTimes:
         tier, num_tokens = sequence.tier, sequence.num_output_tokens
         mean = self._answer_tokens.get(tier, float(num_tokens))
         self._answer_tokens[tier] = mean + _ANSWER_WEIGHT * (num_tokens - mean)
-        if num_tokens > 1 and sequence.first_token_s is not None:
-            token_s = max(now_s - sequence.first_token_s, 0.0) / (num_tokens - 1)
+        num_own = sequence.num_own_tokens
+        if num_own > 1 and sequence.first_token_s is not None:
+            token_s = max(now_s - sequence.first_token_s, 0.0) / (num_own - 1)
             known_s = self._token_s.get(tier, token_s)
             self._token_s[tier] = known_s + _ANSWER_WEIGHT * (token_s - known_s)
             best_s = self.best_token_s.get(tier, token_s) * _BEST_ANSWER_FORGOTTEN

@@ -288,7 +288,9 @@ def serve(
     number = 0
     while pending or engine.has_work:
         while pending and (arrivals or {}).get(pending[0].request_id, 0) <= number:
-            answers[pending[0].request_id] = Answer()
+            answer = answers[pending[0].request_id] = Answer()
+            if pending[0].resumed_token_ids:  # its prefill was reported by the engine before
+                answer.prefills.append(None)  # type: ignore[arg-type]
             engine.submit(pending.pop(0))
         if on_step is not None:
             on_step(number, answers)

@@ -29,7 +29,11 @@ def check_prompt(request: EngineRequest, runner: ModelRunner) -> None:
     prompt = request.prompt_token_ids
     if not prompt:
         raise InvalidRequestError("the prompt is empty")
-    for name, tokens in (("prompt", prompt), ("prediction", request.prediction_token_ids)):
+    for name, tokens in (
+        ("prompt", prompt),
+        ("prediction", request.prediction_token_ids),
+        ("resumed", request.resumed_token_ids or ()),
+    ):
         if tokens and (min(tokens) < 0 or max(tokens) >= runner.vocab_size):
             raise InvalidRequestError(
                 f"{name} token ids must lie in [0, {runner.vocab_size}); "

@@ -91,8 +91,8 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def hold(self, sequence: Sequence) -> None:
-        """Stop computing a running sequence. It keeps its blocks until others need them."""
-        self.running[sequence.tier].remove(sequence)
+        """Compute a sequence no further. It keeps its blocks until others need them."""
+        self._list_of(sequence).remove(sequence)
         self._policy.removed(sequence)
         sequence.status = SequenceStatus.HELD
         self.held.append(sequence)

@@ -293,7 +293,7 @@ class SloQueue(FairQueue):
             return left_s - self._step_s - _GUARDED_SHARE * objective.ttft_s
         if objective.inter_token_s is None or sequence.status is not SequenceStatus.RUNNING:
             return math.inf
-        num_tokens, inter_token_s = sequence.num_output_tokens, objective.inter_token_s
+        num_tokens, inter_token_s = sequence.num_own_tokens, objective.inter_token_s
         begun_s = sequence.first_token_s - now_s - self._step_s
         if begun_s + num_tokens * inter_token_s + self._gain_s(sequence, inter_token_s) < 0.0:
             return math.inf  # too far behind for any pause to help

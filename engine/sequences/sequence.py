@@ -70,6 +70,7 @@ class Sequence:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     num_cached_tokens: int | None = None  # when it first started on its tier
+    num_resumed_tokens: int = 0  # of the answer, from another engine
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
@@ -101,6 +102,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Count how many tokens were emitted."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Count how many tokens of the answer this engine has emitted."""
+        return self.num_output_tokens - self.num_resumed_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -172,6 +178,7 @@ class Sequence:
         del self.token_ids[self.num_prompt_tokens :]
         self.go_on(tier, noise)
         self.first_token_s = None
+        self.num_resumed_tokens = 0
         self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0
         self.num_unratified_tokens = self.num_reused_tokens = 0
 

@@ -8,7 +8,7 @@ from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import OnEnd
 from gateway.backends.streams import NOT_READY_MESSAGE, EventStreams
-from gateway.backends.wire import Abort, Command, Settle, SwitchTier
+from gateway.backends.wire import Command
 
 
 class CommandClient(ABC):
@@ -36,15 +36,15 @@ class CommandClient(ABC):
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Hand a running request to another tier. Unknown ids are ignored."""
-        self._send(SwitchTier(request_id, tier, keeps_answer))
+        self._streams.switch_tier(request_id, tier, keeps_answer=keeps_answer)
 
     async def settle(self, request_id: str) -> None:
         """Leave the answer with its tier. Unknown ids are ignored."""
-        self._send(Settle(request_id))
+        self._streams.settle(request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request. Unknown ids are ignored."""
-        self._send(Abort(request_id))
+        self._streams.abort(request_id)
 
     async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
         """Have an adapter read and checked. Raises InvalidAdapterError, EngineDiedError."""

@@ -36,11 +36,13 @@ STABLE_AFTER_S = 60.0
 class ProcessEngineClient(CommandClient):
     """An `EngineClient` that spawns its engine and restarts it when it dies.
 
-    Death is noticed at once (a pipe closes) and ends every request in flight with `Failed`. An
-    engine that is alive but says nothing for `stall_timeout_s` is killed; it answers between two
-    steps, so the limit must exceed the longest step. Without an engine `is_ready` is False and new
-    requests raise `EngineDiedError`. A request that two engines died with is refused with
-    `CrashSuspectError` (gateway/backends/crash_suspects.py).
+    Death is noticed at once (a pipe closes). Requests in flight wait for the next engine, which
+    goes on with their answers behind what was received (`EngineRequest.resumed_token_ids`); those
+    that wait for `resume_within_s` end with `Failed`, and so do, with `CrashSuspectError`'s code,
+    those that two engines died with (gateway/backends/crash_suspects.py). Meanwhile `is_ready` is
+    False and new requests raise `EngineDiedError`. An engine that is alive but says nothing for
+    `stall_timeout_s` is killed; it answers between two steps, so the limit must exceed the longest
+    step.
     """
 
     def __init__(
@@ -51,11 +53,12 @@ class ProcessEngineClient(CommandClient):
         on_progress: LoadingCallback = no_progress,
         stall_timeout_s: float = 120.0,
         unready_after_s: float = 10.0,
+        resume_within_s: float = 60.0,
     ) -> None:
         """`first`: a process that was made by the recipe already; others follow when it dies.
 
         An engine that was not heard for `unready_after_s` takes no new requests until it is heard
-        again.
+        again. `resume_within_s` 0: requests in flight at a death end with `Failed` at once.
         """
         super().__init__()
         self._recipe = recipe
@@ -63,6 +66,8 @@ class ProcessEngineClient(CommandClient):
         self._on_progress = on_progress
         self._stall_timeout_s = stall_timeout_s
         self._unready_after_s = unready_after_s
+        self._resume_within_s = resume_within_s
+        self._giving_up: asyncio.TimerHandle | None = None
         self._is_quiet = False
         self._context: zmq.asyncio.Context | None = None
         self._scratch_dir: Path | None = None
@@ -100,6 +105,7 @@ class ProcessEngineClient(CommandClient):
     async def close(self) -> None:
         """Stop the process, wait until it has gone, remove what it left. May be called again."""
         self._streams.close(SHUT_DOWN_MESSAGE)
+        self._cancel_giving_up()
         self._info = None
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -145,11 +151,25 @@ class ProcessEngineClient(CommandClient):
             environment=self._recipe.environment,
             process=first.process if first else None,
             on_reply=self._handle,
-            on_exit=self._streams.died,
+            on_exit=self._note_death,
         )
         self._info = await self._worker.loaded()
         self._is_quiet = False
-        self._streams.is_open = True
+        self._cancel_giving_up()
+        if num_resumed := self._streams.resume():
+            log.info("requests are resumed count=%d", num_resumed)
+
+    def _note_death(self) -> None:
+        within_s = self._resume_within_s
+        self._streams.died(resumes=within_s > 0)
+        if within_s > 0 and self._info is not None and self._giving_up is None:
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(within_s, self._streams.give_up)
+
+    def _cancel_giving_up(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
     async def _supervise(self) -> None:
         """Wait for the process's end and start the next, for as long as the client is open."""

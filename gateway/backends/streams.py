@@ -10,11 +10,11 @@ from engine.errors import (
     EngineError,
     InvalidRequestError,
 )
-from engine.events import AdapterInfo, Ending, EngineEvent, EngineStats, Failed, Finished
-from engine.request import AdapterRef, EngineRequest
-from gateway.backends.client import OnEnd, tell_end
+from engine.events import AdapterInfo, EngineEvent, EngineStats, Failed, Finished
+from engine.request import AdapterRef, EngineRequest, Tier
+from gateway.backends.client import OnEnd
 from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
-from gateway.backends.seen_work import SeenWork
+from gateway.backends.event_stream import EventStream
 from gateway.backends.wire import (
     Abort,
     AdapterReply,
@@ -23,8 +23,10 @@ from gateway.backends.wire import (
     GetStats,
     PrepareAdapter,
     Refused,
+    Settle,
     StatsReply,
     Submit,
+    SwitchTier,
     unpack_error,
 )
 
@@ -33,39 +35,12 @@ SHUT_DOWN_MESSAGE = "The engine was shut down while it worked on this request."
 NOT_READY_MESSAGE = "The engine is not running at the moment (it is starting). Try again soon."
 
 
-class _Stream:
-    """One request in flight."""
-
-    __slots__ = ("_on_end", "is_followed", "queue", "request", "request_id", "seen")
-
-    def __init__(self, request: EngineRequest, on_end: OnEnd | None) -> None:
-        self.request = request
-        self.request_id = request.request_id
-        self.queue: asyncio.Queue[EngineEvent | EngineError] = asyncio.Queue()
-        self.seen = SeenWork(request)
-        self.is_followed = True
-        self._on_end = on_end
-
-    def add(self, event: EngineEvent) -> None:
-        """Pass on an event that is not the last."""
-        self.seen.add(event)
-        if self.is_followed:
-            self.queue.put_nowait(event)
-
-    def end(self, ending: Ending | None) -> None:
-        """Pass on the last event; None where there was none before the refusal."""
-        if ending is not None and self.is_followed:
-            self.queue.put_nowait(ending)
-        on_end, self._on_end = self._on_end, None
-        tell_end(on_end, self.request_id, ending)
-
-
 class EventStreams:
     """Requests in flight and calls that wait for an answer. Belongs to one event loop.
 
     `is_open` says whether an engine serves at the moment; only then are new requests taken. One
-    that was in flight when an engine died may be sent once more, and is refused after a second
-    death: `suspects` remembers it.
+    that was in flight when an engine died waits for the next, if there is to be one, which goes on
+    with its answer; after a second death it is refused: `suspects` remembers it.
 
     The queues have no bound, but they cannot grow without one: a request emits at most `max_tokens`
     events and the engine admits a limited number of requests.
@@ -78,7 +53,7 @@ class EventStreams:
         self.is_open = False
         self._send = send
         self._suspects = CrashSuspects() if suspects is None else suspects
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, EventStream] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call_id = 0
 
@@ -95,7 +70,7 @@ class EventStreams:
         CrashSuspectError for a request that two engines died with, else what `Engine.submit`
         raises.
         """
-        stream, request_id = _Stream(request, on_end), request.request_id
+        stream, request_id = EventStream(request, on_end), request.request_id
         try:
             self._submit(stream, request)
         except BaseException:
@@ -114,9 +89,9 @@ class EventStreams:
             # It stays until the engine has said how it ended.
             if self._streams.get(request_id) is stream:
                 stream.is_followed = False
-                self._send(Abort(request_id))
+                self.abort(request_id)
 
-    def _submit(self, stream: _Stream, request: EngineRequest) -> None:
+    def _submit(self, stream: EventStream, request: EngineRequest) -> None:
         self._require_open()
         self._suspects.check(request)
         if request.request_id in self._streams:
@@ -129,6 +104,28 @@ class EventStreams:
         except BaseException:
             del self._streams[request.request_id]
             raise
+
+    def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool) -> None:
+        """Hand a request to another tier; unknown ids are ignored."""
+        command = SwitchTier(request_id, tier, keeps_answer)
+        if stream := self._streams.get(request_id):
+            stream.switch = command
+        self._send(command)
+
+    def settle(self, request_id: str) -> None:
+        """Leave the answer with its tier; unknown ids are ignored."""
+        if stream := self._streams.get(request_id):
+            stream.is_settled = True
+        self._send(Settle(request_id))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        stream = self._streams.get(request_id)
+        if stream is not None and stream.is_waiting:
+            del self._streams[request_id]
+            stream.abort()
+        else:
+            self._send(Abort(request_id))
 
     def receive(self, reply: Events | Refused | StatsReply | AdapterReply) -> None:
         """Hand a reply of the engine to the streams and calls that wait for it."""
@@ -156,8 +153,7 @@ class EventStreams:
     def refuse(self, request_id: str, error: EngineError) -> None:
         """End a stream with the exception that `Engine.submit` raised."""
         if stream := self._streams.pop(request_id, None):
-            stream.queue.put_nowait(error)
-            stream.end(None)
+            stream.refuse(error)
 
     async def call_stats(self) -> EngineStats:
         """Ask the engine for a snapshot. Raises EngineDiedError when there is none or it dies."""
@@ -194,36 +190,48 @@ class EventStreams:
 
     def close(self, message: str) -> None:
         """The engine was shut down: end streams with `Failed` and calls with an exception."""
-        self._end_all(
-            [(stream, EngineDiedError.code, message) for stream in self._streams.values()], message
-        )
-
-    def died(self) -> None:
-        """The engine died: as `close`, and remember what was in flight."""
-        streams = list(self._streams.values())
-        had_too_many = self._suspects.note_death(stream.request for stream in streams)
-        again = CrashSuspectError(retry_after_s=EXPIRES_S)
-        self._end_all(
-            [
-                (stream, again.code, str(again))
-                if is_suspect
-                else (stream, EngineDiedError.code, DIED_MESSAGE)
-                for stream, is_suspect in zip(streams, had_too_many, strict=True)
-            ],
-            DIED_MESSAGE,
-        )
-
-    def _end_all(self, endings: list[tuple[_Stream, str, str]], message: str) -> None:
-        """endings: (stream, code, message)."""
         self.is_open = False
-        self.publish(
-            [
-                Failed(
-                    request_id=stream.request_id, code=code, message=told, stats=stream.seen.stats()
-                )
-                for stream, code, told in endings
-            ]
-        )
+        self._fail(list(self._streams.values()), EngineDiedError.code, message)
+        self._end_calls(message)
+
+    def died(self, *, resumes: bool = False) -> None:
+        """The engine died: remember what was in flight, and end it.
+
+        With `resumes` what is followed and has met no other death waits for `resume` instead.
+        """
+        self.is_open = False
+        in_flight = [stream for stream in self._streams.values() if not stream.is_waiting]
+        had_too_many = self._suspects.note_death(stream.request for stream in in_flight)
+        again = CrashSuspectError(retry_after_s=EXPIRES_S)
+        for stream, is_suspect in zip(in_flight, had_too_many, strict=True):
+            if is_suspect:
+                self._fail([stream], again.code, str(again))
+            elif resumes and stream.is_followed:
+                stream.is_waiting = True
+            else:
+                self._fail([stream], EngineDiedError.code, DIED_MESSAGE)
+        self._end_calls(DIED_MESSAGE)
+
+    def resume(self) -> int:
+        """Another engine serves: have it go on with what waits. Returns the number of requests."""
+        self.is_open = True
+        waiting = [stream for stream in self._streams.values() if stream.is_waiting]
+        for stream in waiting:
+            for command in stream.resumption():
+                self._send(command)
+        return len(waiting)
+
+    def give_up(self) -> None:
+        """No engine came in time: end what waits for one."""
+        waiting = [stream for stream in self._streams.values() if stream.is_waiting]
+        self._fail(waiting, EngineDiedError.code, DIED_MESSAGE)
+
+    def _fail(self, streams: Iterable[EventStream], code: str, message: str) -> None:
+        for stream in streams:
+            del self._streams[stream.request_id]
+            stream.fail(code, message)
+
+    def _end_calls(self, message: str) -> None:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDiedError(message))

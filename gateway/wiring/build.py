@@ -62,6 +62,7 @@ def build_client(
         on_progress=on_progress,
         stall_timeout_s=settings.engine.stall_timeout_s,
         unready_after_s=settings.engine.unready_after_s,
+        resume_within_s=settings.engine.resume_within_s,
     )
 
 

@@ -87,7 +87,10 @@ class ScriptedEngine:
                 raise QueueFullError(num_waiting=7, retry_after_s=3.0)
             case 900_013:
                 raise InvalidRequestError("the prompt is invalid")
-        self.running[request.request_id] = _Running(request, request.tier)
+        resumed = request.resumed_token_ids or ()
+        running = _Running(request, request.tier, is_new=not resumed)
+        running.token_ids.extend(resumed)
+        self.running[request.request_id] = running
 
     def abort(self, request_id: str) -> None:
         if running := self.running.get(request_id):
@@ -135,8 +138,9 @@ class ScriptedEngine:
         events: list[EngineEvent] = []
         if running.is_aborted:
             return [self._finish(running, "abort")]
-        if len(running.token_ids) == request.sampling.max_tokens:
-            return [self._finish(running, "length")]  # it was held and is settled
+        if len(running.token_ids) == request.sampling.max_tokens and running.switch is None:
+            # It was held and is settled, or it was resumed whole.
+            return [self._end(running)]
         if running.switch is not None:
             events.append(running.switch)
             running.seen.add(running.switch)
@@ -160,13 +164,16 @@ class ScriptedEngine:
         events.append(emitted)
         running.seen.add(emitted)
         if len(running.token_ids) == request.sampling.max_tokens:
-            may_escalate = request.may_escalate and running.tier == "small"
-            if may_escalate and not running.is_settled:
-                running.is_held = True
-                events.append(AnswerHeld(request_id=request_id, finish_reason="length"))
-            else:
-                events.append(self._finish(running, "length"))
+            events.append(self._end(running))
         return events
+
+    def _end(self, running: _Running) -> EngineEvent:
+        request = running.request
+        may_escalate = request.may_escalate and running.tier == "small"
+        if not may_escalate or running.is_settled:
+            return self._finish(running, "length")
+        running.is_held = True
+        return AnswerHeld(request_id=request.request_id, finish_reason="length")
 
     def _finish(self, running: _Running, reason: str) -> Finished:
         del self.running[running.request.request_id]
@@ -211,6 +218,8 @@ def build(arguments: str, on_progress: LoadingCallback) -> ScriptedEngine:
     if "fail_once" in options and not os.path.exists(options["fail_once"]):
         with open(options["fail_once"], "w", encoding="utf-8"):
             raise EngineError("the model's folder is empty")
+    if "fail_without" in options and not os.path.exists(options["fail_without"]):
+        raise EngineError("the model's folder is gone")
     if message := options.get("fail"):
         raise FileNotFoundError(message)
     if options.get("die"):

@@ -1,6 +1,7 @@
 """An engine whose process ends by SIGKILL at a named moment of its next request.
 
 The moment is the text of a file, which the engine deletes as it ends; without the file it goes on.
+`emitted N`: N tokens, of all requests together, have left since the file was there.
 """
 
 import json
@@ -39,6 +40,7 @@ class MortalEngine:
         self._armed = armed
         self._num_submitted = 0
         self._num_emitted = 0
+        self._num_counted = 0
 
     @property
     def overlaps(self) -> bool:
@@ -89,6 +91,12 @@ class MortalEngine:
 
     def _look(self, events: Iterable[EngineEvent]) -> None:
         """Before they leave."""
+        if self._armed.exists() and self._armed.read_text(encoding="utf-8").startswith("emitted"):
+            self._num_counted += sum(
+                len(event.token_ids) for event in events if isinstance(event, TokensEmitted)
+            )
+            if self._num_counted >= int(self._armed.read_text(encoding="utf-8").split()[1]):
+                self._end()
         for event in events:
             match event:
                 case PrefillDone():
@@ -105,8 +113,11 @@ class MortalEngine:
     def _come(self, moment: str) -> None:
         """End where this is the moment."""
         if self._armed.exists() and self._armed.read_text(encoding="utf-8") == moment:
-            self._armed.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._end()
+
+    def _end(self) -> None:
+        self._armed.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WordsEngine(ScriptedEngine):

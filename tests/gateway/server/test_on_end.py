@@ -175,7 +175,7 @@ def test_closing_tells_those_that_listen_and_those_that_left(make_client: MakeCl
 def test_a_killed_engine_reports_the_work_seen_so_far() -> None:
     async def main() -> None:
         endings: list[Ending] = []
-        async with started(process(STEP_MS)) as client:
+        async with started(process(STEP_MS, resume_within_s=0.0)) as client:
             events = []
             async for event in submit(client, endings, "a", max_tokens=10**6):
                 events.append(event)

@@ -104,17 +104,20 @@ def _answers_the_same_with_and_without_speculation(gateway: Gateway) -> None:
 def _survives_the_death_of_its_engine(gateway: Gateway) -> None:
     dead = gateway.engine()
     url = f"{gateway.url}/v1/chat/completions"
-    request = body(3000, stream=True)
+    undisturbed = httpx.post(url, json=body(400), timeout=180).json()
+    request = body(400, stream=True, stream_options={"include_usage": True})
     with httpx.stream("POST", url, json=request, timeout=180) as response:
         stream = chunks(response)
-        next(stream)
+        begun = [next(stream)]
         dead.kill()
-        last = list(stream)[-1]
-    assert last["error"]["code"] == "engine_died"
-    assert not gateway.is_ready()
-    refused = httpx.post(url, json=body(3), timeout=180)
-    assert refused.status_code == 503
-    wait_until(gateway.is_ready)
+        wait_until(lambda: not gateway.is_ready())
+        refused = httpx.post(url, json=body(3), timeout=180)
+        assert refused.status_code == 503
+        answer = begun + list(stream)
+    deltas = [choice["delta"] for chunk in answer for choice in chunk["choices"]]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    assert text == undisturbed["choices"][0]["message"]["content"]
+    assert answer[-1]["usage"]["completion_tokens"] == undisturbed["usage"]["completion_tokens"] > 0
     assert gateway.engine().pid != dead.pid
     assert httpx.post(url, json=body(3), timeout=180).status_code == 200
 

@@ -1,0 +1,198 @@
+"""A resumed answer goes on as it would have done, wherever it was cut, whatever shapes it.
+
+An engine answers whole; others are given a beginning of the answer as `resumed_token_ids` and must
+come to the same tokens, reasons and log-probabilities behind it. On the bundled pair in float32.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import InvalidRequestError, QueueFullError
+from engine.events import AnswerHeld
+from engine.request import CascadeParams, EngineRequest, GrammarSpec, LatencyObjective, Tier
+from tests.engines import (
+    Answer,
+    assert_idle,
+    heldout_prompts,
+    make_engine,
+    make_request,
+    serve,
+    shipped_pair,
+    shipped_tokenizer,
+    step_once,
+    texts,
+)
+from tests.grammars import schema_spec, shipped_compiler
+from tests.laws.options import OPTIONS
+
+LOGPROB_ERROR = 1e-4
+COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+CALL = schema_spec(
+    {
+        "type": "object",
+        "properties": {"name": {"enum": ["search", "send"]}, "to": {"type": "string"}},
+        "required": ["name", "to"],
+    }
+)
+
+
+def requests_of() -> list[EngineRequest]:
+    """Every option on both tiers, grammars, cascades, a prediction, and n choices."""
+    prompts = heldout_prompts(6, seed=6)
+    stop = shipped_tokenizer().eos_token_id
+    requests = [
+        make_request(
+            f"{tier}/{name}",
+            prompts[place % len(prompts)],
+            tier=tier,
+            max_tokens=21 + place % 5,
+            **{"seed": place, "stop_token_ids": (stop,), **options},
+        )
+        for tier in ("large", "small")
+        for place, (name, options) in enumerate(OPTIONS.items())
+    ]
+    for number, grammar in enumerate((GrammarSpec(kind="json"), CALL)):
+        for temperature in (0.0, 0.9):
+            named = f"grammar/{number}/{temperature}"
+            request = make_request(
+                named, prompts[number], max_tokens=30, seed=5, temperature=temperature
+            )
+            requests.append(replace(request, grammar=grammar))
+    for number, cascade in enumerate(
+        (CascadeParams(alpha=0.3), CascadeParams(alpha=0.5, rule="token_specific"))
+    ):
+        request = make_request(f"cascade/{number}", prompts[2], temperature=0.8, seed=number)
+        requests.append(replace(request, cascade=cascade))
+    guessed = make_request("prediction", prompts[3], max_tokens=30, seed=4)
+    requests.append(replace(guessed, prediction_token_ids=prompts[3][-20:]))
+    requests += [
+        make_request(
+            f"choice/{n}", prompts[4], temperature=1.0, seed=9, choice_index=n, group_id="g"
+        )
+        for n in range(3)
+    ]
+    return requests
+
+
+def engine_of(**options: object) -> Engine:
+    return make_engine(shipped_pair(), grammars=COMPILERS, **options)  # type: ignore[arg-type]
+
+
+def cut(request: EngineRequest, answer: Answer, at: int) -> EngineRequest:
+    """The request, resumed behind so many tokens of its answer."""
+    return replace(request, resumed_token_ids=tuple(answer.token_ids[:at]))
+
+
+def assert_goes_on(
+    answers: dict[str, Answer], right: dict[str, Answer], cuts: dict[str, int]
+) -> None:
+    for name, answer in answers.items():
+        whole, at = right[name], cuts[name]
+        assert answer.token_ids == whole.token_ids[at:], (name, at)
+        assert answer.finish_reason == whole.finish_reason
+        assert answer.stats.num_prompt_tokens == whole.stats.num_prompt_tokens
+        assert answer.stats.num_output_tokens == len(whole.token_ids)
+        for ours, theirs in zip(answer.logprobs, whole.logprobs[at:], strict=True):
+            assert ours.token_id == theirs.token_id
+            assert abs(ours.logprob - theirs.logprob) < LOGPROB_ERROR
+
+
+def places(length: int) -> Iterable[int]:
+    """Nothing, the first token, the middle, all but one, all of it."""
+    return sorted({0, 1, length // 2, length - 1, length})
+
+
+@pytest.fixture(scope="module")
+def right() -> dict[str, Answer]:
+    return serve(engine_of(), requests_of())
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_answers_go_on_from_any_place(right: dict[str, Answer], turn: int) -> None:
+    requests, cuts = requests_of(), {}
+    for number, request in enumerate(requests):
+        ways = list(places(len(right[request.request_id].token_ids)))
+        cuts[request.request_id] = ways[(number + turn) % len(ways)]
+    engine = engine_of(large_blocks=90, small_blocks=300)  # some are pre-empted
+    resumed = [cut(r, right[r.request_id], cuts[r.request_id]) for r in requests]
+    answers = serve(engine, resumed)
+    assert_goes_on(answers, right, cuts)
+    assert_idle(engine)
+
+
+# ---- answers under watch ---------------------------------------------------------------------
+
+
+def watched(**sampling: object) -> EngineRequest:
+    return make_request(
+        "w", heldout_prompts(1)[0], tier="small", max_tokens=12, may_escalate=True, **sampling
+    )
+
+
+@pytest.mark.parametrize("at", [0, 5, 12])
+def test_a_resumed_small_answer_is_held_and_may_be_escalated(at: int) -> None:
+    request = watched(temperature=0.8, seed=3)
+    whole = serve(engine_of(), [replace(request, may_escalate=False)])["w"]
+    large = serve(engine_of(), [replace(request, tier="large", may_escalate=False)])
+    for action in ("settle", "switch"):
+        engine = engine_of()
+        answers = serve(engine, [cut(request, whole, at)])
+        assert answers["w"].held == AnswerHeld(request_id="w", finish_reason=whole.finish_reason)
+        if action == "settle":
+            engine.settle("w")
+            step_once(engine, answers)
+            assert answers["w"].token_ids == whole.token_ids[at:]
+            assert answers["w"].stats.num_output_tokens == len(whole.token_ids)
+        else:
+            engine.switch_tier("w", "large")
+            while engine.has_work:
+                step_once(engine, answers)
+            assert texts(answers) == texts(large)
+            assert answers["w"].stats.num_output_tokens == len(large["w"].token_ids)
+        assert_idle(engine)
+
+
+def test_the_large_tier_goes_on_behind_a_resumed_small_answer() -> None:
+    """A change of tier that keeps the answer, before and after a death."""
+    request = watched()
+    small = serve(engine_of(), [replace(request, may_escalate=False)])["w"].token_ids
+    engine = engine_of()
+    kept: dict[str, Answer] = serve(
+        engine,
+        [replace(request, resumed_token_ids=tuple(small[:4]))],
+        on_step=lambda step, _: (
+            engine.switch_tier("w", "large", keeps_answer=True) if step == 0 else None
+        ),
+    )
+    answer = kept["w"].token_ids
+    for at in (0, 3):
+        tier: Tier = "large"
+        again = replace(
+            request, tier=tier, may_escalate=False, resumed_token_ids=(*small[:4], *answer[:at])
+        )
+        assert serve(engine_of(), [again])["w"].token_ids == answer[at:]
+
+
+# ---- at the door -----------------------------------------------------------------------------
+
+
+def test_a_resumed_request_is_not_refused_for_want_of_room_or_time() -> None:
+    engine = engine_of(config=EngineConfig(max_waiting=1))
+    late = LatencyObjective(ttft_s=1e-9, refuses=True)
+    for number in range(4):
+        request = make_request(f"{number}", heldout_prompts(1)[0], max_tokens=2)
+        engine.submit(replace(request, objective=late, resumed_token_ids=()))
+    with pytest.raises(QueueFullError):
+        engine.submit(make_request("new", heldout_prompts(1)[0]))
+
+
+def test_what_cannot_be_resumed_is_refused() -> None:
+    request = make_request("r", heldout_prompts(1)[0], max_tokens=2)
+    with pytest.raises(ValueError, match="resumed_token_ids has 3 tokens, more than max_tokens=2"):
+        replace(request, resumed_token_ids=(1, 2, 3))
+    with pytest.raises(InvalidRequestError, match="resumed token ids must lie in"):
+        engine_of().submit(replace(request, resumed_token_ids=(10**6,)))
