@@ -233,6 +233,8 @@ class Engine:
         `while_busy` is called once: beside the step's first pass where the engine `overlaps`, else
         at once. It must not call back into the engine either.
         """
+        for runner in self._runners.values():
+            runner.check()
         if while_busy is not None:
             self._host_work.defer(while_busy)
         self._admit_prepared()

@@ -98,6 +98,12 @@ class EngineDiedError(EngineError):
     code = "engine_died"
 
 
+class RankLostError(EngineError):
+    """One of the processes that share a model ended, or an exchange between them failed."""
+
+    code = "engine_died"
+
+
 class CrashSuspectError(EngineError):
     """The engine ended twice while this request was in flight, so it is not tried again for now.
 

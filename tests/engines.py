@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,8 @@ from engine.grammar.grammar import GrammarCompiler
 from engine.model.decoder import DtypeName
 from engine.model.load import load_model
 from engine.model.protocol import CausalModel
+from engine.parallel.ranks import Ranks
+from engine.parallel.runner import ParallelRunner
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import Drafter, Proposal, Trees, Verdict, Verifier
@@ -208,13 +210,15 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     verifier: Verifier | None = None,
     grammars: Mapping[Tier, GrammarCompiler] | None = None,
     calibration: EdgeCalibration | None = None,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """Both tiers; drafts with the small model unless another drafter is given.
 
     `on_device`: trees grow without the host where they can. `window_blocks`: of each model's
-    layers with a window. `recurrent`: of recurrent layers.
+    layers with a window. `recurrent`: of recurrent layers. `ranks`: of a large model in parts.
     """
-    large = ModelRunner(
+    make_runner = ModelRunner if ranks is None else partial(ParallelRunner, ranks=ranks)
+    large = make_runner(
         model=pair.large,
         num_blocks=large_blocks,
         block_size=block_size,

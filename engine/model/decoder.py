@@ -1,6 +1,7 @@
 """A decoder over a paged KV cache: all rows of a step in one pass."""
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -26,6 +27,9 @@ from engine.model.quantised.scheme import (
 )
 from engine.model.read_config import read_model_config
 from engine.model.recurrent_cache import RecurrentPass
+from engine.model.shard import WHOLE, Shard, SharedVocabulary
+from engine.model.shard_reader import ShardReader
+from engine.model.shared_config import share_of
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
 from kernels.cpu.panel_linear import PanelLinear
@@ -60,7 +64,7 @@ class DecoderModel:
 
     can_record: bool  # as CUDA graphs
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a model is made of
         self,
         *,
         config: ModelConfig,
@@ -70,18 +74,23 @@ class DecoderModel:
         deterministic: bool = False,
         max_context: int | None = None,
         weights: StoredWeights | RoundedWeights | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Read and pack all weights; use `load`."""
+        """Read and pack all weights; use `load`. config, reader: of the shard."""
         weights = weights or StoredWeights()
         self.config = config
         self.dtype = dtype
         self.device = device
         self.deterministic = deterministic
-        # What recurrent layers do follows from the host's plan of a pass.
-        self.can_record = config.recurrence is None
+        # What recurrent layers do follows from the host's plan of a pass; ranks meet in between.
+        self.can_record = config.recurrence is None and shard.is_whole
         self.feature_size = 0
         width, vocab_size = config.hidden_size, config.vocab_size
-        self._embedding = reader.read("model.embed_tokens.weight", (vocab_size, width))
+        table_shape = (shard.length(vocab_size), width)
+        self._embedding = reader.read("model.embed_tokens.weight", table_shape)
+        self._vocabulary = None
+        if not shard.is_whole:
+            self._vocabulary = SharedVocabulary(self._embedding, shard, vocab_size=vocab_size)
         ropes = tuple(dict.fromkeys(layer.rope for layer in config.layers))
         layers = LayerReader(
             reader=reader,
@@ -92,6 +101,7 @@ class DecoderModel:
             sparse=partial(
                 read_experts, reader, config, weights=weights, deterministic=deterministic
             ),
+            shard=shard,
         )
         self._layers = tuple(layers.read(index) for index in range(config.num_layers))
         self._final_norm = layers.norm("model.norm.weight")
@@ -114,13 +124,13 @@ class DecoderModel:
         # Rounded as transformers rounds it, to the weights' type.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._compiled = None
-        is_plain = config.recurrence is None and not config.has_output_gate
+        is_plain = config.recurrence is None and not config.has_output_gate and shard.is_whole
         if is_plain and self._can_place and can_attend_rows(dtype, config.head_dim, device):
             self._compiled = CompiledLayers.of(
                 self._layers, config, self._rotary, scale=self._scale, ends=self._ends()
             )
         self.fingerprint = reader.fingerprint
-        self.num_parameters = reader.num_parameters
+        self.num_parameters = reader.num_whole_parameters
         self.weight_bytes = reader.num_parameters * dtype.itemsize
         weights.finish()
         spared = weights.num_rounded
@@ -135,17 +145,29 @@ class DecoderModel:
             dtype=dtype,
             device=device,
             deterministic=deterministic,
+            num_ranks=shard.count,
         )
 
     @property
     def embedding(self) -> Tensor:
-        """The table of tokens: [vocab_size, hidden_size]."""
+        """The table of tokens: [vocab_size, hidden_size]; see `_expect_whole`."""
+        self._expect_whole()
         return self._embedding
 
     @property
     def head(self) -> Product:
         """The product that gives logits, before they are scaled and capped."""
+        self._expect_whole()
         return self._head
+
+    def _expect_whole(self) -> None:
+        """Raise UnsupportedModelError where this is one of several devices' parts."""
+        if self._vocabulary is not None:
+            raise UnsupportedModelError(
+                f"{self.config.model_id} is shared out to several devices (engine.tensor_parallel),"
+                " and so is its table of tokens: a head that reads this table cannot draft for it."
+                " Draft with a small model, or leave engine.tensor_parallel at 1."
+            )
 
     def _ends(self) -> ModelEnds | None:
         """Return what is before the layers and behind them, where all of it is compiled."""
@@ -160,7 +182,7 @@ class DecoderModel:
         )
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - all that a model may be loaded with
         cls,
         path_or_id: str,
         *,
@@ -170,6 +192,7 @@ class DecoderModel:
         max_context: int | None = None,
         rounding: Rounding | Decode | None = None,
         on_progress: ProgressCallback | None = None,
+        shard: Shard = WHOLE,
     ) -> "DecoderModel":
         """Load a checkpoint from a local folder or, if there is none, from the hub.
 
@@ -177,13 +200,14 @@ class DecoderModel:
         costs nothing (`is_deterministic_anyway`); `max_context`: the positions to be served, where
         they are fewer than the model's: longrope's frequencies depend on it; `rounding`: of
         weights, None for none, "decode" for plain ones where products could also hold them as they
-        are stored. Raises UnsupportedModelError for what the engine cannot run and for missing,
-        misshapen or unexpected tensors.
+        are stored; `shard`: the part of the model to load. Raises UnsupportedModelError for what
+        the engine cannot run and for missing, misshapen or unexpected tensors.
         """
         may_stay = rounding is None
         rounding = None if rounding == DECODE else rounding
         folder = resolve_checkpoint(path_or_id)
-        config = read_model_config(folder)
+        whole = read_model_config(folder)
+        config = share_of(whole, shard)
         name = config.dtype if dtype == "auto" else dtype
         if name not in DTYPES:
             raise UnsupportedModelError(
@@ -204,9 +228,12 @@ class DecoderModel:
             deterministic, keeps = False, None
         if deterministic is None:
             deterministic = is_deterministic_anyway(wanted, target, head_dim=config.head_dim)
+        make_reader: Callable[..., CheckpointReader] = CheckpointReader
+        if not shard.is_whole:
+            make_reader = partial(ShardReader, config=whole, shard=shard)
         with (
             torch.inference_mode(),
-            CheckpointReader(
+            make_reader(
                 folder,
                 dtype=wanted,
                 device=target,
@@ -227,6 +254,7 @@ class DecoderModel:
                 deterministic=deterministic,
                 max_context=max_context,
                 weights=weights,
+                shard=shard,
             )
 
     def plan_attention(self, batch: AttentionBatch, *, block_size: int) -> Plan:
@@ -380,6 +408,8 @@ class DecoderModel:
     def _logits(self, hidden: Tensor, logits_out: Tensor | None) -> Tensor:
         """Return the head's product, [m, vocab_size] float32, scaled and capped."""
         product = self._head(hidden)
+        if self._vocabulary is not None:
+            product = self._vocabulary.joined(product)
         return self._finished(product.float() if logits_out is None else logits_out.copy_(product))
 
     def _finished(self, logits: Tensor) -> Tensor:
@@ -397,7 +427,9 @@ class DecoderModel:
         return rows if self.config.residual_scale == 1.0 else rows.mul_(self.config.residual_scale)
 
     def _embed(self, token_ids: Tensor, here: SharedInputs) -> Tensor:
-        if here.is_fused:
+        if self._vocabulary is not None:
+            rows = self._vocabulary.look_up(token_ids, is_fused=here.is_fused)
+        elif here.is_fused:
             rows = embed_tokens(self._embedding, token_ids)
         else:
             rows = self._embedding.index_select(0, token_ids)

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet, read_delta_net
 from engine.model.quantised.scheme import Weight, WeightSource
+from engine.model.shard import WHOLE, Shard, SummedMlp, SummedProduct
 from engine.model.weights import CheckpointReader
 from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.layer_norm import LayerNorm
@@ -83,7 +84,7 @@ class Layer:
     row_norms: tuple[RmsNorm, RmsNorm] | None  # over all query heads and all key heads of a row
     sinks: Tensor | None  # float32 [num_query_heads]
     rotation: int  # which of the model's rotary tables turns its heads
-    output: Product
+    output: Product | SummedProduct
     after_attention: Norm | None
     before_mlp: Norm | None
     mlp: Mlp
@@ -97,7 +98,8 @@ class LayerReader:
     """Reads layers of one checkpoint.
 
     ropes: the model's rotations, each once; sparse: reads the mixture of a layer, by its prefix;
-    weights: what the products get of what is read.
+    weights: what the products get of what is read. shard: the part of the model that `reader` reads
+    and `config` describes.
     """
 
     reader: CheckpointReader
@@ -106,6 +108,7 @@ class LayerReader:
     weights: WeightSource
     deterministic: bool
     sparse: Callable[[str], Mlp]
+    shard: Shard = WHOLE
 
     def read(self, index: int, *, qkv_width: int | None = None) -> Layer:
         """Return layer `index`; projections that read the same rows are fused.
@@ -119,17 +122,16 @@ class LayerReader:
         rope = config.layers[index].rope
         query_size = config.num_query_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        width = config.hidden_size
         return Layer(
             before_attention=self._norm(prefix, names.before_attention),
-            qkv=self._qkv(prefix, rope, (query_size, kv_size, kv_size), qkv_width or width),
+            qkv=self._qkv(
+                prefix, rope, (query_size, kv_size, kv_size), qkv_width or config.hidden_size
+            ),
             head_norm=self._head_norm(prefix, rope) if config.qk_norm == "head" else None,
             row_norms=self._row_norms(prefix, rope) if config.qk_norm == "row" else None,
             sinks=self._sinks(prefix) if config.has_sinks else None,
             rotation=self.ropes.index(rope),
-            output=self._product(
-                prefix, ("self_attn.o_proj",), (width,), query_size, config.output_bias
-            ),
+            output=self._output(prefix, query_size),
             after_attention=self._norm(prefix, names.after_attention),
             before_mlp=self._norm(prefix, names.before_mlp),
             mlp=self._mlp(index, prefix),
@@ -186,9 +188,21 @@ class LayerReader:
 
     # ---- parts ----------------------------------------------------------------------------
 
+    def _output(self, prefix: str, query_size: int) -> Product | SummedProduct:
+        config = self.config
+        product = self._product(
+            prefix, ("self_attn.o_proj",), (config.hidden_size,), query_size, config.output_bias
+        )
+        if self.shard.is_whole:
+            return product
+        return SummedProduct(product, self.shard, in_order=self.deterministic)
+
     def _mlp(self, index: int, prefix: str) -> Mlp:
         is_sparse = self.config.layers[index].is_sparse
-        return self.sparse(prefix) if is_sparse else self._dense(prefix)
+        mlp = self.sparse(prefix) if is_sparse else self._dense(prefix)
+        if self.shard.is_whole:
+            return mlp
+        return SummedMlp(mlp, self.shard, in_order=self.deterministic)
 
     def _dense(self, prefix: str) -> GatedMlp:
         config, names = self.config, self.config.names

@@ -10,12 +10,14 @@ from engine.model.decoder import DTYPES, DecoderModel, DtypeName
 from engine.model.protocol import CausalModel
 from engine.model.quantised.formats import Decode, Rounding
 from engine.model.read_config import read_model_config
+from engine.model.shard import WHOLE, Shard
+from engine.model.shared_config import check_shares
 from engine.model.weights import ProgressCallback, resolve_checkpoint
 
 log = logging.getLogger(__name__)
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 - all that a model may be loaded with
     path_or_id: str,
     *,
     dtype: DtypeName = "auto",
@@ -24,6 +26,7 @@ def load_model(
     max_context: int | None = None,
     rounding: Rounding | Decode | None = None,
     on_progress: ProgressCallback | None = None,
+    shard: Shard = WHOLE,
 ) -> CausalModel:
     """Load a checkpoint from a local folder or, if there is none, from the hub.
 
@@ -31,6 +34,7 @@ def load_model(
     """
     folder = resolve_checkpoint(path_or_id)
     config = read_model_config(folder)
+    check_shares(config, shard.count)
     if config.is_native:
         log.info("%s: %s, the engine's own decoder", path_or_id, config.architecture)
         return DecoderModel.load(
@@ -41,6 +45,7 @@ def load_model(
             max_context=max_context,
             rounding=rounding,
             on_progress=on_progress,
+            shard=shard,
         )
     if isinstance(rounding, Rounding):
         raise UnsupportedModelError(

@@ -29,7 +29,13 @@ def is_deterministic_anyway(dtype: torch.dtype, device: torch.device, *, head_di
 
 
 def numerics_fingerprint(
-    *, checkpoint: str, scheme: str, dtype: torch.dtype, device: torch.device, deterministic: bool
+    *,
+    checkpoint: str,
+    scheme: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool,
+    num_ranks: int = 1,
 ) -> str:
     """Return 16 hexadecimal digits of all that a token's logits depend on, the tokens apart.
 
@@ -47,6 +53,8 @@ def numerics_fingerprint(
         "kernels": os.environ.get("OUTRIDER_KERNELS", ""),
         "torch": torch.__version__,
     }
+    if num_ranks > 1:  # sums are cut in as many parts
+        facts["ranks"] = num_ranks
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -129,6 +129,16 @@ class CheckpointReader:
         """16 hexadecimal digits that change with the checkpoint."""
         return checkpoint_fingerprint(self._folder)
 
+    @property
+    def rounded_name(self) -> str:
+        """The name under which rounded weights of these tensors are kept."""
+        return self.fingerprint
+
+    @property
+    def num_whole_parameters(self) -> int:
+        """Numbers of the whole model, as far as it has been read."""
+        return self.num_parameters
+
     def read(self, name: str, shape: Iterable[int]) -> Tensor:
         """The tensor `name`; raises UnsupportedModelError if it is missing or misshapen."""
         stored = self._stored(name, shape)
@@ -181,12 +191,20 @@ class CheckpointReader:
 
         Else, and with the errors, as `read`.
         """
-        found = None if self._keeps is None else self._decoded(name, as_stored=True)
-        if not isinstance(found, StoredWeight) or self._keeps is None or not self._keeps(found):
+        shape = tuple(shape)
+        found = None if self._keeps is None else self._kept(name, shape)
+        if found is None or self._keeps is None or not self._keeps(found):
             return self.read(name, shape)
-        self._expect_shape(name, found.shape, shape)
         self._count(found.codes.numel())
         return found.to(self._device)
+
+    def _kept(self, name: str, shape: Iterable[int]) -> StoredWeight | None:
+        """Return a weight as it is stored; None for one that has to be decoded."""
+        found = self._decoded(name, as_stored=True)
+        if not isinstance(found, StoredWeight):
+            return None
+        self._expect_shape(name, found.shape, shape)
+        return found
 
     def _expect_shape(self, name: str, found: Iterable[int], wanted: Iterable[int]) -> None:
         if tuple(found) != tuple(wanted):

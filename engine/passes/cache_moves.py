@@ -79,12 +79,20 @@ class CacheMoves:
     @torch.inference_mode()
     def settle_window(self) -> None:
         """Tell the device which window blocks the views have got, and make the copies they want."""
-        window, table = self._pool.window, self._kv_cache.window_blocks
-        if window is None or table is None:
+        if (window := self._pool.window) is not None:
+            changes, copies = window.take_changes(), window.take_copies()
+            if changes or copies:
+                self.change_window(changes, copies)
+
+    @torch.inference_mode()
+    def change_window(self, changes: dict[int, int], copies: list[tuple[int, int]]) -> None:
+        """Give blocks their window blocks, by block; then copy window blocks, in pairs."""
+        table = self._kv_cache.window_blocks
+        if table is None:
             return
-        if changes := window.take_changes():
+        if changes:
             blocks, own = self._upload_pairs((list(changes), list(changes.values())))
             table.index_copy_(0, blocks, own.to(torch.int32))
-        if copies := window.take_copies():
+        if copies:
             slots = self._upload_pairs(self._slots_of_blocks(copies))
             self._move_in(self._kv_cache.window, *slots)

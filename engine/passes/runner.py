@@ -160,6 +160,10 @@ class ModelRunner:
         """`move_slots` for slots that only the device knows: int64 [n] each, -1 for no move."""
         self._moves.compact(src_slots, dst_slots)
 
+    def change_window(self, changes: dict[int, int], copies: list[tuple[int, int]]) -> None:
+        """`CacheMoves.change_window`, for a runner that follows another one's pool."""
+        self._moves.change_window(changes, copies)
+
     # ---- passes ---------------------------------------------------------------------------
 
     def forward(
@@ -311,6 +315,9 @@ class ModelRunner:
                 max_context=self.max_context,
             )
         return self._planner
+
+    def check(self) -> None:
+        """Raise EngineError where what was computed lately may be wrong: a device was lost."""
 
     # ---- graphs ---------------------------------------------------------------------------
 

@@ -180,6 +180,7 @@ class LargePass:
             ] + done.items
             done.verdicts = [*known.verdicts, *done.verdicts]
         done.logprobs = pass_logprobs(done)
+        self._runners["large"].check()  # before anything is emitted
         return done
 
     def _settle_host(self, items: list[VerifyItem], output: PassOutput) -> list[Verdict]:

@@ -93,7 +93,7 @@ class RoundedWeights:
         self._indivisible: list[str] = []
         self._narrow: list[str] = []
         self._kept = KeptWeights(
-            rounding.keep_in, checkpoint=reader.fingerprint, scheme=rounding.scheme
+            rounding.keep_in, checkpoint=reader.rounded_name, scheme=rounding.scheme
         )
         self.num_rounded = 0
         """Numbers that are held rounded."""

@@ -1,0 +1,153 @@
+"""The part of a model that one of several ranks holds, and what the ranks put together.
+
+Tensor parallelism as in Shoeybi et al., 2019 (Megatron-LM): the projections into heads and inner
+sizes are cut by their outputs, those back by their inputs, and a sum over the ranks follows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.layers.embedding import embed_tokens
+from kernels.layers.lora import LayerLora
+
+
+class Collectives(Protocol):
+    """Exchanges tensors between the ranks of a model; every rank makes the same calls in order."""
+
+    def sum(self, rows: Tensor, *, in_order: bool) -> Tensor:
+        """Return the sum of all ranks' tensors, on every rank. May overwrite `rows`.
+
+        in_order: added in the order of the ranks, in float32, whatever the size is.
+        """
+        ...
+
+    def gather(self, rows: Tensor) -> list[Tensor] | None:
+        """Return all ranks' tensors, in order, on rank 0; None on the others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Rank `rank` of `count`. collectives: None where there is one rank."""
+
+    rank: int = 0
+    count: int = 1
+    collectives: Collectives | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the model is in one piece."""
+        return self.count == 1
+
+    @property
+    def name(self) -> str:
+        """Return which part it is, "1of2" and so on."""
+        return f"{self.rank}of{self.count}"
+
+    def span(self, size: int) -> tuple[int, int]:
+        """Return the first place of this rank's part of `size`, and the one behind it.
+
+        All parts are as long as the first, but for the last ones of a size that is not divisible.
+        """
+        length = self.length(size)
+        first = min(self.rank * length, size)
+        return first, min(first + length, size)
+
+    def length(self, size: int) -> int:
+        """Return the places that each rank has for its part of `size`, perhaps with some spare."""
+        return -(-size // self.count)
+
+    def summed(self, rows: Tensor, *, in_order: bool) -> Tensor:
+        """Return the ranks' sum of rows, [n, width]."""
+        if self.collectives is None or not rows.numel():
+            return rows
+        return self.collectives.sum(rows, in_order=in_order)
+
+
+WHOLE: Final = Shard()
+
+
+class SummedProduct:
+    """A product of which each rank has some inputs: [n, part of the inputs] -> [n, outputs]."""
+
+    __slots__ = ("_in_order", "_product", "_shard")
+
+    def __init__(
+        self, product: Callable[[Tensor], Tensor], shard: Shard, *, in_order: bool
+    ) -> None:
+        """in_order: see `Collectives.sum`."""
+        self._product = product
+        self._shard = shard
+        self._in_order = in_order
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the whole product, on every rank."""
+        return self._shard.summed(self._product(x), in_order=self._in_order)
+
+
+class _PartialMlp(Protocol):
+    def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
+        """Return a part of the rows' outputs."""
+
+
+class SummedMlp:
+    """A feed-forward layer, or a mixture of them, of which each rank has a part of the inside."""
+
+    __slots__ = ("_in_order", "_mlp", "_shard")
+
+    def __init__(self, mlp: _PartialMlp, shard: Shard, *, in_order: bool) -> None:
+        """in_order: see `Collectives.sum`."""
+        self._mlp = mlp
+        self._shard = shard
+        self._in_order = in_order
+
+    def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
+        """Return the rows' whole outputs, on every rank. [n, width] -> [n, width]."""
+        part = self._mlp(rows, is_fused=is_fused, lora=lora)
+        return self._shard.summed(part, in_order=self._in_order)
+
+
+class SharedVocabulary:
+    """The table of tokens and the head, of which each rank has the rows of some tokens."""
+
+    __slots__ = ("_shard", "_table", "_vocab_size")
+
+    def __init__(self, table: Tensor, shard: Shard, *, vocab_size: int) -> None:
+        """table: [tokens of this rank, width]; vocab_size: of the whole."""
+        self._table = table
+        self._shard = shard
+        self._vocab_size = vocab_size
+
+    def look_up(self, token_ids: Tensor, *, is_fused: bool) -> Tensor:
+        """Return the vectors of tokens, [n] -> [n, width]: one rank's row, and zeros of others."""
+        own = token_ids - self._shard.span(self._vocab_size)[0]
+        if is_fused:
+            rows = embed_tokens(self._table, own)
+        else:
+            is_own = (own >= 0) & (own < self._table.shape[0])
+            rows = self._table.index_select(0, own.where(is_own, 0))
+            rows.masked_fill_(~is_own.unsqueeze(1), 0.0)
+        return self._shard.summed(rows, in_order=False)  # one summand: any order is exact
+
+    def joined(self, logits: Tensor) -> Tensor:
+        """Return the logits of all tokens, [m, tokens of this rank] -> [m, vocab_size].
+
+        On rank 0; the others keep their own, which nothing reads.
+        """
+        collectives = self._shard.collectives
+        assert collectives is not None, "a whole vocabulary needs no joining"
+        if not logits.numel():
+            return logits.new_empty((0, self._vocab_size))
+        parts = collectives.gather(logits)
+        if parts is None:
+            return logits
+        length, left = logits.shape[1], self._vocab_size
+        real = []
+        for part in parts:
+            real.append(part[:, : min(length, left)])
+            left -= real[-1].shape[1]
+        return torch.cat(real, 1)

@@ -1,0 +1,186 @@
+"""What rank 0 tells the others: what to load, and then, pass by pass, what to run.
+
+Messages go through a socket pair of our own processes, so they are pickled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from weakref import WeakKeyDictionary, finalize
+
+import torch
+
+from engine.cache.kv_view import KVView
+from engine.model.decoder import DtypeName
+from engine.model.quantised.formats import Decode, Rounding
+from engine.passes.device_rows import DeviceRows
+from engine.passes.flat_rows import ForwardSlice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A checkpoint and how it is loaded; the fields are `load_model`'s arguments."""
+
+    path: str
+    dtype: DtypeName = "auto"
+    deterministic: bool | None = False
+    max_context: int | None = None
+    rounding: Rounding | Decode | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """What a rank is. folder: where the ranks meet; num_threads: of a CPU; log_level: logging's."""
+
+    rank: int
+    count: int
+    device: str
+    folder: str
+    num_threads: int
+    timeout_s: float
+    log_level: int
+    model: ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank has its part of the weights; `numerics` has to be alike on all of them."""
+
+    numerics: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A rank ends; `text` says why. is_unsupported: the model or its files are the reason."""
+
+    text: str
+    is_unsupported: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCache:
+    """Allocate a cache, and the first time meet the others; the fields are `ModelRunner`'s."""
+
+    num_blocks: int
+    block_size: int
+    max_context: int | None
+    kv_dtype: torch.dtype | None
+    num_window_blocks: int | None
+    taps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SentView:
+    """A view's block table: the first `kept` blocks of it as they were sent last, then `tail`."""
+
+    number: int
+    kept: int
+    tail: list[int]
+    window_table: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SentSlice:
+    """A `ForwardSlice`."""
+
+    view: SentView
+    token_ids: list[int]
+    start_slot: int
+    num_logit_rows: int
+    positions: list[int] | None
+    tree_start: int | None
+    ancestor_masks: list[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPass:
+    """A pass. device_rows: (rows, words of ancestors a row) of what is broadcast behind this.
+
+    forgotten: numbers of views that will not be sent again.
+    """
+
+    slices: list[SentSlice]
+    device_views: list[SentView]
+    device_rows: tuple[int, int] | None
+    forgotten: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """Copy whole blocks, (source, destination)."""
+
+    pairs: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSlots:
+    """Move keys and values between slots."""
+
+    sources: list[int]
+    destinations: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOnDevice:
+    """Move keys and values between so many slots, which are broadcast behind this."""
+
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeWindow:
+    """`ModelRunner.change_window`."""
+
+    changes: dict[int, int]
+    copies: list[tuple[int, int]]
+
+
+Command = RunPass | CopyBlocks | MoveSlots | MoveOnDevice | ChangeWindow
+
+
+class SentViews:
+    """Rank 0's memory of the block tables that the others have: only what is new is sent."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._sent: WeakKeyDictionary[KVView, tuple[int, list[int]]] = WeakKeyDictionary()
+        self._forgotten: list[int] = []
+
+    def run_pass(self, slices: Sequence[ForwardSlice], device_rows: DeviceRows | None) -> RunPass:
+        """Return the message of a pass."""
+        views, shape = [], None
+        if device_rows is not None:
+            views = [self._send(view) for view in device_rows.views]
+            shape = (device_rows.total_rows, device_rows.ancestor_words.shape[1])
+        sent = [
+            SentSlice(
+                self._send(piece.view),
+                piece.token_ids,
+                piece.start_slot,
+                piece.num_logit_rows,
+                piece.positions,
+                piece.tree_start,
+                piece.ancestor_masks,
+            )
+            for piece in slices
+        ]
+        forgotten, self._forgotten = self._forgotten, []
+        return RunPass(slices=sent, device_views=views, device_rows=shape, forgotten=forgotten)
+
+    def _send(self, view: KVView) -> SentView:
+        known = self._sent.get(view)
+        if known is None:
+            known = next(self._numbers), []
+            self._sent[view] = known
+            finalize(view, self._forget, known[0])
+        number, sent = known
+        table = view.block_table
+        kept = min(len(sent), len(table))
+        if sent[:kept] != table[:kept]:
+            kept = next(place for place in range(kept) if sent[place] != table[place])
+        tail = table[kept:]
+        sent[kept:] = tail
+        return SentView(number, kept, tail, list(view.window_table))
+
+    def _forget(self, number: int) -> None:
+        self._forgotten.append(number)

@@ -1,0 +1,149 @@
+"""The runner of rank 0: it has the other ranks run every pass and every move that it runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.cache.block_pool import BlockPool
+from engine.model.kv_cache import KVCache
+from engine.parallel.messages import (
+    ChangeWindow,
+    Command,
+    CopyBlocks,
+    MoveOnDevice,
+    MoveSlots,
+    OpenCache,
+    SentViews,
+)
+from engine.parallel.ranks import Ranks
+from engine.passes.cache_moves import CacheMoves
+from engine.passes.device_rows import DeviceRows
+from engine.passes.flat_rows import ForwardSlice
+from engine.passes.runner import ModelRunner, PassOutput
+
+
+@dataclass(kw_only=True)
+class ParallelRunner(ModelRunner):
+    """`ModelRunner` of a model that several ranks share; its pool decides for all of them.
+
+    Everything raises RankLostError once a rank is gone.
+    """
+
+    ranks: Ranks
+    _views: SentViews = field(init=False, default_factory=SentViews)
+
+    def __post_init__(self) -> None:
+        """Allocate the caches, here and on the other ranks, and meet them."""
+        super().__post_init__()
+        self._moves = SharedMoves(self.kv_cache, self.pool, self.ranks)
+        self.ranks.open_cache(
+            OpenCache(
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                max_context=self.max_context,
+                kv_dtype=self.kv_dtype,
+                num_window_blocks=self.num_window_blocks,
+                taps=self.taps,
+            )
+        )
+
+    def check(self) -> None:
+        """Raise RankLostError if a rank is gone."""
+        self.ranks.check()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self.ranks.close()
+
+    def forward(
+        self,
+        slices: Sequence[ForwardSlice],
+        device_rows: DeviceRows | None = None,
+        features: Tensor | None = None,
+    ) -> PassOutput:
+        """`ModelRunner.forward`, on all ranks."""
+        with self.ranks.watched():
+            self._moves.settle_window()
+            self.ranks.send(self._views.run_pass(slices, device_rows))
+            if device_rows is not None:
+                self.ranks.broadcast(packed_rows(device_rows))
+            return super().forward(slices, device_rows, features)
+
+
+class SharedMoves(CacheMoves):
+    """`CacheMoves` on all ranks."""
+
+    def __init__(self, kv_cache: KVCache, pool: BlockPool, ranks: Ranks) -> None:
+        super().__init__(kv_cache, pool, None)
+        self._ranks = ranks
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, all layers: (source, destination) pairs."""
+        with self._sending(CopyBlocks(list(pairs)) if pairs else None):
+            super().copy_blocks(pairs)
+
+    def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
+        """Move keys and values between cache slots, safe under overlap."""
+        if source_slots:
+            self.settle_window()
+            with self._sending(MoveSlots(source_slots, destination_slots)):
+                super().move_slots(source_slots, destination_slots)
+
+    def compact(self, src_slots: Tensor, dst_slots: Tensor) -> None:
+        """`move_slots` for slots that only rank 0's device knows."""
+        if src_slots.numel():
+            self.settle_window()
+            with self._sending(MoveOnDevice(src_slots.numel())):
+                self._ranks.broadcast(torch.stack((src_slots.view(-1), dst_slots.view(-1))))
+                super().compact(src_slots, dst_slots)
+
+    def change_window(self, changes: dict[int, int], copies: list[tuple[int, int]]) -> None:
+        """Give blocks their window blocks, by block; then copy window blocks, in pairs."""
+        with self._sending(ChangeWindow(changes, copies)):
+            super().change_window(changes, copies)
+
+    @contextmanager
+    def _sending(self, command: Command | None) -> Iterator[None]:
+        with self._ranks.watched():
+            if command is not None:
+                self._ranks.send(command)
+            yield
+
+
+def packed_rows(rows: DeviceRows) -> Tensor:
+    """Return all integers of device rows behind each other, int64: see `unpacked_rows`."""
+    parts = (
+        *(rows.token_ids, rows.positions, rows.logical_slots, rows.sequence_index),
+        rows.ancestor_words.reshape(-1),
+        *(rows.row_starts, rows.num_rows, rows.tree_starts, rows.kv_lens),
+    )
+    return torch.cat([part.to(torch.int64) for part in parts])
+
+
+def num_packed(num_rows: int, num_words: int, num_views: int) -> int:
+    """Return the length of `packed_rows`."""
+    return num_rows * (4 + num_words) + 4 * num_views
+
+
+def unpacked_rows(
+    packed: Tensor, *, num_rows: int, num_words: int, make: Callable[..., DeviceRows]
+) -> DeviceRows:
+    """Return what `packed_rows` packed; make: `DeviceRows` with its views."""
+    num_views = (len(packed) - num_rows * (4 + num_words)) // 4
+    sizes = [*[num_rows] * 4, num_rows * num_words, *[num_views] * 4]
+    parts = torch.split(packed, sizes)
+    starts, counts, tree_starts, kv_lens = (part.to(torch.int32) for part in parts[5:])
+    return make(
+        token_ids=parts[0],
+        positions=parts[1],
+        logical_slots=parts[2],
+        sequence_index=parts[3],
+        ancestor_words=parts[4].view(num_rows, num_words),
+        row_starts=starts,
+        num_rows=counts,
+        tree_starts=tree_starts,
+        kv_lens=kv_lens,
+    )

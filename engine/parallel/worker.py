@@ -1,0 +1,183 @@
+"""A rank's own process: it loads its part of the model and runs what rank 0 runs.
+
+Standard input stays open for as long as rank 0 lives. A thread that reads it notices rank 0's end,
+whichever way it ends, and ends this process too, also in the middle of an exchange.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from engine.cache.kv_view import KVView
+from engine.errors import EngineError, UnsupportedModelError
+from engine.model.load import load_model
+from engine.model.protocol import CausalModel
+from engine.model.shard import Shard
+from engine.parallel.collectives import TorchCollectives
+from engine.parallel.messages import (
+    ChangeWindow,
+    CopyBlocks,
+    Failed,
+    Loaded,
+    MoveOnDevice,
+    MoveSlots,
+    OpenCache,
+    RankSpec,
+    RunPass,
+    SentView,
+)
+from engine.parallel.runner import num_packed, unpacked_rows
+from engine.passes.device_rows import DeviceRows
+from engine.passes.flat_rows import ForwardSlice
+from engine.passes.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_EXIT_REPORTED = 3
+
+
+def main() -> None:
+    """Follow rank 0 until it ends, or lets go; the socket's descriptor is the argument."""
+    # A Ctrl-C in the terminal and a service manager's SIGTERM reach the whole group, but rank 0
+    # decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_rank_0, daemon=True).start()
+    connection = Connection(int(sys.argv[1]))
+    status = 0
+    try:
+        _follow(connection, connection.recv())
+    except EOFError:
+        pass  # rank 0 is gone
+    except Exception as error:
+        if not isinstance(error, EngineError):
+            log.exception("rank failed")
+        text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+        is_unsupported = isinstance(error, UnsupportedModelError)
+        connection.send(Failed(text, is_unsupported=is_unsupported))
+        status = _EXIT_REPORTED
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _follow(connection: Connection, spec: RankSpec) -> None:
+    logging.basicConfig(
+        level=spec.log_level, format=f"%(levelname)s rank={spec.rank} %(name)s %(message)s"
+    )
+    device = torch.device(spec.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(spec.num_threads)
+    collectives = TorchCollectives(rank=spec.rank, count=spec.count, device=device)
+    model = load_model(
+        spec.model.path,
+        dtype=spec.model.dtype,
+        device=device,
+        deterministic=spec.model.deterministic,
+        max_context=spec.model.max_context,
+        rounding=spec.model.rounding,
+        shard=Shard(rank=spec.rank, count=spec.count, collectives=collectives),
+    )
+    connection.send(Loaded(model.numerics))
+    cache: OpenCache = connection.recv()
+    follower = _Follower(model, cache, collectives)
+    collectives.connect(Path(spec.folder), timeout_s=spec.timeout_s)
+    with torch.inference_mode():
+        while True:
+            follower.run(connection.recv())
+
+
+class _Follower:
+    """Runs what rank 0 tells, on this rank's part of the weights and of the cache."""
+
+    def __init__(self, model: CausalModel, cache: OpenCache, collectives: TorchCollectives) -> None:
+        self._model = model
+        self._collectives = collectives
+        self._open(cache)
+
+    def _open(self, cache: OpenCache) -> None:
+        self._runner = ModelRunner(
+            model=self._model,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            max_context=cache.max_context,
+            kv_dtype=cache.kv_dtype,
+            num_window_blocks=cache.num_window_blocks,
+            taps=cache.taps,
+            cuda_graphs=False,
+        )
+        self._views: dict[int, KVView] = {}  # by rank 0's numbers
+
+    def run(self, command: object) -> None:
+        """Run a command."""
+        match command:
+            case RunPass():
+                self._pass(command)
+            case CopyBlocks(pairs):
+                self._runner.copy_blocks(pairs)
+            case MoveSlots(sources, destinations):
+                self._runner.move_slots(sources, destinations)
+            case MoveOnDevice(num_slots):
+                slots = torch.empty((2, num_slots), dtype=torch.int64, device=self._runner.device)
+                self._collectives.broadcast(slots)
+                self._runner.compact(slots[0], slots[1])
+            case ChangeWindow(changes, copies):
+                self._runner.change_window(changes, copies)
+            case OpenCache():
+                self._open(command)
+            case _:
+                raise TypeError(f"no command: {command!r}")
+
+    def _pass(self, command: RunPass) -> None:
+        for number in command.forgotten:
+            self._views.pop(number, None)
+        device_rows = None
+        if command.device_rows is not None:
+            device_rows = self._device_rows(command.device_views, *command.device_rows)
+        slices = [
+            ForwardSlice(
+                view=self._view(piece.view),
+                token_ids=piece.token_ids,
+                start_slot=piece.start_slot,
+                num_logit_rows=piece.num_logit_rows,
+                positions=piece.positions,
+                tree_start=piece.tree_start,
+                ancestor_masks=piece.ancestor_masks,
+            )
+            for piece in command.slices
+        ]
+        self._runner.forward(slices, device_rows)
+        self._runner.take_finished()
+
+    def _view(self, sent: SentView) -> KVView:
+        """Return a view with rank 0's block table; nothing is allocated for it here."""
+        view = self._views.get(sent.number)
+        if view is None:
+            view = self._views[sent.number] = self._runner.new_view("")
+        view.block_table[sent.kept :] = sent.tail
+        view.window_table = sent.window_table
+        return view
+
+    def _device_rows(self, views: list[SentView], num_rows: int, num_words: int) -> DeviceRows:
+        packed = torch.empty(
+            num_packed(num_rows, num_words, len(views)),
+            dtype=torch.int64,
+            device=self._runner.device,
+        )
+        self._collectives.broadcast(packed)
+        make = partial(DeviceRows, views=[self._view(view) for view in views])
+        return unpacked_rows(packed, num_rows=num_rows, num_words=num_words, make=make)
+
+
+def _end_with_rank_0() -> None:
+    """Wait for the end of standard input, after which nothing is left to follow."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)

@@ -1,0 +1,171 @@
+"""A model on several ranks says what it says on one, and the end of a rank is the engine's."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.core import Engine
+from engine.errors import RankLostError
+from engine.model.quantised.formats import Rounding
+from tests.engines import (
+    PAIR_FOLDER,
+    assert_idle,
+    heldout_prompts,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    shipped_pair,
+    texts,
+    tiny_pair,
+)
+from tests.laws.mixed import mixed_requests, total
+from tests.laws.test_scheme_law import stored_folder
+from tests.ranks import parted
+
+COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
+_END_S = 30.0
+
+
+def answers(engine: Engine, *, speculation: bool = True, turn: str = "") -> dict[str, list[int]]:
+    requests = [
+        make_request(
+            f"{turn}{number}",
+            prompt,
+            seed=number,
+            temperature=0.9 if number % 2 else 0.0,
+            speculation=speculation,
+        )
+        for number, prompt in enumerate(heldout_prompts(4))
+    ]
+    found = texts(serve(engine, requests))
+    assert_idle(engine)
+    return {name.removeprefix(turn): tokens for name, tokens in found.items()}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_ranks_say_what_one_says(count: int) -> None:
+    """Two key-value heads are shared out to two ranks, and copied for four."""
+    pair = shipped_pair()
+    right = answers(make_engine(pair), speculation=False)
+    with parted(PAIR_FOLDER / "large", count, dtype="float32") as shipped:
+        engine = shipped.engine(pair)
+        assert answers(engine, speculation=False) == right
+        assert answers(engine, turn="again") == right  # prompts come from the prefix cache
+        assert engine.stats().tiers["large"].prefix_cache_hits > 0
+        assert answers(shipped.engine(pair, on_device=True)) == right
+        assert shipped.model.num_parameters == pair.large.num_parameters
+        assert shipped.model.weight_bytes < 0.6 * pair.large.weight_bytes
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_engine_with_the_reason() -> None:
+    with parted(PAIR_FOLDER / "large", 2, dtype="float32") as found:
+        engine = found.engine(shipped_pair())
+        engine.submit(make_request("a", random_prompt(40)))
+        engine.step()
+        pids = found.ranks.pids
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(RankLostError, match=r"Rank 1 of 2 .*SIGKILL"):
+            _ = [engine.step() for _ in range(100)]
+        with pytest.raises(RankLostError):  # also where it is idle
+            engine.step()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+# ---- every kind of model ----------------------------------------------------------------------
+
+KINDS: list[tuple[str, int, dict[str, Any]]] = [
+    # Pre-emption, and a vocabulary of 131 tokens.
+    ("llama3", 4, {"large_blocks": 38, "small_blocks": 1024, "block_size": 4}),
+    ("llama3", 2, {"large_blocks": 38, "block_size": 4, "on_device": True}),
+    ("gpt-oss", 2, {"window_blocks": 120, "on_device": True}),  # stacked experts, sinks
+    ("qwen2-moe", 4, {}),  # a shared expert
+    ("qwen3-tied-mqa", 4, {}),  # one key-value head
+    ("llama-biases", 2, {}),
+    ("phi3", 2, {"window_blocks": 120}),  # fused projections
+    ("cohere2", 2, {}),  # attention and MLP side by side
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "count", "options"), KINDS)
+def test_every_kind_of_model_says_the_same(
+    architecture: str, count: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    pair = tiny_pair(architecture)
+    right = texts(serve(make_engine(pair), mixed_requests(speculation=False)[4:]))
+    pair.large_reference.save_pretrained(tmp_path)
+    with parted(tmp_path, count, dtype="float32") as found:
+        engine = found.engine(pair, **options)
+        served = serve(engine, mixed_requests()[4:])
+    assert texts(served) == right
+    assert ("large_blocks" in options) == (total(served, "num_preemptions") > 0)
+    assert_idle(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_speculation_changes_no_answer_of_rounded_parts(scheme: str, tmp_path: Path) -> None:
+    rounding = Rounding(scheme=scheme, keep_in=tmp_path)  # type: ignore[arg-type]
+    said = []
+    for _ in range(2):  # the second time with the weights that were kept
+        with parted(PAIR_FOLDER / "large", 2, rounding=rounding, deterministic=True) as found:
+            assert found.model.scheme == scheme
+            engine = found.engine(shipped_pair("bfloat16"))
+            said.append(answers(engine, speculation=False))
+            assert answers(engine, turn="drafted") == said[0]
+    assert said[0] == said[1]
+
+
+@pytest.mark.slow
+def test_parts_of_stored_weights_have_the_decoded_weights_bits() -> None:
+    folder, said = stored_folder("large", "stored int4"), []
+    for rounding in (None, "decode"):
+        options: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True}
+        with parted(folder, 2, rounding=rounding, **options) as found:
+            said.append(answers(found.engine(shipped_pair("bfloat16"))))
+    assert said[0] == said[1]
+
+
+# ---- the end ----------------------------------------------------------------------------------
+
+_RANK_0 = """
+from tests.engines import *
+from tests.ranks import parted
+
+with parted(PAIR_FOLDER / "large", 2, dtype="float32") as found:
+    print(*found.ranks.pids, flush=True)
+    while True:
+        serve(found.engine(shipped_pair()), [make_request("a", random_prompt(40))])
+        print("served", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_rank_0() -> None:
+    command = [sys.executable, "-c", _RANK_0]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank_0:
+        assert rank_0.stdout is not None
+        pids = [int(each) for each in rank_0.stdout.readline().split()]
+        assert rank_0.stdout.readline() == "served\n"
+        assert all(is_alive(pid) for pid in pids)
+        rank_0.kill()
+    until_s = time.monotonic() + _END_S
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < until_s, "a rank goes on without rank 0"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """True for a process that runs; one that has ended may still wait to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
