@@ -15,7 +15,7 @@ from engine.model.config import ModelConfig
 from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
 from engine.model.layer_attention import LayerAttention, SharedInputs
-from engine.model.layers import LayerReader, normalise
+from engine.model.layers import LayerReader, Norm, normalise
 from engine.model.numerics import numerics_fingerprint
 from engine.model.protocol import ForwardOutput
 from engine.model.quantised.scheme import StoredWeights
@@ -37,12 +37,12 @@ class Entry(Protocol):
         ...
 
     def __call__(
-        self, embedded: Tensor, features: Tensor, *, is_fused: bool
+        self, embedded: Tensor, features: Tensor, norm: Norm | None, *, is_fused: bool
     ) -> tuple[Tensor, Tensor]:
         """Return what the first layer's attention reads, and the residual stream.
 
         embedded: [n, hidden_size], of the rows' tokens; features: [n, feature_size]; both are left
-        as they are. is_fused: Triton's kernels run.
+        as they are. norm: the layer's in front of attention. is_fused: Triton's kernels run.
         """
         ...
 
@@ -226,7 +226,8 @@ class DecoderHead(HeadBase):
         here = self._shared(positions, slot_mapping, attention, kv_cache)
         is_fused = here.is_fused
         embedded = self._embed(token_ids, here)
-        normed, residual = self._entry(embedded, features, is_fused=is_fused)
+        first = self._layers[0].before_attention
+        normed, residual = self._entry(embedded, features, first, is_fused=is_fused)
         some_rows = logit_rows
         if logit_rows is not None and logit_rows.shape[0] >= residual.shape[0]:
             some_rows = None  # all of them, perhaps in another order

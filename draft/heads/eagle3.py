@@ -57,7 +57,6 @@ class Eagle3Entry:
                 _norm(reader, f"fc_norm.{index}.weight", target_width, shape.norm_eps)
                 for index in range(num_taps)
             ]
-        self._token_norm = layers.norm(f"{_FIRST}input_layernorm.weight")
         self._feature_norm = layers.norm(f"{_FIRST}hidden_norm.weight")
         self._norm_before_residual = config.norm_before_residual
 
@@ -72,10 +71,10 @@ class Eagle3Entry:
         return self._fc(taps)
 
     def __call__(
-        self, embedded: Tensor, features: Tensor, *, is_fused: bool
+        self, embedded: Tensor, features: Tensor, norm: Norm | None, *, is_fused: bool
     ) -> tuple[Tensor, Tensor]:
         """Return tokens and features side by side, [n, 2 * hidden_size], and the features."""
-        tokens = normalise(self._token_norm, None, embedded, is_fused=is_fused)
+        tokens = normalise(norm, None, embedded, is_fused=is_fused)
         hidden = normalise(self._feature_norm, None, features, is_fused=is_fused)
         residual = hidden if self._norm_before_residual else features.clone()
         return torch.cat((tokens, hidden), dim=-1), residual

@@ -106,6 +106,11 @@ def read_head_config(folder: Path, target: TargetModel) -> HeadConfig:
     return found
 
 
+def is_mtp(folder: Path) -> bool:
+    """True for the folder of an MTP head that speculators saved alone."""
+    return (read_object(folder / "config.json") or {}).get("speculators_model_type") == "mtp"
+
+
 def _read(folder: Path, raw: dict[str, Any], target: ModelConfig) -> HeadConfig:
     kind = _kind(folder, raw)
     is_speculators = "speculators_model_type" in raw

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from draft.heads.head_config import HeadConfig
 from draft.heads.protocol import HeadError, TargetModel
+from engine.model.quantised.formats import WeightFormat
 from engine.model.weights import CheckpointReader, ProgressCallback
 from kernels.layers.row_invariant_linear import make_linear
 
@@ -24,6 +25,7 @@ class HeadReader(CheckpointReader):
         target: TargetModel,
         *,
         renamed: Callable[[str], str | None],
+        weight_format: WeightFormat | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> None:
         """renamed: what a tensor is called here, None for one that is left alone."""
@@ -32,6 +34,7 @@ class HeadReader(CheckpointReader):
             dtype=target.dtype,
             device=target.device,
             on_progress=on_progress,
+            weight_format=weight_format,
         )
         self.rename(renamed)
         self.folder = folder

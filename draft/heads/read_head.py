@@ -1,14 +1,20 @@
 """Read a head for a large model: from a folder, the hub, or the model's own checkpoint."""
 
 import logging
+from functools import partial
+from typing import Final
 
 import torch
 
 from draft.heads.eagle3 import read_eagle3
-from draft.heads.head_config import read_head_config
+from draft.heads.head_config import is_mtp, read_head_config
+from draft.heads.mtp import read_mtp
 from draft.heads.protocol import HeadError, HeadModel, TargetModel
 from engine.errors import UnsupportedModelError
 from engine.model.weights import ProgressCallback, resolve_checkpoint
+
+OWN: Final = "mtp"
+"""In the place of a path: the head inside the large model's checkpoint."""
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +26,7 @@ def read_head(
     max_context: int | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> HeadModel:
-    """Read the head in a folder (or of a hub id).
+    """Read the head in a folder (or of a hub id), or, with "mtp", the large model's own.
 
     target: the large model that it is to read, whose embedding and head it shares where it has
     none; max_context: the positions to be served, where they are fewer than the large model's.
@@ -42,9 +48,10 @@ def _read(
     max_context: int | None,
     on_progress: ProgressCallback | None,
 ) -> HeadModel:
-    folder = resolve_checkpoint(path)
-    config = read_head_config(folder, target)
-    head = read_eagle3(folder, config, target, max_context=max_context, on_progress=on_progress)
+    read_one = partial(_read_folder, path)
+    if path == OWN:
+        read_one = partial(read_mtp, resolve_checkpoint(target.config.model_id))
+    head = read_one(target, max_context=max_context, on_progress=on_progress)
     log.info(
         "drafter kind=%s taps=%s tokens=%d of %d parameters=%d",
         head.kind,
@@ -54,3 +61,19 @@ def _read(
         head.num_parameters,
     )
     return head
+
+
+def _read_folder(
+    path: str,
+    target: TargetModel,
+    *,
+    max_context: int | None,
+    on_progress: ProgressCallback | None,
+) -> HeadModel:
+    folder = resolve_checkpoint(path)
+    if is_mtp(folder):
+        return read_mtp(
+            folder, target, is_alone=True, max_context=max_context, on_progress=on_progress
+        )
+    config = read_head_config(folder, target)
+    return read_eagle3(folder, config, target, max_context=max_context, on_progress=on_progress)
