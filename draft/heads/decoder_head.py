@@ -166,6 +166,15 @@ class HeadBase:
             return embed_tokens(self._embedding, token_ids)
         return self._embedding.index_select(0, token_ids)
 
+    def _nothing(self, logits_out: Tensor | None) -> ForwardOutput:
+        """Return the output of a pass that only fills the cache."""
+        config, width = self.config, self.feature_size
+        logits = logits_out
+        if logits is None:
+            logits = torch.empty((0, config.vocab_size), dtype=torch.float32, device=self.device)
+        hidden = torch.empty((0, width), dtype=self.dtype, device=self.device)
+        return ForwardOutput(logits=logits, hidden=hidden)
+
     def _logits(self, hidden: Tensor, logits_out: Tensor | None) -> Tensor:
         """Return the head's product in float32, scaled and capped as the large model's is."""
         product = self._head(hidden)
@@ -236,6 +245,9 @@ class DecoderHead(HeadBase):
         for index, layer in enumerate(self._layers):
             if index:
                 normed = normalise(layer.before_attention, update, residual, is_fused=is_fused)
+            if index == last and some_rows is not None and not some_rows.shape[0]:
+                self._attend.keep(layer, index, normed, here)
+                return self._nothing(logits_out)
             attended = self._attend(layer, index, normed, here)
             if index == last and some_rows is not None:
                 # Past the last cache write only the wanted rows matter.

@@ -22,7 +22,7 @@ from engine.model.weights import ProgressCallback
 from kernels.layers.row_invariant_linear import Product, make_linear, make_norm
 
 _FIRST = "model.layers.0."
-_IGNORED: Final = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+IGNORED: Final = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
 _RENAMED: Final = {
     "midlayer.": _FIRST,
     "layers.": "model.layers.",
@@ -114,7 +114,7 @@ def read_eagle3(
             feeds_normed=config.norm_output,
             qkv_width=2 * shape.hidden_size,
         )
-        reader.finish(ignorable=_IGNORED)
+        reader.finish(ignorable=IGNORED)
     return head
 
 

@@ -131,6 +131,12 @@ def _read(folder: Path, raw: dict[str, Any], target: ModelConfig) -> HeadConfig:
     dflash = options.get("dflash_config") or {}
     mask_token_id = options.get("mask_token_id", dflash.get("mask_token_id"))
     draft_vocab = options.get("draft_vocab_size") or shape.vocab_size
+    num_target_layers = options.get("num_target_layers")
+    if num_target_layers not in (None, target.num_layers):
+        raise HeadError(
+            f"{folder} was trained for a model of {str(num_target_layers)[:50]} layers, but "
+            f"{target.model_id} has {target.num_layers}. Name a drafter that was trained for it."
+        )
     if dflash.get("projector_type"):
         raise HeadError(
             f"{folder} corrects its guesses by a {dflash['projector_type']!r} head, which is not "

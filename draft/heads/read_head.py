@@ -1,11 +1,11 @@
 """Read a head for a large model: from a folder, the hub, or the model's own checkpoint."""
 
 import logging
-from functools import partial
 from typing import Final
 
 import torch
 
+from draft.heads.dflash import read_dflash
 from draft.heads.eagle3 import read_eagle3
 from draft.heads.head_config import is_mtp, read_head_config
 from draft.heads.mtp import read_mtp
@@ -48,10 +48,12 @@ def _read(
     max_context: int | None,
     on_progress: ProgressCallback | None,
 ) -> HeadModel:
-    read_one = partial(_read_folder, path)
+    head: HeadModel
     if path == OWN:
-        read_one = partial(read_mtp, resolve_checkpoint(target.config.model_id))
-    head = read_one(target, max_context=max_context, on_progress=on_progress)
+        folder = resolve_checkpoint(target.config.model_id)
+        head = read_mtp(folder, target, max_context=max_context, on_progress=on_progress)
+    else:
+        head = _read_folder(path, target, max_context=max_context, on_progress=on_progress)
     log.info(
         "drafter kind=%s taps=%s tokens=%d of %d parameters=%d",
         head.kind,
@@ -76,4 +78,5 @@ def _read_folder(
             folder, target, is_alone=True, max_context=max_context, on_progress=on_progress
         )
     config = read_head_config(folder, target)
-    return read_eagle3(folder, config, target, max_context=max_context, on_progress=on_progress)
+    read_one = read_dflash if config.kind == "dflash" else read_eagle3
+    return read_one(folder, config, target, max_context=max_context, on_progress=on_progress)

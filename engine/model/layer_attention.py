@@ -72,20 +72,11 @@ class LayerAttention:
 
         normed: [n, width of the layer's projection].
         """
-        config = self._config
-        num_rows, num_query_heads = len(normed), config.num_query_heads
-        projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
         if layer.recurrence is not None:
             assert here.recurrent is not None, "the pass has no plan for recurrent layers"
+            projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
             return layer.recurrence(projected, here.recurrent, self._recurrent_number[index])
-        gate: Tensor | None = None
-        if config.has_output_gate:
-            num_gated = num_query_heads * config.head_dim
-            gate = projected[:, -num_gated:]
-            projected = projected[:, :-num_gated].contiguous()
-        if layer.row_norms is not None:
-            self._normalise_rows(projected, layer.row_norms)
-        heads = projected.view(num_rows, -1, config.head_dim)  # queries, keys, values
+        heads, gate = self._heads(layer, index, normed, here)
         query = self._placed(layer, index, heads, here)
         plan = here.attention
         if plan.full is not None and not layer.has_window:
@@ -100,11 +91,31 @@ class LayerAttention:
             scale=self._scale,
             k_scale=k_scale,
             v_scale=v_scale,
-            softcap=config.attention_softcap,
+            softcap=self._config.attention_softcap,
             sinks=layer.sinks,
         )
-        attended = attended.view(num_rows, -1)
+        attended = attended.view(len(normed), -1)
         return attended if gate is None else attended.mul_(gate.sigmoid())
+
+    def keep(self, layer: Layer, index: int, normed: Tensor, here: SharedInputs) -> None:
+        """Write the rows' keys and values to the cache, where nothing else of them matters."""
+        heads, _ = self._heads(layer, index, normed, here)
+        self._placed(layer, index, heads, here)
+
+    def _heads(
+        self, layer: Layer, index: int, normed: Tensor, here: SharedInputs
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return queries, keys and values, [n, heads, head_dim], and what gates the output."""
+        config = self._config
+        projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
+        gate: Tensor | None = None
+        if config.has_output_gate:
+            num_gated = config.num_query_heads * config.head_dim
+            gate = projected[:, -num_gated:]
+            projected = projected[:, :-num_gated].contiguous()
+        if layer.row_norms is not None:
+            self._normalise_rows(projected, layer.row_norms)
+        return projected.view(len(normed), -1, config.head_dim), gate
 
     def _placed(self, layer: Layer, index: int, heads: Tensor, here: SharedInputs) -> Tensor:
         """Turn the heads by position, write keys and values to the cache, return the queries.

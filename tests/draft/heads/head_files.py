@@ -39,7 +39,6 @@ def eagle3_weights(
 ) -> Weights:
     """Tensors of an EAGLE-3 head, as speculators names them; norms: of hidden states, if any."""
     made = _Random(seed)
-    inner, heads = 96, HEADS["head_dim"]
     weights = {
         "fc.weight": made(width, 3 * HIDDEN),
         "norm.weight": made.norm(width),
@@ -47,20 +46,8 @@ def eagle3_weights(
         "layers.0.hidden_norm.weight": made.norm(width),
     }
     for index in range(num_layers):
-        prefix, reads = f"layers.{index}.", 2 * width if index == 0 else width
-        weights |= {
-            f"{prefix}input_layernorm.weight": made.norm(width),
-            f"{prefix}post_attention_layernorm.weight": made.norm(width),
-            f"{prefix}self_attn.q_proj.weight": made(4 * heads, reads),
-            f"{prefix}self_attn.k_proj.weight": made(2 * heads, reads),
-            f"{prefix}self_attn.v_proj.weight": made(2 * heads, reads),
-            f"{prefix}self_attn.o_proj.weight": made(width, 4 * heads),
-            f"{prefix}mlp.gate_proj.weight": made(inner, width),
-            f"{prefix}mlp.up_proj.weight": made(inner, width),
-            f"{prefix}mlp.down_proj.weight": made(width, inner),
-        }
-        if qk_norm:
-            weights |= {f"{prefix}self_attn.{n}_norm.weight": made.norm(heads) for n in "qk"}
+        reads = 2 * width if index == 0 else width
+        weights |= _layer(made, f"layers.{index}.", width=width, reads=reads, qk_norm=qk_norm)
     if own_embedding:
         weights["embed_tokens.weight"] = made(VOCAB, width)
     if norms == "norm_before_fc":
@@ -72,6 +59,35 @@ def eagle3_weights(
         weights["d2t"] = token_ids - torch.arange(num_tokens)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, token_ids, True)
     return weights
+
+
+def peagle_weights(**options: Any) -> Weights:
+    """Tensors of a P-EAGLE head: an EAGLE-3 head with hidden states for masks."""
+    return eagle3_weights(**options) | {"mask_hidden": _Random(9)(1, 1, 3 * HIDDEN)}
+
+
+def dflash_weights(*, num_layers: int = 2, seed: int = 0) -> Weights:
+    """Tensors of a DFlash drafter, which has the large model's tables of tokens."""
+    made = _Random(seed)
+    weights = {
+        "fc.weight": made(HIDDEN, 2 * HIDDEN),
+        "hidden_norm.weight": made.norm(HIDDEN),
+        "norm.weight": made.norm(HIDDEN),
+    }
+    for index in range(num_layers):
+        weights |= _layer(made, f"layers.{index}.", width=HIDDEN, reads=HIDDEN, qk_norm=True)
+    return weights
+
+
+def dflash_config(weights: Weights, **changes: Any) -> dict[str, Any]:
+    """config.json as DFlash's authors and SpecForge write it."""
+    return layer_fields(weights) | {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": 5,
+        "dflash_config": {"mask_token_id": 130, "target_layer_ids": [0, 2]},
+        "num_target_layers": 3,
+        **changes,
+    }
 
 
 def specforge_names(weights: Weights) -> Weights:
@@ -226,6 +242,44 @@ def eagle3_reference(
         residual = residual + mlp(weights, prefix, normed)
     normed = rms(residual, weights["norm.weight"])
     return normed @ weights["lm_head.weight"].T, normed if config.get("norm_output") else residual
+
+
+def dflash_reference(weights: Weights, embedding: Tensor, taps: Tensor, block: Tensor) -> Tensor:
+    """Final hidden rows of a block behind the text that the taps are of."""
+    text = rms(taps @ weights["fc.weight"].T, weights["hidden_norm.weight"])
+    residual = embedding[block]
+    before, behind = torch.arange(len(text)), len(text) + torch.arange(len(block))
+    sees = torch.ones(len(block), len(text) + len(block)).bool()
+    for index in range(sum("q_proj" in name for name in weights)):
+        prefix = f"layers.{index}."
+        normed = rms(residual, weights[f"{prefix}input_layernorm.weight"])
+        query, *own = heads_of(weights, prefix, normed, behind)
+        _, *of_text = heads_of(weights, prefix, text, before)
+        key, value = (torch.cat(both) for both in zip(of_text, own, strict=True))
+        attended = attention(query, key, value, sees)
+        residual = residual + attended @ weights[f"{prefix}self_attn.o_proj.weight"].T
+        normed = rms(residual, weights[f"{prefix}post_attention_layernorm.weight"])
+        residual = residual + mlp(weights, prefix, normed)
+    return rms(residual, weights["norm.weight"])
+
+
+def _layer(made: "_Random", prefix: str, *, width: int, reads: int, qk_norm: bool) -> Weights:
+    """A layer's tensors; reads: the width of what its attention reads."""
+    inner, size = 96, HEADS["head_dim"]
+    weights = {
+        "input_layernorm.weight": made.norm(width),
+        "post_attention_layernorm.weight": made.norm(width),
+        "self_attn.q_proj.weight": made(4 * size, reads),
+        "self_attn.k_proj.weight": made(2 * size, reads),
+        "self_attn.v_proj.weight": made(2 * size, reads),
+        "self_attn.o_proj.weight": made(width, 4 * size),
+        "mlp.gate_proj.weight": made(inner, width),
+        "mlp.up_proj.weight": made(inner, width),
+        "mlp.down_proj.weight": made(width, inner),
+    }
+    if qk_norm:
+        weights |= {f"self_attn.{name}_norm.weight": made.norm(size) for name in "qk"}
+    return {f"{prefix}{name}": each for name, each in weights.items()}
 
 
 class _Random:
