@@ -26,25 +26,41 @@ def window_block_demand(
 class BlockBytes:
     """Memory of one block of a model's cache: in its layers without a window, and in the others.
 
-    `demand`: window blocks that are enough (`window_block_demand`); 0 for a model without windows.
+    demand: window blocks that are enough (`window_block_demand`); 0 for a model without windows.
+    share: blocks for each block of a model whose share is 1; at most 1. least: blocks that it gets
+    in any case, where the memory allows. most: more are never in use.
     """
 
     full: int
     windowed: int = 0
     demand: int = 0
+    share: float = 1.0
+    least: int = 0
+    most: int = _MOST_BLOCKS
+
+    def blocks(self, number: int) -> int:
+        """Return how many blocks it gets where a share of 1 gets `number`."""
+        return min(max(int(self.share * number), min(self.least, number)), self.most)
+
+    def num_bytes(self, number: int) -> int:
+        """Return the memory of those blocks; windowed layers have no more than the demand."""
+        own = self.blocks(number)
+        return self.full * own + self.windowed * (min(own, self.demand) if self.demand else own)
 
 
-def blocks_that_fit(budget_bytes: float, models: Sequence[BlockBytes]) -> int:
-    """Return how many blocks of every model fit, where no windowed part grows beyond its demand."""
-    per_block = sum(each.full + each.windowed for each in models)
-    left = budget_bytes
-    # The smallest demand is reached first.
-    for each in sorted((each for each in models if each.demand), key=lambda each: each.demand):
-        if per_block and left // per_block <= each.demand:
-            break
-        left -= each.windowed * each.demand
-        per_block -= each.windowed
-    return int(left // per_block) if per_block else _MOST_BLOCKS
+def share_blocks(budget_bytes: float, models: Sequence[BlockBytes]) -> list[int]:
+    """Return how many blocks of each model fit, by their shares.
+
+    What one cannot use goes to the others.
+    """
+    low, high = 0, _MOST_BLOCKS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(each.num_bytes(middle) for each in models) <= budget_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return [each.blocks(low) for each in models]
 
 
 class OutOfWindowBlocksError(Exception):

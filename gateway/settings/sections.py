@@ -189,6 +189,9 @@ class EngineSettings(Section):
     """Memory for both KV caches; unset: a share of the free memory. Excludes num_blocks."""
     num_blocks: Count | None = None
     """Blocks in each tier's KV cache. Excludes kv_cache_gib."""
+    small_kv_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Tokens in the small tier's KV cache for each of the large tier's. Large answers' drafts take
+    as many as their answers, but are let go before any answer waits."""
     max_context: Count | None = None
     """Tokens of prompt and answer together; unset: the model's own limit."""
     max_sequences: Count = 64

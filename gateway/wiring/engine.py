@@ -88,7 +88,7 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
     runners = {
         tier: ModelRunner(
             model=model,
-            num_blocks=sizes.num_blocks,
+            num_blocks=sizes.num_blocks[tier],
             num_window_blocks=sizes.num_window_blocks.get(tier),
             recurrent_sizes=sizes.recurrent.get(tier, RecurrentSizes()),
             block_size=options.block_size,

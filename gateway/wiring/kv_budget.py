@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from engine.cache.recurrent_lines import RecurrentSizes
-from engine.cache.window_blocks import BlockBytes, blocks_that_fit, window_block_demand
+from engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.request import Tier
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
-_GPU_KV_SHARE = 0.85  # of the memory left beside the weights: the rest is for activations
+# Of the memory left beside weights, graphs and what the largest pass takes: allocators round up.
+_GPU_KV_SHARE = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSizes:
-    """Blocks of the caches: `num_blocks` of every tier, for both hold the same tokens.
+    """Blocks of the caches, by tier.
 
     `num_window_blocks`: of the tiers whose layers with a window get a smaller cache of their own.
     `recurrent`: of the tiers that have recurrent layers.
     """
 
-    num_blocks: int
+    num_blocks: Mapping[Tier, int]
     num_window_blocks: Mapping[Tier, int]
     recurrent: Mapping[Tier, RecurrentSizes] = field(default_factory=dict)
 
@@ -60,7 +61,8 @@ def cache_sizes(
     demands = _window_demands(settings, models)
     recurrent, state_bytes = _recurrent_sizes(settings, models, device)
     if options.num_blocks is not None:
-        return replace(_sizes(options.num_blocks, demands), recurrent=recurrent)
+        equal = dict.fromkeys(models, options.num_blocks)
+        return replace(_sizes(equal, demands), recurrent=recurrent)
     # More than every answer at full length is never in use.
     useful = blocks_per_answer * options.max_sequences
     budget_bytes = _budget_bytes(settings, models, device) - state_bytes
@@ -70,17 +72,25 @@ def cache_sizes(
             f"engine.max_sequences={options.max_sequences}, which leaves nothing for keys and "
             "values. Lower engine.max_sequences or raise engine.kv_cache_gib."
         )
-    per_block = [
-        _block_bytes(settings, model, demands.get(tier, 0)) for tier, model in models.items()
-    ]
-    num_blocks = min(blocks_that_fit(budget_bytes, per_block), useful)
-    if options.max_context is not None and num_blocks < blocks_per_answer:
+    blocks = {
+        tier: replace(
+            _block_bytes(settings, model, demands.get(tier, 0)),
+            share=options.small_kv_ratio if tier == "small" and len(models) > 1 else 1.0,
+            least=blocks_per_answer,
+            most=useful,
+        )
+        for tier, model in models.items()
+    }
+    shares = share_blocks(budget_bytes, list(blocks.values()))
+    num_blocks = dict(zip(blocks, shares, strict=True))
+    fewest = min(shares)
+    if options.max_context is not None and fewest < blocks_per_answer:
         raise EngineError(
             f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
-            f"them holds {num_blocks} ({budget_bytes / _GIB:.2f} GiB). Lower max_context or raise "
+            f"them holds {fewest} ({budget_bytes / _GIB:.2f} GiB). Lower max_context or raise "
             "engine.kv_cache_gib."
         )
-    if num_blocks < 2:
+    if fewest < 2:
         least_bytes = 2 * sum(_bytes_per_block(settings, model) for model in models.values())
         raise EngineError(
             f"{budget_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
@@ -114,9 +124,9 @@ def _recurrent_sizes(
     return sizes, sum(taken)
 
 
-def _sizes(num_blocks: int, demands: Mapping[Tier, int]) -> CacheSizes:
+def _sizes(num_blocks: Mapping[Tier, int], demands: Mapping[Tier, int]) -> CacheSizes:
     """Leave windows out where their cache would not be the smaller one."""
-    smaller = {tier: demand for tier, demand in demands.items() if demand < num_blocks}
+    smaller = {tier: demand for tier, demand in demands.items() if demand < num_blocks[tier]}
     return CacheSizes(num_blocks=num_blocks, num_window_blocks=smaller)
 
 
@@ -165,7 +175,8 @@ def _budget_bytes(
     if settings.engine.kv_cache_gib is not None:
         return settings.engine.kv_cache_gib * _GIB
     if device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(device)[0] - _graph_bytes(settings, models)
+        reserve_bytes = _graph_bytes(settings, models) + _pass_bytes(settings, models)
+        free_bytes = torch.cuda.mem_get_info(device)[0] - reserve_bytes
         return max(free_bytes, 0) * _GPU_KV_SHARE
     return available_memory_bytes() * _CPU_KV_SHARE
 
@@ -179,3 +190,24 @@ def _graph_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> in
     return sum(
         estimate_bytes(model.config, model.dtype) for model in models.values() if model.can_record
     )
+
+
+def _pass_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> int:
+    """Return the device memory that passes take while they run, measured: one at a time does."""
+    import torch
+
+    from engine.passes.pass_memory import measure_pass_bytes
+
+    options = settings.engine
+    needed = max(
+        measure_pass_bytes(
+            model,
+            max_rows=options.max_tokens_per_step,
+            max_sequences=options.max_sequences,
+            block_size=options.block_size,
+            kv_dtype=kv_dtype(settings, model),
+        )
+        for model in models.values()
+    )
+    torch.cuda.empty_cache()  # what was freed counts as free again
+    return needed

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from engine.cache.recurrent_lines import RecurrentSizes
-from engine.cache.window_blocks import BlockBytes, blocks_that_fit, window_block_demand
+from engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
 from engine.config import EngineConfig
 from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import (
@@ -72,8 +72,11 @@ def kv_tokens(
     *,
     reserve_bytes: float = 0.0,
     max_sequences: int = _ENGINE.max_sequences,
-) -> int:
-    """Return the tokens whose KV fits beside the weights; every tier's cache has room for as many.
+    small_kv_ratio: float = 1.0,
+) -> list[int]:
+    """Return the tokens whose KV fits beside the weights, for each tier: the large one is first.
+
+    small_kv_ratio: tokens of the second tier for each of the first.
 
     Raises ValueError if the weights alone do not fit.
     """
@@ -90,7 +93,9 @@ def kv_tokens(
                 left / len(shapes), max_sequences=max_sequences, state_bytes=shape.state_bytes
             )
             left -= sizes.num_bytes(line_bytes=shape.line_bytes, state_bytes=shape.state_bytes)
-    return blocks_that_fit(max(left, 0.0), [_token_bytes(each, max_sequences) for each in shapes])
+    tokens = [_token_bytes(each, max_sequences) for each in shapes]
+    tokens[1:] = [replace(each, share=small_kv_ratio) for each in tokens[1:]]
+    return share_blocks(max(left, 0.0), tokens)
 
 
 def _token_bytes(shape: ModelSizes, max_sequences: int) -> BlockBytes:

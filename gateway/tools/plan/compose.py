@@ -103,12 +103,15 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         )
         for tier, path in named_models(settings).items()
     }
-    num_kv = kv_tokens(
+    tiers = [tier for tier in TIERS if tier in shapes]
+    shares = kv_tokens(
         device.memory_bytes,
-        list(shapes.values()),
+        [shapes[tier] for tier in tiers],
         reserve_bytes=_RESERVE_SHARE * device.memory_bytes,
         max_sequences=options.max_sequences,
+        small_kv_ratio=options.small_kv_ratio,
     )
+    num_kv = dict(zip(tiers, shares, strict=True))
     notes += [
         f"A roofline with {device.bandwidth_share:.0%} of the bandwidth, {device.flops_share:.0%} "
         f"of the operations, {1e3 * device.launch_s:g} ms of launches a pass and "
@@ -130,7 +133,9 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         is_measured=False,
         shapes=[shapes[tier] for tier in TIERS if tier in shapes],
         tiers={
-            tier: TierModel(curve=device.curve(shape), num_kv_tokens=num_kv, host_s=_ASSUMED_HOST_S)
+            tier: TierModel(
+                curve=device.curve(shape), num_kv_tokens=num_kv[tier], host_s=_ASSUMED_HOST_S
+            )
             for tier, shape in shapes.items()
         },
         speculation=speculation,
@@ -187,7 +192,9 @@ def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
         device=found.device,
         is_measured=found.is_measured,
         shapes=found.shapes,
-        num_kv_tokens=min(tier.num_kv_tokens for tier in found.tiers.values()),
+        num_kv_tokens={
+            tier: found.tiers[tier].num_kv_tokens for tier in TIERS if tier in found.tiers
+        },
         lengths=lengths,
         window=wanted.window,
         goal=wanted.goal,

@@ -1,6 +1,6 @@
 """A plan for people and for programs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,12 +17,15 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
-    """Everything that was planned. `notes` say what it rests on, and what it leaves out."""
+    """Everything that was planned. `notes` say what it rests on, and what it leaves out.
+
+    num_kv_tokens: of each tier's KV cache, by tier, the large one first.
+    """
 
     device: str
     is_measured: bool
     shapes: Sequence[ModelSizes]
-    num_kv_tokens: int
+    num_kv_tokens: Mapping[str, int]
     lengths: LengthPairs
     window: int | None
     goal: Goal
@@ -37,8 +40,8 @@ class CapacityPlan:
             "device": self.device,
             "is_measured": self.is_measured,
             "models": [asdict(shape) for shape in self.shapes],
-            "num_kv_tokens": self.num_kv_tokens,
-            "num_users_that_fit": users_that_fit(self.num_kv_tokens, self.lengths, self.window),
+            "num_kv_tokens": dict(self.num_kv_tokens),
+            "num_users_that_fit": self.num_answers(),
             "window": self.window,
             "lengths": {
                 "name": self.lengths.name,
@@ -52,6 +55,23 @@ class CapacityPlan:
             "compared": [{**asdict(one), "error": one.error} for one in self.compared],
             "notes": list(self.notes),
         }
+
+    def num_answers(self) -> dict[str, int]:
+        """Count how many answers fit into each tier's cache at once, by tier."""
+        return {
+            tier: users_that_fit(number, self.lengths, self.window)
+            for tier, number in self.num_kv_tokens.items()
+        }
+
+    def kv_line(self) -> str:
+        """Say what each tier's cache holds, and how much of the memory it takes."""
+        answers = self.num_answers()
+        parts = [
+            f"{tier}: {number:,} tokens ({number * shape.kv_bytes_per_token / _GB:.1f} GB), "
+            f"[bold]{answers[tier]:,} answers fit at the same time[/bold]"
+            for (tier, number), shape in zip(self.num_kv_tokens.items(), self.shapes, strict=True)
+        ]
+        return "KV cache: " + "; ".join(parts)
 
 
 def _variant(capacity: Capacity) -> dict[str, Any]:
@@ -71,12 +91,15 @@ def _line(line: CapacityRow) -> dict[str, Any]:
 def print_plan(console: Console, plan: CapacityPlan) -> None:
     """Tables: the models, each variant by concurrency, the variants side by side, the check."""
     console.print(_models(plan))
-    fit = users_that_fit(plan.num_kv_tokens, plan.lengths, plan.window)
     console.print(
-        f"KV cache: {plan.num_kv_tokens:,} tokens a tier; requests of {plan.lengths.name} "
-        f"(prompt {plan.lengths.mean_prompt:.0f}, answer {plan.lengths.mean_answer:.0f}): "
-        f"[bold]{fit:,} answers fit at the same time[/bold]."
+        f"{plan.kv_line()}. Requests of {plan.lengths.name}: prompt "
+        f"{plan.lengths.mean_prompt:.0f}, answer {plan.lengths.mean_answer:.0f}."
     )
+    if len(plan.num_kv_tokens) > 1:
+        console.print(
+            "[dim]engine.small_kv_ratio shares it: 1 where every large answer is drafted for "
+            "however many there are, more for large answers below.[/dim]"
+        )
     for capacity in plan.capacities:
         console.print(_by_concurrency(capacity))
     console.print(_side_by_side(plan))

@@ -220,7 +220,10 @@ def test_the_cache_is_what_is_useful_or_what_was_given(pair: dict[str, str]) -> 
     # Per tier: 3 layers, keys and values, 16 tokens, 4 heads of 16, float32.
     bytes_per_block = 2 * (3 * 2 * 16 * 4 * 16 * 4)
     gib = 10.5 * bytes_per_block / 2**30
-    assert build(pair, engine__kv_cache_gib=gib).stats().tiers["large"].num_blocks == 10
+    tiers = build(pair, engine__kv_cache_gib=gib, engine__small_kv_ratio=1.0).stats().tiers
+    assert (tiers["large"].num_blocks, tiers["small"].num_blocks) == (10, 10)
+    tiers = build(pair, engine__kv_cache_gib=gib, engine__small_kv_ratio=0.5).stats().tiers
+    assert (tiers["large"].num_blocks, tiers["small"].num_blocks) == (10, 10)  # no full answer fits
 
 
 def test_a_cache_too_small_is_refused_with_the_numbers(pair: dict[str, str]) -> None:

@@ -89,8 +89,9 @@ SHAPE = ModelSizes(
 
 
 def test_memory_left_by_the_weights_is_kv_cache() -> None:
-    assert kv_tokens(3000, [SHAPE, SHAPE]) == 50  # each tier's cache has as many
-    assert kv_tokens(3000, [SHAPE], reserve_bytes=500) == 150
+    assert kv_tokens(3000, [SHAPE, SHAPE]) == [50, 50]
+    assert kv_tokens(3000, [SHAPE, SHAPE], small_kv_ratio=0.5) == [67, 33]
+    assert kv_tokens(3000, [SHAPE], reserve_bytes=500) == [150]
     with pytest.raises(ValueError, match="larger device"):
         kv_tokens(900, [SHAPE])
 
@@ -98,11 +99,11 @@ def test_memory_left_by_the_weights_is_kv_cache() -> None:
 def test_windows_leave_room_for_more_tokens() -> None:
     windowed = replace(SHAPE, windowed_kv_bytes=SHAPE.kv_bytes_per_token // 2, window=100)
     memory = SHAPE.weight_bytes + 20_000 * SHAPE.kv_bytes_per_token
-    assert kv_tokens(memory, [SHAPE]) == 20_000
-    found = kv_tokens(memory, [windowed], max_sequences=8)
+    assert kv_tokens(memory, [SHAPE]) == [20_000]
+    (found,) = kv_tokens(memory, [windowed], max_sequences=8)
     kept = 40_000 - found  # tokens of the windowed half, which takes as much as the other
     assert 8 * 100 < kept < 8 * 300 + 2048
-    assert kv_tokens(memory, [windowed], max_sequences=1000) == 20_000
+    assert kv_tokens(memory, [windowed], max_sequences=1000) == [20_000]
 
 
 def test_users_hold_their_prompt_and_half_their_answer() -> None:
