@@ -300,33 +300,62 @@ def _is_signed(
         headers["authorization"],
     )
     assert found is not None
-    day, signed_region, names, signature = found.groups()
+    day, _, names, signature = found.groups()
     host, path = request.url.removeprefix("https://").split("/", 1)
     values = {**headers, "host": host}
-    canonical = "\n".join(
-        (
-            request.method,
-            f"/{path}",
-            "",
-            *(f"{name}:{values[name]}" for name in names.split(";")),
-            "",
-            names,
-            hashlib.sha256(request.body).hexdigest(),
-        )
+    assert day == headers["x-amz-date"][:8]
+    return signature == signature_v4(
+        (request.method, f"/{path}", "", request.body),
+        {name: values[name] for name in names.split(";")},
+        secret,
+        (region, "bedrock"),
     )
-    scope = f"{day}/{signed_region}/bedrock/aws4_request"
-    text = "\n".join(
-        (
-            "AWS4-HMAC-SHA256",
-            headers["x-amz-date"],
-            scope,
-            hashlib.sha256(canonical.encode()).hexdigest(),
-        )
-    )
+
+
+def signature_v4(
+    asked: tuple[str, str, str, bytes],
+    headers: Mapping[str, str],
+    secret: str,
+    place: tuple[str, str],
+) -> str:
+    """Sign by the steps of AWS's documentation. asked: method, path, query and body; place: region
+    and service; headers: those to be signed, by name.
+    """
+    method, path, query, body = asked
+    lines = (f"{name}:{value}" for name, value in headers.items())
+    digest = hashlib.sha256(body).hexdigest()
+    canonical = "\n".join((method, path, query, *lines, "", ";".join(headers), digest))
+    moment = headers["x-amz-date"]
+    parts = (moment[:8], *place, "aws4_request")
+    hashed = hashlib.sha256(canonical.encode()).hexdigest()
+    text = "\n".join(("AWS4-HMAC-SHA256", moment, "/".join(parts), hashed))
     key = f"AWS4{secret}".encode()
-    for part in (day, region, "bedrock", "aws4_request"):
+    for part in parts:
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest() == signature
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def test_our_steps_give_the_signatures_that_aws_has_published() -> None:
+    """The example of the documentation (IAM's ListUsers), and get-vanilla of AWS's test suite."""
+    secret, moment = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "20150830T123600Z"
+    documented = signature_v4(
+        ("GET", "/", "Action=ListUsers&Version=2010-05-08", b""),
+        {
+            "content-type": "application/x-www-form-urlencoded; charset=utf-8",
+            "host": "iam.amazonaws.com",
+            "x-amz-date": moment,
+        },
+        secret,
+        ("us-east-1", "iam"),
+    )
+    assert documented == "5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7"
+    vanilla = signature_v4(
+        ("GET", "/", "", b""),
+        {"host": "example.amazonaws.com", "x-amz-date": moment},
+        secret,
+        ("us-east-1", "service"),
+    )
+    assert vanilla == "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"
 
 
 # ---- settings ----------------------------------------------------------------------------------
