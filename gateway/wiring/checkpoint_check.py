@@ -5,6 +5,7 @@ is refused before processes start. The engine checks the rest when it reads the 
 """
 
 import functools
+import importlib.util
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -113,6 +114,29 @@ def _check_config(place: str, config: Mapping[str, Any] | None) -> None:
             f"{place} is {name}: {kind}. Outrider runs decoders (…ForCausalLM); docs/models.md "
             "lists them."
         )
+    known = _transformers_table()
+    if known and f'"{name}"' not in known:
+        raise UnsupportedModelError(
+            f"{place} is {name}, which the installed transformers does not know, and code from "
+            "checkpoints is not run. Install a transformers that has it; docs/models.md lists the "
+            "architectures that are served."
+        )
+
+
+@functools.cache
+def _transformers_table() -> str:
+    """Return the text that names transformers' architectures; empty where it is not found.
+
+    Its import would take seconds. All architectures with a decoder of the engine's own are there.
+    """
+    found = importlib.util.find_spec("transformers")
+    if found is None or found.origin is None:
+        return ""
+    table = Path(found.origin).parent / "models" / "auto" / "modeling_auto.py"
+    try:
+        return table.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def _is_pointer(file: Path) -> bool:

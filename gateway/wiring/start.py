@@ -14,7 +14,7 @@ from gateway.tenants.loopback import is_loopback, listen_host
 from gateway.wiring.chat_tokenizers import chat_template
 from gateway.wiring.checkpoint_check import check_checkpoint
 from gateway.wiring.checkpoints import named_models
-from gateway.wiring.hardware import usable_physical_cores
+from gateway.wiring.hardware import may_have_gpu, usable_physical_cores
 
 _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
 
@@ -96,10 +96,15 @@ def keep_torch_out() -> None:
 
 
 def check_models(settings: Settings) -> None:
-    """Raise SettingsError for a model or template that cannot be there, before anything is loaded.
+    """Raise SettingsError for a model, template or device that cannot be there, before any import.
 
-    Raises UnsupportedModelError for one that is there and cannot be served.
+    Raises UnsupportedModelError for a model that is there and cannot be served.
     """
+    if settings.engine.device == "cuda" and settings.models.is_any and not may_have_gpu():
+        raise SettingsError(
+            "engine.device is cuda, but this machine has no GPU driver. Use --device cpu, or "
+            "install the driver; `outrider doctor` shows what is there."
+        )
     for tier, path in named_models(settings).items():
         if is_missing_folder(path):
             raise SettingsError(

@@ -12,9 +12,14 @@ import pytest
 from huggingface_hub import constants, errors
 
 from engine.errors import UnsupportedModelError
+from engine.model.families.table import FAMILIES
 from engine.model.gguf.header import read_header
 from gateway.settings.sections import bundled_pair
+from gateway.settings.tree import SettingsError, load_settings
+from gateway.wiring import start
 from gateway.wiring.checkpoint_check import _check_on_hub, check_checkpoint
+from gateway.wiring.hardware import may_have_gpu
+from gateway.wiring.start import check_models
 
 SMALL = bundled_pair() / "small"
 
@@ -165,3 +170,39 @@ class _Info:
 
     def __init__(self, siblings: list[_File]) -> None:
         self.siblings = siblings
+
+
+def test_an_architecture_that_transformers_does_not_know_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("Qwen3ForCausalLM", "GPT2LMHeadModel", "Gemma3ForConditionalGeneration"):
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+        check_checkpoint(str(folder))
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["YiForCausalLM"]}))
+    assert "YiForCausalLM, which the installed transformers does not know" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_of_the_engine_is_known(folder: Path, name: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    check_checkpoint(str(folder))
+
+
+def test_a_gpu_that_cannot_be_there_is_refused_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not may_have_gpu(tmp_path, ("libnothing-of-the-kind.so",))
+    (tmp_path / "nvidiactl").touch()
+    assert may_have_gpu(tmp_path, ())
+    assert may_have_gpu(tmp_path / "none", ("libc.so.6",))
+    monkeypatch.setattr(start, "may_have_gpu", lambda: False)
+    with pytest.raises(SettingsError, match="this machine has no GPU driver"):
+        check_models(load_settings(flags={"engine.device": "cuda"}, environ={}, config_file=None))
+    only_upstream = {
+        "engine.device": "cuda",
+        "models.large": "none",
+        "models.small": "none",
+        "tiers.cloud.url": "http://127.0.0.1:1",
+        "tiers.cloud.model": "m",
+    }
+    check_models(load_settings(flags=only_upstream, environ={}, config_file=None))
