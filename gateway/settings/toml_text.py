@@ -48,7 +48,9 @@ def _lines(path: str, section: BaseModel) -> Iterator[str]:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         where = f"{path}.{name}" if path else name
-        if isinstance(value, BaseModel):
+        if name == "price" and isinstance(section, UpstreamSettings) and not section.has_price:
+            examples[where] = value  # written, its zeros would say that tokens are free
+        elif isinstance(value, BaseModel):
             inner[where] = value
         elif named_sections(field.annotation) is not None:
             inner |= {f"{where}.{_key(key)}": one for key, one in value.items()}

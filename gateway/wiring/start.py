@@ -1,10 +1,12 @@
 """Steps of an engine's start before anything heavy is imported: checks, and its process."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Final
 
+from engine.request import TIERS, Tier
 from gateway.backends.spawning import EngineProcess, EngineRecipe
 from gateway.settings.caching import CacheSettings
 from gateway.settings.keys import KeySettings
@@ -105,7 +107,9 @@ def check_models(settings: Settings) -> None:
             "engine.device is cuda, but this machine has no GPU driver. Use --device cpu, or "
             "install the driver; `outrider doctor` shows what is there."
         )
-    for tier, path in named_models(settings).items():
+    named = named_models(settings)
+    _check_templates(settings, named)
+    for tier, path in named.items():
         if is_missing_folder(path):
             raise SettingsError(
                 f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
@@ -113,6 +117,18 @@ def check_models(settings: Settings) -> None:
             )
         chat_template(settings, tier)
         check_checkpoint(path)
+
+
+def _check_templates(settings: Settings, named: Mapping[Tier, str]) -> None:
+    """Raise SettingsError for a chat template of a tier that has no model here."""
+    text = settings.models.chat_template
+    for tier in TIERS:
+        if tier not in named and re.search(rf"(^|,)\s*{tier}=", text):
+            raise SettingsError(
+                f"models.chat_template = {text!r} (--chat-template) names a template for the "
+                f"{tier} tier, which has no model on this machine; templates of other servers are "
+                f"theirs. Name a model with --{tier}, or leave {tier}=FILE out."
+            )
 
 
 def serving_host(settings: Settings) -> tuple[str, str | None]:

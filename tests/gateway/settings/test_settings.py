@@ -538,6 +538,15 @@ def test_the_written_file_says_the_same(empty_folder: Path) -> None:
     assert load_settings(environ={}, config_file=path) == settings
 
 
+def test_a_tier_without_prices_is_not_written_as_a_free_one(empty_folder: Path) -> None:
+    tiers = {"tiers.gpu.url": "http://a/v1", "tiers.own.url": "http://b/v1"}
+    settings = load_settings(environ={}, flags={**tiers, "tiers.own.price.prompt": 0})
+    path = write(empty_folder, to_toml(settings), "copy.toml")
+    again = load_settings(environ={}, config_file=path)
+    assert again == settings
+    assert [again.tiers[name].has_price for name in ("gpu", "own")] == [False, True]
+
+
 def test_the_tree_is_frozen() -> None:
     settings = load_settings(environ={})
     with pytest.raises(ValidationError, match="frozen"):

@@ -67,3 +67,16 @@ def test_a_broken_template_is_told_before_anything_is_loaded(
     with pytest.raises(SettingsError, match=words) as told:
         check_models(settings_with(f"small={file}"))
     assert f"models.chat_template = {str(file)!r}" in str(told.value)
+
+
+def test_a_template_for_a_tier_without_a_model_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text(TEMPLATE, encoding="utf-8")
+    for value, said in ((f"small={file}", "names a template for the small tier"), (str(file), "")):
+        flags = {"models.chat_template": value, "models.small": "none"}
+        settings = load_settings(environ={}, flags=flags)
+        if said:
+            with pytest.raises(SettingsError, match=said):
+                check_models(settings)
+        else:
+            check_models(settings)
