@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 RequestEnding = Literal["answered", "cancelled", "failed", "refused"]
 """Whole; given up by the client; an error of ours or of a server's; refused for what it asks, or
 because there was no room for it (status 429)."""
@@ -18,8 +20,7 @@ class ArmRef:
     unit_bucket: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutcome:
+class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One API request that is over and booked. Times are seconds.
 
     `request_id` is ours, `client_request_id` the header's, `answer_id` the id in the answer's body.

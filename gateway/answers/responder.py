@@ -5,6 +5,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 from gateway.errors.tree import GatewayError
 
 HandOffKind = Literal["policy", "quality", "confidence", "load", "capability", "failure"]
@@ -48,6 +50,8 @@ class RouteReason:
 
     def explain(self, reason: str) -> str:
         """Join this reason and a responder's own; what both say is said once."""
+        if not self.reason and "; " not in reason:  # by far the most answers
+            return reason
         parts = [part for text in (self.reason, reason) for part in text.split("; ") if part]
         return "; ".join(dict.fromkeys(parts))
 
@@ -60,8 +64,7 @@ Place = Literal["server", "local", "cloud"]
 """A server with the small model, models that this process runs, or an upstream tier."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFacts:
+class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of an answer for headers and logs. Seconds since the request's arrival.
 
     is_cut_by_limit: it ends where a limit of the tenant does.

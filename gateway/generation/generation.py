@@ -85,12 +85,18 @@ class Generation:
     @property
     def is_degraded(self) -> bool:
         """True if an upstream tier should have taken an answer over, and could not."""
-        return any(stream.is_degraded for stream in self._streams)
+        for stream in self._streams:
+            if stream.is_degraded:
+                return True
+        return False
 
     @property
     def tier(self) -> Tier:
         """The answering tier: of several choices, the large tier if it answers any."""
-        return "large" if any(stream.tier == "large" for stream in self._streams) else "small"
+        for stream in self._streams:
+            if stream.tier == "large":
+                return "large"
+        return "small"
 
     @property
     def model_id(self) -> str:

@@ -34,6 +34,7 @@ from gateway.metering.local_work import LocalWork
 from gateway.metering.meter import RequestMeter
 from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.reserved_usage import UsageEstimate
+from gateway.metering.token_allowance import TokenAllowance
 from gateway.planning.job import Job
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
@@ -59,6 +60,15 @@ class _Order:
 
     places: tuple[Place, ...]
     origin: RouteReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A job that may be answered, its allowance of tokens, and the account of its work."""
+
+    job: Job
+    credit: TokenAllowance | None = None
+    work: LocalWork | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +330,8 @@ class Planner:
             parsed, upstream = parsed.continued(origin.continues), None
         request, context = parsed.request, parsed.context
         assert request is not None, "a request for the local models was read as one"
-        job = await self._admitted_job(parsed, upstream)
+        admitted = await self._admitted_job(parsed, upstream)
+        job, work = admitted.job, admitted.work
         if context.meter is not None and origin.continues is not None:
             context.meter.continued()
         if context.with_trace and parsed.is_streamed:
@@ -328,12 +339,12 @@ class Planner:
         ticket = self.load.admit()
         generation = Generation(
             self.engine,
-            replace(job, on_prefill=ticket.began),
+            replace(job, credit=admitted.credit, work=work, on_prefill=ticket.began),
             self.metrics,
             self.clock,
         )
-        if context.meter is not None and job.work is not None:
-            context.meter.follow_local(job.work, partial(usage_summary, generation, origin))
+        if context.meter is not None and work is not None:
+            context.meter.follow_local(work, partial(usage_summary, generation, origin))
         return LocalResponder(
             generation,
             Writing(
@@ -352,7 +363,7 @@ class Planner:
 
     async def _admitted_job(
         self, parsed: ParsedRequest, upstream: UpstreamEscalation | None
-    ) -> Job:
+    ) -> _Admitted:
         """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
@@ -361,11 +372,14 @@ class Planner:
         assert request is not None
         principal, cloud = context.principal, parsed.constraints.cloud
         while True:
-            job = await self.jobs.job(request, replace(context, principal=principal), upstream)
+            if principal is not context.principal:
+                context = replace(context, principal=principal)
+            job = await self.jobs.job(request, context, upstream)
             if context.meter is None:
-                return job
+                return _Admitted(job)
             try:
-                return await self._metered(context.meter, job, cloud)
+                credit = await self._reserved(context.meter, job, cloud)
+                return _Admitted(job, credit, LocalWork(self.clock))
             except (RateLimitError, BudgetError) as error:
                 is_named = request.outrider is not None and request.outrider.tier is not None
                 if error.tier is None or request.model != AUTO or is_named:
@@ -378,20 +392,20 @@ class Planner:
                 else:
                     principal = left or principal
 
-    async def _metered(self, meter: RequestMeter, job: Job, cloud: str | None) -> Job:
-        """Reserve the job and book it; `cloud` takes it over, or answers if it fails.
+    @staticmethod
+    async def _reserved(meter: RequestMeter, job: Job, cloud: str | None) -> TokenAllowance | None:
+        """Reserve the job; `cloud` takes it over, or answers if it fails.
 
         Raises RateLimitError or BudgetError.
         """
-        work = LocalWork(self.clock)
         if not meter.principal.is_limited:
-            return replace(job, work=work)
+            return None
         tiers: list[str] = [job.tier]
         if job.escalation is not None:
             tiers.append(job.escalation.tier)
         if cloud is not None:
             tiers.append(cloud)
-        credit = await meter.admit(
+        return await meter.admit(
             UsageEstimate(
                 tiers=tuple(tiers),
                 num_prompt_tokens=job.num_prompt_tokens,
@@ -400,7 +414,6 @@ class Planner:
                 is_bounded=job.is_bounded,
             )
         )
-        return replace(job, credit=credit, work=work)
 
     def _is_mirrored(self, parsed: ParsedRequest) -> bool:
         """Return whether it may be copied: requests for this machine only never leave it."""

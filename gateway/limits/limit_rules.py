@@ -1,6 +1,6 @@
 """The limits that count a request, as rules that a reservation is entered on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -112,11 +112,7 @@ class Holding:
 
         Tokens and money of several tiers add up; requests do not.
         """
-        total = Amounts(
-            requests=max((a.requests for a in used.values()), default=0),
-            tokens=sum(a.tokens for a in used.values()),
-            usd_nanos=sum(a.usd_nanos for a in used.values()),
-        )
+        total = _total(used.values())
         for tier, amounts in used.items():
             held = self.by_tier.get(tier)
             if held is None or not _fits(amounts, held):
@@ -159,6 +155,17 @@ def _fits(amounts: Amounts, held: Amounts) -> bool:
         amounts.requests <= held.requests
         and amounts.tokens <= held.tokens
         and amounts.usd_nanos <= held.usd_nanos
+    )
+
+
+def _total(used: Collection[Amounts]) -> Amounts:
+    """Return the sum; the request itself counts once."""
+    if len(used) == 1:  # by far the most requests
+        return next(iter(used))
+    return Amounts(
+        requests=max((amounts.requests for amounts in used), default=0),
+        tokens=sum(amounts.tokens for amounts in used),
+        usd_nanos=sum(amounts.usd_nanos for amounts in used),
     )
 
 

@@ -1,8 +1,9 @@
 """The seam between a request and the counters: reserve, grow, settle."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from gateway.tenants.amounts import Amounts, LimitName, Want
 from gateway.tenants.keys import Principal
@@ -10,8 +11,7 @@ from gateway.tenants.keys import Principal
 Scope = Literal["key", "team"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitState:
+class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     """One limit after a reservation, for headers. `model`: the tier, where it is one tier's limit.
 
     `limit` and `remaining` are requests, tokens, or nano-dollars. `reset_s`: seconds until all of

@@ -138,7 +138,7 @@ class Months:
 
     def __init__(self) -> None:
         self._start_s = self._end_s = 0.0
-        self._number = 0
+        self._number = -1
 
     def number(self, wall_s: float) -> int:
         """Return the month's number."""
@@ -146,12 +146,15 @@ class Months:
             date = datetime.fromtimestamp(wall_s, UTC)
             self._number = date.year * 12 + date.month - 1
             self._start_s = datetime(date.year, date.month, 1, tzinfo=UTC).timestamp()
-            self._end_s = self.end_s(self._number)
+            self._end_s = self._after(self._number)
         return self._number
 
-    @staticmethod
-    def end_s(number: int) -> float:
+    def end_s(self, number: int) -> float:
         """Return the end of the period, in seconds since 1970."""
+        return self._end_s if number == self._number else self._after(number)
+
+    @staticmethod
+    def _after(number: int) -> float:
         year, month = divmod(number + 1, 12)
         return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
 
@@ -192,7 +195,8 @@ class CalendarCounter:
 
     def reset_s(self, moment: ClockTimes) -> float:
         """Return the seconds until the period ends."""
-        return self._left_s(moment) if self.used(moment) else 0.0
+        number = self._calendar.number(moment.wall_s)
+        return self._calendar.end_s(number) - moment.wall_s if self._totals.get(number) else 0.0
 
     def _left_s(self, moment: ClockTimes) -> float:
         number = self._calendar.number(moment.wall_s)

@@ -1,7 +1,7 @@
 """The charge of a request's attempts, kept within the request's reservation."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -104,16 +104,29 @@ def missing(rows: Sequence[LedgerRow], reserved: Reserved) -> dict[str, Amounts]
     if not wanted:
         return {}
     more = {
-        tier: replace(beyond(amounts, reserved.by_tier.get(tier, NONE)), requests=0)
+        tier: _to_pay(amounts, reserved.by_tier.get(tier, NONE))
         for tier, amounts in wanted.items()
     }
     together = NONE
     for amounts in wanted.values():
         together = plus(together, amounts)
-    over = replace(beyond(together, reserved.most), requests=0)
+    over = _to_pay(together, reserved.most)
+    if over is NONE and all(amounts is NONE for amounts in more.values()):
+        return {}
     last = next(reversed(more))
     more[last] = largest((more[last], over))
     return {tier: amounts for tier, amounts in more.items() if amounts != NONE}
+
+
+def _to_pay(amounts: Amounts, held: Amounts) -> Amounts:
+    """Return the tokens and the money beyond what is held."""
+    if amounts.tokens <= held.tokens and amounts.usd_nanos <= held.usd_nanos:
+        return NONE
+    return Amounts(
+        requests=0,
+        tokens=max(amounts.tokens - held.tokens, 0),
+        usd_nanos=max(amounts.usd_nanos - held.usd_nanos, 0),
+    )
 
 
 def capped(rows: Sequence[LedgerRow], reserved: Reserved) -> list[LedgerRow]:

@@ -1,7 +1,7 @@
 """The usage that a request of a limited tenant reserves, and its charge."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -117,7 +117,9 @@ class ReservedUsage:
         for tier in tiers:
             amounts = self._amounts(tier, 0, num_tokens)
             # Money is rounded down; amounts reserved in parts are charged as one sum.
-            more[tier] = replace(amounts, requests=0, usd_nanos=amounts.usd_nanos + 1)
+            more[tier] = Amounts(
+                requests=0, tokens=amounts.tokens, usd_nanos=amounts.usd_nanos + 1
+            )
         return await self._grow_by(more)
 
     async def _grow_by(self, more: dict[str, Amounts]) -> bool:

@@ -1,9 +1,9 @@
 """Amounts that limits count: requests, tokens, money; and the limits of a tenant."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 NANOS_PER_USD: Final = 10**9
@@ -50,8 +50,7 @@ class LimitSpec(BaseModel):
 NO_LIMITS: Final = LimitSpec()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one request. `tokens` are prompt and answer together."""
 
     requests: int = 1
@@ -64,15 +63,14 @@ class Amounts:
             raise ValueError(f"amounts are never negative: {self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Want(msgspec.Struct, frozen=True, kw_only=True):
     """The amounts that a request reserves before its work starts.
 
     `by_tier`: for each tier that may answer, its usage there. Limits of all tiers together get the
     largest of them; limits of one tier get that tier's.
     """
 
-    by_tier: Mapping[str, Amounts] = field(default_factory=dict)
+    by_tier: Mapping[str, Amounts] = msgspec.field(default_factory=dict)
 
     @property
     def most(self) -> Amounts:
