@@ -122,6 +122,9 @@ class Choice:
             **(tools.special_texts if tools else {}),
         }
         self._stops = StopMatcher(job.stops) if job.stops else None
+        self._marks = self._stop_token_ids | self._special_texts.keys()
+        # Nothing but the text itself is told of this answer's tokens, unless they have marks.
+        self._is_plain = self._trace is None and self._parser is None and self._stops is None
         self._held: deque[_HeldPiece] = deque()
         self._num_content = 0
         self._num_released = 0
@@ -147,6 +150,11 @@ class Choice:
         if self._trace is not None and event.trace is not None:
             self._trace.note(event.trace)
         out: _Pieces = []
+        if self._is_plain and not event.logprobs and self._adds_plain_text(event, out):
+            usage.num_predicted_tokens += event.num_predicted_tokens
+            usage.num_unratified_tokens += event.num_unratified_tokens
+            usage.num_reused_tokens += event.num_reused_tokens
+            return self._deltas(out)
         for position, token_id in enumerate(event.token_ids):
             drafted = position < event.num_accepted_tokens
             usage.num_tokens += 1
@@ -168,10 +176,28 @@ class Choice:
         usage.num_reused_tokens += min(event.num_reused_tokens, num_read)
         return self._deltas(out)
 
+    def _adds_plain_text(self, event: TokensEmitted, out: _Pieces) -> bool:
+        """Add all tokens of a step at once, as every token of most answers can be.
+
+        False, and nothing is added, where one of them has a meaning of its own, or may have.
+        """
+        token_ids, num_drafted = event.token_ids, event.num_accepted_tokens
+        if self._splitter is not None and not self._splitter.is_through:
+            return False
+        if not (token_ids and self._marks.isdisjoint(token_ids)):
+            return False
+        self.usage.num_tokens += len(token_ids)
+        self.usage.num_accepted_tokens += min(num_drafted, len(token_ids))
+        self._last_mark = DRAFTED if num_drafted >= len(token_ids) else OWN
+        for part, mark in ((token_ids[:num_drafted], DRAFTED), (token_ids[num_drafted:], OWN)):
+            if part and (text := self._detokenizer.push_all(part)):
+                self._add_answer(text, mark, out)
+        return True
+
     def end(self, finish_reason: ApiFinishReason) -> list[Delta]:
         """Release the held text: the engine is done."""
         out: _Pieces = []
-        mark = replace(self._last_mark, was_drafted=False)
+        mark = OWN if self._trace is None else replace(self._last_mark, was_drafted=False)
         self._add_text(self._detokenizer.flush(), mark, out)
         if self._splitter and self.finish_reason is None:
             self._add_pieces(self._splitter.flush(), mark, out)
@@ -294,8 +320,21 @@ class Choice:
 
     def _deltas(self, out: _Pieces) -> list[Delta]:
         """Make one delta for each run of thinking, content or arguments, then the finish."""
-        deltas = []
-        call_index = self._num_calls - sum(kind == "call" for kind, _, _ in out) - 1
+        deltas: list[Delta] = []
+        if self._is_plain and len(out) == 1:  # one piece of text: by far the most steps
+            ((kind, text, mark),) = out
+            deltas.append(
+                Delta(
+                    index=self._index,
+                    kind=kind,
+                    text=text,
+                    pieces=((text, mark.was_drafted),),
+                    logprobs=self._released_logprobs() if kind != "reasoning" else (),
+                    tokenizer=self._tokenizer,
+                )
+            )
+            out = []
+        call_index = self._num_calls - sum([kind == "call" for kind, _, _ in out]) - 1
         for kind, run in groupby(out, key=lambda item: item[0]):
             texts, marks = [], []
             for _, text, mark in run:

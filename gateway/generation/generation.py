@@ -66,11 +66,15 @@ class Generation:
     @property
     def choices(self) -> list[Choice]:
         """The choices as they are answered now; of those that were escalated, the large tier's."""
+        if len(self._streams) == 1:  # by far the most requests
+            return [self._streams[0].choice]
         return [stream.choice for stream in self._streams]
 
     @property
     def cascades(self) -> list[CascadeUsage]:
         """The result of the watch of each choice."""
+        if len(self._streams) == 1:
+            return [self._streams[0].cascade]
         return [stream.cascade for stream in self._streams]
 
     @property

@@ -41,10 +41,14 @@ class TierMetrics:
         self.generation_tokens = metrics.generation_tokens.labels(tier)
         self._request_success = metrics.request_success
         self._tier = tier
+        self._ends: dict[str, Counter] = {}
 
     def finished(self, reason: str) -> None:
         """Count a choice's end: stop, length, abort or error."""
-        self._request_success.labels(self._tier, reason).inc()
+        counter = self._ends.get(reason)
+        if counter is None:
+            counter = self._ends[reason] = self._request_success.labels(self._tier, reason)
+        counter.inc()
 
 
 class GatewayMetrics:

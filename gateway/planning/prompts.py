@@ -114,11 +114,7 @@ class Prompts(ABC):
         """Render the prompts for a tier, once. Raises GatewayError or PromptTooLongError."""
         tokenizer = self._tokenizers[info.tier]
         if tokenizer.rendering not in self._done:
-            work = replace(
-                self._work,
-                max_context=info.max_context,
-                max_tokens=self.request.token_limit or 1,
-            )
+            work = self._work.within(info.max_context, self.request.token_limit or 1)
             self._done[tokenizer.rendering] = await self._render(tokenizer, work)
         return self._done[tokenizer.rendering]
 

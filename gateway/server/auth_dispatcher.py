@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +22,7 @@ EndpointHandler = Callable[[Request], Awaitable[Response]]
 ProblemBody = Callable[[Problem], bytes]
 ProblemPage = Callable[[Problem], Response]
 
+_ID: Final = b"x-request-id"
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 FREE_PATHS: Final = frozenset({"/health", "/ready"})
 """Paths for load balancers, which have no keys."""
@@ -90,10 +91,12 @@ class AuthDispatcher:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                given_back = MutableHeaders(scope=message)
-                given_back["x-request-id"] = request_id
+                ours = request_id.encode()
+                given_back = [pair for pair in message.get("headers", ()) if pair[0] != _ID]
+                given_back.append((_ID, ours))
                 if path.startswith("/v1/messages"):
-                    given_back["request-id"] = request_id
+                    given_back.append((b"request-id", ours))
+                message["headers"] = given_back
             await send(message)
 
         state = scope.setdefault("state", {})

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -26,6 +26,11 @@ from gateway.upstream.dialects.rewriting import splice
 logger = logging.getLogger(__name__)
 
 
+_STREAM_HEADERS: Final = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -202,19 +207,17 @@ class AnswerResponse(Response):
         if self._writer is not None:
             body = self._writer.whole(body)
         await self._finish("answered")
-        self.headers["content-type"] = "application/json"
-        self.headers["content-length"] = str(len(body))
-        await self._start(send)
+        await self._start(
+            send,
+            {"content-type": "application/json", "content-length": str(len(body))},
+        )
         await send({"type": "http.response.body", "body": body})
 
     async def _send_stream(self, send: Send) -> None:
         async with aclosing(self._answering.parts()) as parts:
             # Headers wait for the first text, so that what fails until then has its own status.
             first = await anext(parts)
-            self.headers["content-type"] = "text/event-stream; charset=utf-8"
-            self.headers["cache-control"] = "no-cache"
-            self.headers["x-accel-buffering"] = "no"
-            await self._start(send)
+            await self._start(send, _STREAM_HEADERS)
             try:
                 await self._send_part(send, first)
                 async for part in parts:
@@ -284,21 +287,23 @@ class AnswerResponse(Response):
             body = splice(body, "outrider", msgspec.json.encode(delivered))
         await send(_last_body(sse.event(body)))
 
-    async def _start(self, send: Send) -> None:
+    async def _start(self, send: Send, form: Mapping[str, str]) -> None:
         """Send the headers, which name the tier: of a stream, the one that gives the first text."""
         self._has_started = True
+        headers = {name.decode(): value.decode("latin-1") for name, value in self.raw_headers}
+        headers |= form
         if facts := self._answering.facts:
-            self.headers.update(_headers(facts))
-        self.headers.update(self._answering.headers)
+            headers |= _headers(facts)
+        headers |= self._answering.headers
         if self._answering.arm:
-            self.headers["x-outrider-arm"] = self._answering.arm
+            headers["x-outrider-arm"] = self._answering.arm
         if self._meter is not None:
-            self.headers.update(self._meter.headers)
+            headers |= self._meter.headers
         await send(
             {
                 "type": "http.response.start",
                 "status": self.status_code,
-                "headers": self.raw_headers,
+                "headers": [(n.encode(), value.encode("latin-1")) for n, value in headers.items()],
             }
         )
 

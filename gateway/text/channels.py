@@ -66,6 +66,11 @@ class ChannelSplitter:
         """True from the first thought on, up to the first message that is none."""
         return self._thinks_first
 
+    @property
+    def is_through(self) -> bool:
+        """False: each message has a header of its own."""
+        return False
+
     def push(self, text: str) -> list[_Piece]:
         """Return the pieces that can be released now, in order; no empty ones."""
         pieces: list[_Piece] = []

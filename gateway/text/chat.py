@@ -398,12 +398,12 @@ def _strings(value: Any) -> tuple[list[str], list[str]]:
     texts: list[str] = []
     waiting = [value]
     while waiting:
-        match waiting.pop():
-            case str(text):
-                texts.append(text)
-            case dict(fields):
-                keys += fields
-                waiting += fields.values()
-            case list(items):
-                waiting += items
+        part = waiting.pop()
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict):
+            keys += part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
     return keys, texts

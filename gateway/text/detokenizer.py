@@ -12,6 +12,7 @@ One difference on purpose: where byte tokens of a sentencepiece vocabulary break
 
 import codecs
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -28,6 +29,9 @@ class Detokenizer(Protocol):
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; empty while a character is incomplete."""
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """Return the text that these tokens complete together."""
 
     def flush(self) -> str:
         """Return the rest at the end: a replacement character for an incomplete one."""
@@ -74,6 +78,13 @@ class TableDetokenizer:
             self._spaces_to_drop = 0
         return self._decode(token_bytes)
 
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """Return the text that these tokens complete together."""
+        if self._spaces_to_drop:
+            return "".join(map(self.push, token_ids))
+        found, most = self._token_bytes, self._num_tokens
+        return self._decode(b"".join([found[i] for i in token_ids if i < most]))
+
     def flush(self) -> str:
         """Return the rest at the end: a replacement character for an incomplete one."""
         return self._decode(b"", True)
@@ -98,6 +109,10 @@ class WindowDetokenizer:
         if text.endswith("\ufffd") and len(self._pending) < _WINDOW_TOKENS:
             return ""
         return self._release(text)
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """Return the text that these tokens complete together."""
+        return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
         """Return the rest at the end: a replacement character for an incomplete one."""

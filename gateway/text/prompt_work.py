@@ -122,6 +122,17 @@ class PromptWork:
     max_context: int | None = None
     max_tokens: int = 1
 
+    def within(self, max_context: int, max_tokens: int) -> "PromptWork":
+        """Return the same for a tier's context and an answer's length."""
+        return PromptWork(
+            slots=self.slots,
+            tenant=self.tenant,
+            max_chars=self.max_chars,
+            json_bounds=self.json_bounds,
+            max_context=max_context,
+            max_tokens=max_tokens,
+        )
+
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:
         """Run `work` on a text of `num_chars`. Raises BadRequestError for too much text."""
         if self.max_chars is not None and num_chars > self.max_chars:

@@ -26,6 +26,10 @@ class TextSplitter(Protocol):
     def is_thinking(self) -> bool:
         """True if the next text, unless it is a mark, is thinking."""
 
+    @property
+    def is_through(self) -> bool:
+        """True if all text from here on is content, as it is."""
+
     def push(self, text: str) -> list[tuple[TextKind, str]]:
         """Return the pieces that can be released now, in order; no empty ones."""
 
@@ -95,9 +99,14 @@ class ThinkingSplitter:
         """True if the next text, unless it is a mark, is thinking."""
         return self._state == "thinking"
 
+    @property
+    def is_through(self) -> bool:
+        """True if all text from here on is content, as it is."""
+        return self._state == "answer" and not (self._skips_space or self._closing or self._held)
+
     def push(self, text: str) -> list[tuple[TextKind, str]]:
         """Return the pieces that can be released now, in order; no empty ones."""
-        if self._state == "answer" and not self._skips_space and not self._closing:
+        if self.is_through:
             return [("content", text)] if text else []
         pieces: list[tuple[TextKind, str]] = []
         self._held += text
