@@ -104,8 +104,7 @@ def missing(rows: Sequence[LedgerRow], reserved: Reserved) -> dict[str, Amounts]
     if not wanted:
         return {}
     more = {
-        tier: _to_pay(amounts, reserved.by_tier.get(tier, NONE))
-        for tier, amounts in wanted.items()
+        tier: _to_pay(amounts, reserved.by_tier.get(tier, NONE)) for tier, amounts in wanted.items()
     }
     together = NONE
     for amounts in wanted.values():

@@ -117,9 +117,7 @@ class ReservedUsage:
         for tier in tiers:
             amounts = self._amounts(tier, 0, num_tokens)
             # Money is rounded down; amounts reserved in parts are charged as one sum.
-            more[tier] = Amounts(
-                requests=0, tokens=amounts.tokens, usd_nanos=amounts.usd_nanos + 1
-            )
+            more[tier] = Amounts(requests=0, tokens=amounts.tokens, usd_nanos=amounts.usd_nanos + 1)
         return await self._grow_by(more)
 
     async def _grow_by(self, more: dict[str, Amounts]) -> bool:
