@@ -89,10 +89,7 @@ class Generation:
     @property
     def is_degraded(self) -> bool:
         """True if an upstream tier should have taken an answer over, and could not."""
-        for stream in self._streams:
-            if stream.is_degraded:
-                return True
-        return False
+        return any(stream.is_degraded for stream in self._streams)
 
     @property
     def tier(self) -> Tier:

@@ -324,7 +324,7 @@ class LocalResponder:
             hand_off=origin.hand_off or ("failure" if is_degraded else None),
             confidence=generation.confidence,
             is_degraded=origin.is_degraded or is_degraded,
-            is_escalated=any([usage.escalated for usage in generation.cascades]),
+            is_escalated=any(usage.escalated for usage in generation.cascades),
             ttft_s=generation.ttft_s(),
             inter_token_s=generation.inter_token_s(),
             num_prompt_tokens=generation.job.num_prompt_tokens,
