@@ -11,10 +11,10 @@ import logging
 import math
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,13 @@ from draft.training.loop import (
 )
 from draft.training.own_answers import TaughtRow
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 logger = logging.getLogger(__name__)
+
+Row = TypeVar("Row", bound=TaughtRow)
+Found = TypeVar("Found", bound="DataclassInstance")
 
 _MEASURED_ROWS = 8
 # Rows of similar length share a batch; each draw fills this many batches.
@@ -157,9 +163,7 @@ def default_learning_rate(model: PreTrainedModel, *, is_fresh: bool) -> float:
 # ---- data -----------------------------------------------------------------------------------
 
 
-def split_rows(
-    rows: Sequence[TaughtRow], plan: DistillPlan
-) -> tuple[list[TaughtRow], list[TaughtRow]]:
+def split_rows(rows: Sequence[Row], plan: DistillPlan) -> tuple[list[Row], list[Row]]:
     """(learnt, held out), a function of the seed; at least one of each.
 
     Raises DistillError for fewer than two rows.
@@ -198,7 +202,12 @@ def collate(rows: Sequence[TaughtRow]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return token_ids, weights, top_ids, top_logprobs
 
 
-def shuffled_batches(rows: Sequence[TaughtRow], batch_size: int, seed: int) -> Draw:
+def shuffled_batches(
+    rows: Sequence[Row],
+    batch_size: int,
+    seed: int,
+    collated: Callable[[Sequence[Row]], tuple[Tensor, ...]] = collate,
+) -> Draw:
     """Every row once an epoch, in batches of similar length.
 
     A function of the seed and the step alone, so a resumed run sees the same batches.
@@ -207,7 +216,7 @@ def shuffled_batches(rows: Sequence[TaughtRow], batch_size: int, seed: int) -> D
 
     def draw(_: TrainingPlan, progress: Progress) -> tuple[Tensor, ...]:
         epoch, number = divmod(progress.step, num_batches)
-        return collate([rows[index] for index in _epoch(epoch)[number]])
+        return collated([rows[index] for index in _epoch(epoch)[number]])
 
     cached: dict[int, list[list[int]]] = {}
 
@@ -323,7 +332,9 @@ def distil(
     rate = plan.learning_rate or default_learning_rate(model, is_fresh=is_fresh)
     trainer = Trainer(model, plan.training_plan(rate), run_dir, device)
     # Measured before the checkpoint replaces the initial weights, and kept for the resumptions.
-    before = _measured_once(run_dir / "before.json", model, held_out, device)
+    before = measured_once(
+        run_dir / "before.json", Agreement, lambda: measure_agreement(model, held_out, device)
+    )
     trainer.resume()
     trainer.run(
         soft_target_loss(model, device),
@@ -342,12 +353,11 @@ def distil(
     )
 
 
-def _measured_once(
-    path: Path, model: PreTrainedModel, rows: Sequence[TaughtRow], device: torch.device
-) -> Agreement:
+def measured_once(path: Path, kind: type[Found], measure: Callable[[], Found]) -> Found:
+    """What `measure` found when this was first called for `path`, which keeps it."""
     if path.exists():
-        return Agreement(**json.loads(path.read_text()))
-    found = measure_agreement(model, rows, device)
+        return kind(**json.loads(path.read_text()))
+    found = measure()
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(found)) + "\n")
     os.replace(partial, path)

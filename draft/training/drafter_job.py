@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -163,18 +163,18 @@ def train_drafter(
         given = given_answers(rows, tokenizer, job.answers.max_length)
     # Whatever can be wrong with the inputs is known by now.
     open_folder(job, resume=resume)
-    taught, device, dtype = _taught_rows(job, prompts, given, load)
+    taught, device, dtype = taught_rows(job, prompts, given, load)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     report = distil(
         model, taught, job.distill, job.work_dir, device=device, is_fresh=job.small is None
     )
     publish_folder(model, lambda made: copy_tokenizer(folder, made), job.out, dtype)
-    (job.out / "README.md").write_text(drafter_card(report, _card_facts(job)))
+    (job.out / "README.md").write_text(drafter_card(report, card_facts(job)))
     return report
 
 
-def _taught_rows(
+def taught_rows(
     job: DrafterJob,
     prompts: Sequence[tuple[int, ...]],
     given: Sequence[TokenRow] | None,
@@ -221,7 +221,8 @@ def _initial_model(job: DrafterJob, large: Path, tokenizer: Any) -> PreTrainedMo
     return load_model(small, torch.float32, torch.device("cpu"))
 
 
-def _card_facts(job: DrafterJob) -> Mapping[str, str]:
+def card_facts(job: DrafterJob) -> dict[str, str]:
+    """What a drafter's card says of a job, each as it is to be read."""
     origin = "a random initialisation" if job.small is None else f"`{Path(job.small).name}`"
     greedy = job.answers.temperature == 0
     how = "greedy" if greedy else f"sampled at temperature {job.answers.temperature:g}"

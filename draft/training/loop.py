@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,6 +86,7 @@ class Progress:
 # The tensors of the next batch, token ids first: what a loss function is called with.
 Draw = Callable[[TrainingPlan, Progress], tuple[Tensor, ...]]
 LossFunction = Callable[..., Tensor]
+ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
 def build_llama(
@@ -120,11 +121,11 @@ def learning_rate(plan: TrainingPlan, progress: Progress) -> float:
     return plan.peak_lr * warm * min(1.0, left)
 
 
-class Trainer:
+class Trainer(Generic[ModelT]):
     """Training state of one model, with checkpoints it can resume from."""
 
     def __init__(
-        self, model: PreTrainedModel, plan: TrainingPlan, run_dir: Path, device: torch.device
+        self, model: ModelT, plan: TrainingPlan, run_dir: Path, device: torch.device
     ) -> None:
         self.model = model
         place(self.model, device=device)
@@ -261,7 +262,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTra
 
 
 def place(
-    model: PreTrainedModel,
+    model: torch.nn.Module,
     *,
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,

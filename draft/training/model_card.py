@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draft.training.distill import DistillReport
+    from draft.training.head_distil import HeadReport
 
 _TEMPLATE = """---
 license: apache-2.0
@@ -265,4 +266,68 @@ def drafter_card(report: "DistillReport", facts: Mapping[str, str]) -> str:
         tokens=report.tokens,
         minutes=report.seconds / 60,
         table=_table(("", "first choice %", "first three %"), rows),
+    )
+
+
+_HEAD = """---
+library_name: transformers
+---
+
+# {title} for {large}
+
+{parameters:,} parameters, trained by `outrider draft train --kind {kind}`. It reads hidden states
+of {large} and guesses what that model writes next:
+
+    outrider serve --large {large} --drafter .
+
+It has no meaning without {large}, nor with another model; `target_fingerprint` in config.json
+tells. {layout}
+
+## Recipe
+
+Training-time test of {unroll} levels (Li et al., EAGLE-3, 2025): forward KL divergence to the
+{top_k} likeliest next tokens of {large} and the rest as one outcome, level after level on the
+head's own outputs, on {text}, prompts from `{data}`: {num_learnt:,} sequences, {steps:,} steps,
+{tokens:,} tokens (padding counted), {minutes:.1f} minutes.
+
+    {plan}
+
+## Measured
+
+On {num_held_out:,} sequences held out ({num_roots:,} places), teacher-forced: how often the head's
+first choice is the one of {large}, where all guesses above it are right, and how often a whole
+chain so deep is. Its vocabulary has {coverage:.2f} % of the tokens of these answers.
+
+{table}
+
+`outrider draft compare` measures what that is worth in tokens per second.
+"""
+_HEAD_TITLES = {"eagle3": "An EAGLE-3 head", "mtp": "An MTP module"}
+_HEAD_LAYOUTS = {
+    "eagle3": "The layout is the one of SpecForge and SafeAILab, which vLLM and SGLang read.",
+    "mtp": "Tensors have the names of Qwen3-Next's MTP module.",
+}
+
+
+def head_card(report: "HeadReport", facts: Mapping[str, str]) -> str:
+    """The card of a trained head as Markdown; facts as `drafter_card`'s, kind and unroll."""
+    rows = [
+        [str(depth), *(f"{100 * share:.1f}" for share in shares)]
+        for depth, shares in enumerate(
+            zip(report.before.levels, report.after.levels, report.after.paths, strict=True), start=1
+        )
+    ]
+    return _HEAD.format(
+        **facts,
+        title=_HEAD_TITLES[facts["kind"]],
+        layout=_HEAD_LAYOUTS[facts["kind"]],
+        parameters=report.num_parameters,
+        num_learnt=report.num_learnt,
+        num_held_out=report.num_held_out,
+        num_roots=report.after.num_roots,
+        steps=report.steps,
+        tokens=report.tokens,
+        minutes=report.seconds / 60,
+        coverage=100 * report.coverage,
+        table=_table(("depth", "before %", "after %", "whole chain %"), rows),
     )

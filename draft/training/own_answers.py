@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -69,6 +70,24 @@ class TaughtRow:
     num_prompt_tokens: int
     top_ids: Tensor
     top_logprobs: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TappedRow(TaughtRow):
+    """A sequence whose taps (hidden states of some layers) lie in a file; the last place has none.
+
+    first: where they begin among the file's rows. tap_size: of all taps of a place together.
+    """
+
+    shard: Path
+    first: int
+    tap_size: int
+
+    def read_taps(self) -> Tensor:
+        """[n, tap_size], in the large model's precision."""
+        with safe_open(self.shard, "pt") as file:
+            taps: Tensor = file.get_slice("taps")[self.first : self.first + len(self.token_ids)]
+        return taps
 
 
 def render_prompts(rows: Sequence[PromptRow], tokenizer: Any) -> list[tuple[int, ...]]:
@@ -206,7 +225,8 @@ def teach(
 ) -> list[TaughtRow]:
     """Read every sequence with the large model and keep its likeliest next tokens.
 
-    They are stored in `folder` in shards; shards that are there already are not computed again.
+    They are stored in `folder` in shards; shards that are there already are not computed again. A
+    runner with taps stores these, too, and gives TappedRows: they stay on disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     taught: list[TaughtRow] = []
@@ -225,46 +245,48 @@ def teach(
 def _write_shard(
     runner: ModelRunner, rows: Sequence[TokenRow], top_k: int, path: Path, bar: Any
 ) -> None:
-    ids, logprobs = [], []
+    read = []
     for row in rows:
-        best = _top_candidates(runner, row.token_ids, top_k)
-        ids.append(best[0])
-        logprobs.append(best[1])
+        read.append(_read_row(runner, row.token_ids, top_k))
         bar.update()
     partial = path.with_suffix(".partial")
-    save_file({"top_ids": torch.cat(ids), "top_logprobs": torch.cat(logprobs)}, partial)
+    save_file({name: torch.cat([row[name] for row in read]) for name in read[0]}, partial)
     os.replace(partial, path)
 
 
 def _read_shard(rows: Sequence[TokenRow], path: Path) -> list[TaughtRow]:
-    stored = load_file(path)
-    lengths = [len(row.token_ids) for row in rows]
-    pieces = zip(
-        rows,
-        torch.split(stored["top_ids"], lengths),
-        torch.split(stored["top_logprobs"], lengths),
-        strict=True,
-    )
-    return [
-        TaughtRow(
-            token_ids=torch.tensor(row.token_ids),
-            num_prompt_tokens=row.num_prompt_tokens,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs.float(),
-        )
-        for row, top_ids, top_logprobs in pieces
-    ]
+    with safe_open(path, "pt") as file:
+        top_ids, top_logprobs = file.get_tensor("top_ids"), file.get_tensor("top_logprobs").float()
+        tap_size = file.get_slice("taps").get_shape()[1] if "taps" in set(file.keys()) else 0
+    taught: list[TaughtRow] = []
+    first = 0
+    for row in rows:
+        places = slice(first, first + len(row.token_ids))
+        fields: dict[str, Any] = {
+            "token_ids": torch.tensor(row.token_ids),
+            "num_prompt_tokens": row.num_prompt_tokens,
+            "top_ids": top_ids[places],
+            "top_logprobs": top_logprobs[places],
+        }
+        if tap_size:
+            taught.append(TappedRow(**fields, shard=path, first=first, tap_size=tap_size))
+        else:
+            taught.append(TaughtRow(**fields))
+        first = places.stop
+    return taught
 
 
 @torch.inference_mode()
-def _top_candidates(
-    runner: ModelRunner, token_ids: Sequence[int], top_k: int
-) -> tuple[Tensor, Tensor]:
-    """([n, top_k] ids int32, [n, top_k] log-probabilities float16) of the token at each place."""
+def _read_row(runner: ModelRunner, token_ids: Sequence[int], top_k: int) -> dict[str, Tensor]:
+    """What the large model expects at each place: top_ids [n, top_k] int32, top_logprobs float16.
+
+    With taps: what it has at each place behind those layers, [n, size].
+    """
     length, vocab_size = len(token_ids), runner.vocab_size
     top_k = min(top_k, vocab_size)
     ids = torch.zeros(length, top_k, dtype=torch.int32)
     logprobs = torch.zeros(length, top_k, dtype=torch.float16)
+    taps = []
     rows_per_pass = max(1, _MAX_LOGITS // vocab_size)
     view = runner.new_view("own-answers")
     try:
@@ -286,6 +308,12 @@ def _top_candidates(
             places = slice(start + 1, start + 1 + len(piece))
             ids[places] = best.indices.int().cpu()
             logprobs[places] = best.values.half().cpu()
+            if output.taps is not None:
+                taps.append(output.taps.cpu().clone())  # valid until the next pass
     finally:
         view.release()
-    return ids, logprobs
+    read = {"top_ids": ids, "top_logprobs": logprobs}
+    if taps:
+        # The last token's are never a feature: nothing stands behind it.
+        read["taps"] = torch.cat([*taps, torch.zeros_like(taps[0][:1])])
+    return read

@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from engine.errors import EngineError
 from gateway.settings.tree import NONE, Settings, SettingsError, load_settings
 from gateway.tools.console.command import DeviceOption, DtypeOption
 from gateway.tools.console.user_errors import EXIT_FAILED, user_errors
-from gateway.tools.drafters.tables import print_training, print_tuning
+from gateway.tools.drafters.tables import print_head, print_training, print_tuning
 
 if TYPE_CHECKING:
     from draft.training.tune import Limit, Traffic, TuneReport
@@ -32,6 +33,15 @@ app = typer.Typer(
 DATA_VARIABLE = "OUTRIDER_DATA"
 DEFAULT_OUT = "outrider-draft.toml"
 _DEFAULT_STEPS = 1000
+_DEFAULT_UNROLL = 7
+
+
+class DrafterKind(StrEnum):
+    """What `outrider draft train` makes."""
+
+    small = "small"
+    eagle3 = "eagle3"
+
 
 LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
 PromptDataPath = Annotated[
@@ -58,11 +68,13 @@ def _user_errors(after_interruption: str) -> Iterator[None]:
 
 
 _TRAIN_HELP = """
-Distil a small drafter for a large model.
+Train a drafter for a large model: a small model, or a head that reads its hidden states.
 
 The large model answers the prompts (or the data's answers are taken: --from-data), its next-token
-distributions are stored, and a small Llama learns them. All steps can be interrupted and go on
-with --resume. OUT is what `outrider serve --small OUT` and transformers load.
+distributions are stored, and the drafter learns them. --kind small (the default) is a Llama of its
+own, which `outrider serve --small OUT` and transformers load. --kind eagle3 is one layer that reads
+hidden states of three of the large model's layers (`--drafter OUT`); these are stored, too. All
+steps can be interrupted and go on with --resume.
 
 [bold]Examples[/bold]
 
@@ -72,6 +84,9 @@ with --resume. OUT is what `outrider serve --small OUT` and transformers load.
   --minutes 60
 
   outrider draft train --large ./large --small ./small --data prompts.txt --out better-small
+
+  outrider draft train --kind eagle3 --large Qwen/Qwen3-8B --data prompts.jsonl --out my-head
+  --draft-vocab 16000
 """
 
 
@@ -80,6 +95,16 @@ def train(  # noqa: PLR0913 - a flag each
     large: LargeModel,
     data: PromptDataPath,
     out: Annotated[Path, typer.Option(help="Folder for the drafter; made if it is missing.")],
+    kind: Annotated[
+        DrafterKind, typer.Option(help="A model of its own, or a head of the large model.")
+    ] = DrafterKind.small,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(min=1, help="eagle3: how many of the most frequent tokens it guesses."),
+    ] = None,
+    unroll: Annotated[
+        int | None, typer.Option(min=1, max=16, help="eagle3: levels that are trained; 7.")
+    ] = None,
     small: Annotated[
         str | None, typer.Option(help="Start from this checkpoint (same tokenizer).")
     ] = None,
@@ -118,8 +143,13 @@ def train(  # noqa: PLR0913 - a flag each
     dtype: DtypeOption = None,
     num_threads: EngineThreads = None,
 ) -> None:
-    """Distil a drafter; the help is `_TRAIN_HELP`."""
+    """Train a drafter; the help is `_TRAIN_HELP`."""
     _need("tqdm", "the training's progress bars")
+    _refuse_options(
+        kind,
+        {"--small": small, "--layers": layers, "--width": width},
+        {"--draft-vocab": draft_vocab, "--unroll": unroll},
+    )
     with _user_errors("go on with --resume"):
         from draft.training.distill import DistillPlan
         from draft.training.drafter_job import DrafterJob, train_drafter
@@ -141,37 +171,59 @@ def train(  # noqa: PLR0913 - a flag each
         wiring.check_models(settings)
         if small is not None:
             wiring.check_models(_settings(config, {"models.large": large, "models.small": small}))
-        job = DrafterJob(
-            large=large,
-            data=_found(data),
-            out=out,
-            small=small,
-            num_layers=layers,
-            hidden_size=width,
-            on_policy=on_policy,
-            answers=AnswerPlan(
+        common: dict[str, Any] = {
+            "large": large,
+            "data": _found(data),
+            "out": out,
+            "on_policy": on_policy,
+            "answers": AnswerPlan(
                 temperature=temperature,
                 max_tokens=max_tokens,
                 max_length=max_length,
                 seed=seed,
                 stop_token_ids=read_model_config(large).eos_token_ids,
             ),
-            distill=DistillPlan(
+            "distill": DistillPlan(
                 steps=_DEFAULT_STEPS if steps is None and minutes is None else steps,
                 minutes=minutes,
                 batch_size=batch_size,
                 learning_rate=learning_rate,
                 seed=seed,
             ),
-        )
+        }
 
         def load() -> "tuple[Engine, ModelRunner]":
             runners = engine_wiring.load_runners(settings, _say_stage())
             return engine_wiring.join(settings, runners, None), runners["large"]
 
         _quiet_transformers()
+        if kind is not DrafterKind.small:
+            from draft.training.head_job import HeadJob, train_head
+
+            head_job = HeadJob(
+                **common,
+                kind="eagle3",
+                draft_vocab_size=draft_vocab,
+                unroll=unroll or _DEFAULT_UNROLL,
+            )
+            print_head(
+                train_head(head_job, load, resume=resume, num_threads=num_threads), out, large
+            )
+            return
+        job = DrafterJob(**common, small=small, num_layers=layers, hidden_size=width)
         report = train_drafter(job, load, resume=resume, num_threads=num_threads)
     print_training(report, out, large)
+
+
+def _refuse_options(kind: DrafterKind, of_small: dict[str, Any], of_heads: dict[str, Any]) -> None:
+    """Raise BadParameter for options that another kind has."""
+    is_small = kind is DrafterKind.small
+    given = [name for name, value in (of_heads if is_small else of_small).items() if value]
+    if given:
+        others = "--kind eagle3" if is_small else "--kind small"
+        raise typer.BadParameter(
+            f"{', '.join(given)}: for {others}; this is --kind {kind.value}. Leave it out."
+        )
 
 
 _TUNE_HELP = """

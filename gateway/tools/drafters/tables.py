@@ -11,6 +11,7 @@ from gateway.tools.console.terminal import make_console
 
 if TYPE_CHECKING:
     from draft.training.distill import DistillReport
+    from draft.training.head_distil import HeadReport
     from draft.training.tune import TuneReport
 
 
@@ -27,6 +28,19 @@ def print_training(report: "DistillReport", out: Path, large: str) -> None:
             f"{found.top3:6.1%}"
         )
     typer.echo(f"Try it: outrider serve --large {large} --small {out}")
+
+
+def print_head(report: "HeadReport", out: Path, large: str) -> None:
+    """Print the head's size, how deep its chains agree, and how to try it."""
+    typer.echo(f"Wrote {out}: {report.num_parameters:,} parameters, {report.steps:,} steps")
+    typer.echo(
+        f"On {report.num_held_out:,} held-out sequences ({report.after.num_roots:,} places), by "
+        "depth: first choice right below right ones"
+    )
+    for name, found in (("before", report.before), ("after", report.after)):
+        typer.echo(f"  {name:<7}" + "".join(f" {share:6.1%}" for share in found.levels))
+    typer.echo(f"Its vocabulary has {report.coverage:.2%} of these answers' tokens.")
+    typer.echo(f"Try it: outrider serve --large {large} --drafter {out}")
 
 
 def print_tuning(report: "TuneReport") -> None:
