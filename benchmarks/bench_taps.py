@@ -5,7 +5,8 @@ as an EAGLE-3 head wants them, or those behind the last norm, as a multi-token h
 
 Method: the same passes without taps, with three (the layers that public EAGLE-3 heads name) and
 with the last, in turn: decoding 1, 8 and 64 sequences, and a chunk of 512 tokens of a prompt whose
-last row alone gets logits. One runner and one cache for all, rounds of about `--seconds` a pass.
+last row alone gets logits. One runner and one cache for all, rounds of about `--seconds` a pass,
+each begun with another way.
 
 Reading it: `cost` is the time over that without taps less 1, the median of pairs. In a prompt's
 chunk the last layer's feed-forward computes one row where nothing reads the others; the last tap
@@ -27,7 +28,6 @@ from benchmarks.harness import (
     Summary,
     argument_parser,
     choose_threads,
-    measure_in_turn,
     milliseconds,
     paired_ratio,
     prepare,
@@ -79,6 +79,12 @@ def passes_of(runner: ModelRunner, arguments: argparse.Namespace) -> dict[int, l
     return passes | {_CHUNK: [behind_text(_CHUNK)]}
 
 
+def in_turn(names: list[str], number: int) -> list[str]:
+    """Return the order of a round: another way is the first each time."""
+    first = number % len(names)
+    return names[first:] + names[:first]
+
+
 def measure(runner: ModelRunner, arguments: argparse.Namespace) -> dict[str, Any]:
     """Time all passes; return their figures by the number of rows and the way."""
     ways = taps_of(runner.model.config.num_layers)
@@ -90,11 +96,10 @@ def measure(runner: ModelRunner, arguments: argparse.Namespace) -> dict[str, Any
     results: dict[str, Any] = {}
     for num_rows, pieces in passes_of(runner, arguments).items():
         round_s = sum(run(taps, pieces) for taps in ways.values())
-        times = measure_in_turn(
-            {name: partial(run, taps, pieces) for name, taps in ways.items()},
-            repeats=max(arguments.repeats, int(arguments.seconds / round_s)),
-            description=f"{num_rows} rows",
-        )
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(max(arguments.repeats, int(arguments.seconds / round_s))):
+            for name in in_turn(list(ways), number):
+                times[name].append(run(ways[name], pieces))
         results[str(num_rows)] = {
             name: {
                 "seconds": Summary.of(seconds),

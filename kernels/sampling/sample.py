@@ -67,7 +67,9 @@ def log_target(
 # ---- the specification ----------------------------------------------------------------------
 
 
-def _reference_scores(logits: Tensor, rows: SamplingRows, *, with_noise: bool) -> Tensor:
+def _reference_scores(
+    logits: Tensor, rows: SamplingRows, *, with_noise: bool, ids: Tensor | None = None
+) -> Tensor:
     if not rows.has_sampled:
         return logits
     is_sampled = (rows.temperature > 0)[:, None]
@@ -76,29 +78,40 @@ def _reference_scores(logits: Tensor, rows: SamplingRows, *, with_noise: bool) -
         floor = truncation_floor(logits, rows)[:, None]
         scores.masked_fill_(scores < floor, -torch.inf)
     if with_noise:
-        scores += gumbel_noise(rows.noise_keys, logits.shape[1]).where(is_sampled, 0.0)
+        noise = gumbel_noise(rows.noise_keys, logits.shape[1] if ids is None else _end(ids))
+        scores += (noise if ids is None else noise[:, ids]).where(is_sampled, 0.0)
     return scores
 
 
-def _order(scores: Tensor) -> Tensor:
+def _end(ids: Tensor) -> int:
+    """Return the number behind the largest; waits for the device."""
+    return int(ids.max()) + 1 if len(ids) else 0
+
+
+def _order(scores: Tensor, ids: Tensor | None = None) -> Tensor:
     """int64 numbers in the order of the scores, equal ones by descending token id."""
     bits = (scores + 0.0).view(torch.int32)  # the two zeros are one
     ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
-    token_ids = torch.arange(scores.shape[1], device=scores.device)
+    token_ids = torch.arange(scores.shape[1], device=scores.device) if ids is None else ids
     return (ascending << 32) + (0xFFFFFFFF - token_ids)
 
 
 def _reference_top(
-    logits: Tensor, rows: SamplingRows, num_tokens: int, *, with_totals: bool
+    logits: Tensor,
+    rows: SamplingRows,
+    num_tokens: int,
+    *,
+    with_totals: bool,
+    ids: Tensor | None,
 ) -> TopTokens:
-    scores = _reference_scores(logits, rows, with_noise=True)
-    if num_tokens == 1:
-        token_ids = scores.argmax(-1, keepdim=True)
+    scores = _reference_scores(logits, rows, with_noise=True, ids=ids)
+    if num_tokens == 1 and ids is None:
+        places = scores.argmax(-1, keepdim=True)
     else:
-        token_ids = _order(scores).topk(num_tokens).indices
+        places = _order(scores, ids).topk(num_tokens).indices
     return TopTokens(
-        token_ids=token_ids,
-        scores=scores.gather(1, token_ids),
+        token_ids=places if ids is None else ids[places],
+        scores=scores.gather(1, places),
         log_totals=scores.logsumexp(-1) if with_totals else None,
     )
 
@@ -165,8 +178,10 @@ def _chunk_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     temperature_ptr,
     floor_ptr,
     keys_ptr,
+    ids_ptr,
     logits_stride,
     vocab_size,
+    HAS_IDS: tl.constexpr,
     IS_SAMPLED: tl.constexpr,
     IS_CUT: tl.constexpr,
     HAS_TOTALS: tl.constexpr,
@@ -180,6 +195,8 @@ def _chunk_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     logits = tl.load(
         logits_ptr + row * logits_stride + token_ids, mask=is_token, other=float("-inf")
     )
+    if HAS_IDS:  # what lies beyond ranks behind every token
+        token_ids = tl.load(ids_ptr + token_ids, mask=is_token, other=0x7FFFFFFF).to(tl.int32)
     scores = _scores_of(
         logits, token_ids, row, temperature_ptr, floor_ptr, keys_ptr, IS_SAMPLED, IS_CUT, True
     )
@@ -264,7 +281,12 @@ def _launch_perturb(logits: Tensor, rows: SamplingRows, *, with_noise: bool) -> 
 
 
 def _launch_top(
-    logits: Tensor, rows: SamplingRows, num_tokens: int, *, with_totals: bool
+    logits: Tensor,
+    rows: SamplingRows,
+    num_tokens: int,
+    *,
+    with_totals: bool,
+    ids: Tensor | None,
 ) -> TopTokens:
     num_rows, vocab_size = logits.shape
     num_chunks = -(-vocab_size // _CHUNK)
@@ -287,9 +309,11 @@ def _launch_top(
         rows.temperature,
         _floor_if_cut(logits, rows),
         rows.noise_keys,
+        ids,
         logits.stride(0),
         vocab_size,
         num_warps=_NUM_WARPS,
+        HAS_IDS=ids is not None,
         IS_SAMPLED=rows.has_sampled,
         IS_CUT=rows.has_sampled and rows.has_truncation,
         HAS_TOTALS=with_totals,
@@ -330,18 +354,25 @@ def perturb(logits: Tensor, rows: SamplingRows, *, with_noise: bool = True) -> T
 
 
 def top_tokens(
-    logits: Tensor, rows: SamplingRows, num_tokens: int, *, with_totals: bool = False
+    logits: Tensor,
+    rows: SamplingRows,
+    num_tokens: int,
+    *,
+    with_totals: bool = False,
+    ids: Tensor | None = None,
 ) -> TopTokens:
     """Each row's best tokens by log target + Gumbel noise; by logits where a row is greedy.
 
     logits: float32 [num_rows, vocab_size]. Equal scores: the lowest token id first. With totals,
-    exp(score - log total) is the chance that a model which shares the noise agrees. Raises
-    ValueError for `num_tokens` outside [1, 8] or above the vocabulary.
+    exp(score - log total) is the chance that a model which shares the noise agrees. ids: int64
+    [vocab_size], the token of each column, all different, where the columns are some of a larger
+    vocabulary's; noise, ties and the result are in terms of it. Raises ValueError for `num_tokens`
+    outside [1, 8] or above the vocabulary.
     """
     if not 1 <= num_tokens <= min(MAX_TOP_TOKENS, logits.shape[1]):
         raise ValueError(
             f"num_tokens={num_tokens} must be in [1, {min(MAX_TOP_TOKENS, logits.shape[1])}]"
         )
     if uses_triton(logits):
-        return _launch_top(logits, rows, num_tokens, with_totals=with_totals)
-    return _reference_top(logits, rows, num_tokens, with_totals=with_totals)
+        return _launch_top(logits, rows, num_tokens, with_totals=with_totals, ids=ids)
+    return _reference_top(logits, rows, num_tokens, with_totals=with_totals, ids=ids)

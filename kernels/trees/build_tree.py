@@ -9,6 +9,7 @@ and cascade.
 
 from kernels.trees.choose_frontier import FrontierRows, choose_frontier
 from kernels.trees.expand_tree import EdgeTable, expand_tree
+from kernels.trees.parent_rows import parent_rows
 from kernels.trees.select_trees import SelectedTrees, select_trees
 from kernels.trees.tree_state import InitialTree, TreeGuess, TreeState, capacity_for, init_trees
 
@@ -23,5 +24,6 @@ __all__ = [
     "choose_frontier",
     "expand_tree",
     "init_trees",
+    "parent_rows",
     "select_trees",
 ]

@@ -3,7 +3,9 @@
 As `draft.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most likely reaches and
 then leaves by none of their children. The small model can compute a node when it has computed its
 parent or does so in the same pass; unlike there, no row is spent on the ancestors of a promising
-node: they are chosen in their own right, one below the other.
+node: they are chosen in their own right, one below the other. A model that is stepwise can compute
+a node only when it has computed its parent before, as a head, whose rows carry what the parent's
+gave.
 """
 
 from dataclasses import dataclass
@@ -60,7 +62,9 @@ class FrontierRows:
     kv_lens: Tensor
 
 
-def _pick(state: TreeState, sequence: int, floor: float, most_believed: float) -> list[int]:
+def _pick(
+    state: TreeState, sequence: int, floor: float, most_believed: float, *, is_stepwise: bool
+) -> list[int]:
     """One sequence's frontier; at most `state.width` nodes, parents before children."""
     own = state.numbers[sequence].tolist()
     num_candidates, num_passes = own[number(NUM_CANDIDATES)], own[number(NUM_PASSES)]
@@ -82,8 +86,9 @@ def _pick(state: TreeState, sequence: int, floor: float, most_believed: float) -
     chosen: list[int] = []
     num_slots = 1 + (num_passes - 1) * state.width
     for _ in range(min(state.width, MAX_TREE_SLOTS - num_slots)):
+        beside = [] if is_stepwise else chosen
         open_nodes = [
-            node for node in gains if offsets[parents[node]] >= 0 or parents[node] in chosen
+            node for node in gains if offsets[parents[node]] >= 0 or parents[node] in beside
         ]
         if not open_nodes:
             break
@@ -93,7 +98,7 @@ def _pick(state: TreeState, sequence: int, floor: float, most_believed: float) -
 
 
 def choose_frontier_reference(
-    state: TreeState, *, min_path_prob: float, most_believed: float
+    state: TreeState, *, min_path_prob: float, most_believed: float, is_stepwise: bool = False
 ) -> FrontierRows:
     """`choose_frontier` one sequence after the other."""
     floor, most_believed = float(np.float32(min_path_prob)), float(np.float32(most_believed))
@@ -106,7 +111,7 @@ def choose_frontier_reference(
     for sequence in range(state.num_sequences):
         own = state.numbers[sequence]
         root_slot, num_passes = int(own[number(ROOT_SLOT)]), int(own[number(NUM_PASSES)])
-        chosen = _pick(state, sequence, floor, most_believed)
+        chosen = _pick(state, sequence, floor, most_believed, is_stepwise=is_stepwise)
         first_offset = 1 + (num_passes - 1) * state.width
         words = state.ancestor_words[sequence]
         for place, node in enumerate(chosen):
@@ -172,6 +177,7 @@ def _choose_frontier_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     kv_lens,
     min_path_prob,
     most_believed,
+    IS_STEPWISE: tl.constexpr,
     WIDTH: tl.constexpr,
     PLACES: tl.constexpr,
     MAX_SLOTS: tl.constexpr,
@@ -222,7 +228,8 @@ def _choose_frontier_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         node = tl.where(is_found, node, -1)
         chosen = tl.where(places == place, node, chosen)
         gain = tl.where(nodes == node, 0.0, gain)
-        is_open = is_open | (parent == node)
+        if not IS_STEPWISE:
+            is_open = is_open | (parent == node)
 
     # ---- the ancestors' bits: what lies in earlier passes, then this pass's, parents first ----
     is_row = chosen >= 0
@@ -272,7 +279,7 @@ def _choose_frontier_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 
 
 def choose_frontier(
-    state: TreeState, *, min_path_prob: float, most_believed: float
+    state: TreeState, *, min_path_prob: float, most_believed: float, is_stepwise: bool = False
 ) -> FrontierRows:
     """Choose what the next draft pass computes, at most `state.width` nodes a sequence.
 
@@ -280,10 +287,14 @@ def choose_frontier(
     call gives out the offsets from 1 + (n - 1) * width on, in the order of the rows. Nothing is
     chosen in a tree that has had as many passes as it may have depths, or has no draft slot left.
     most_believed: how far guesses count as covering what may follow (`draft.budget.MOST_BELIEVED`).
+    is_stepwise: parents of what is chosen were computed in earlier passes.
     """
     if not uses_triton(state.candidates):
         return choose_frontier_reference(
-            state, min_path_prob=min_path_prob, most_believed=most_believed
+            state,
+            min_path_prob=min_path_prob,
+            most_believed=most_believed,
+            is_stepwise=is_stepwise,
         )
     rows = _empty_rows(state)
     launch(
@@ -304,6 +315,7 @@ def choose_frontier(
         float(most_believed),
         num_warps=num_warps_for(state.capacity),
         num_stages=1,
+        IS_STEPWISE=is_stepwise,
         WIDTH=state.width,
         PLACES=next_power_of_2(state.width),
         MAX_SLOTS=MAX_TREE_SLOTS,

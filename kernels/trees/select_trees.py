@@ -24,8 +24,8 @@ from kernels.trees.tree_state import (
     NUM_WORDS,
     PARENT,
     PATH_PROB,
-    ROOT_SLOT,
     SOURCES,
+    TARGET_SLOT,
     TOKEN_ID,
     URGENCY,
     TreeState,
@@ -49,7 +49,7 @@ class SelectedTrees:
     in its tree), candidates (the state's), draft_offsets (-1 where the small model has not computed
     it): int64 [num_rows], -1 in padding. ancestor_words: int64 [num_rows, 4], bit j of a row's
     words is node j of its tree, its own bit included; 0 in padding. row_starts, num_rows,
-    tree_starts (the roots' slots), kv_lens: int32 [S].
+    tree_starts (the roots' slots in the large model's views), kv_lens: int32 [S].
     """
 
     token_ids: Tensor
@@ -135,7 +135,7 @@ def _write_reference(
     row = 0
     for sequence, count in enumerate(counts.tolist()):
         own = state.numbers[sequence].tolist()
-        start, root_slot = row, own[number(ROOT_SLOT)]
+        start, root_slot = row, own[number(TARGET_SLOT)]
         nodes = [0, *ranking.order[sequence, :count].tolist()]
         places = {node: place for place, node in enumerate(nodes)}
         masks: list[int] = []
@@ -157,6 +157,7 @@ def _write_reference(
                 trees.ancestor_words[row, word] = bits - (bits >> 63 << 64)
             row += 1
         trees.row_starts[sequence], trees.num_rows[sequence] = start, count + 1
+        trees.tree_starts[sequence] = root_slot
         trees.kv_lens[sequence] = root_slot + count + 1
 
 
@@ -177,10 +178,10 @@ def _padding(state: TreeState, num_nodes: int) -> SelectedTrees:
     even = num_rows + num_rows % 2  # every part begins at 16 bytes, see `init_trees`
     zeros = torch.zeros((5 + NUM_WORDS, even), dtype=torch.int64, device=device)
     unset = torch.full((5, even), -1, dtype=torch.int64, device=device)
-    per_tree = torch.empty((3, -(-num_sequences // 4) * 4), dtype=torch.int32, device=device)
+    per_tree = torch.empty((4, -(-num_sequences // 4) * 4), dtype=torch.int32, device=device)
     token_ids, depth, sources, positions, sequence_index = zeros[:5, :num_rows]
     parent_index, tree_index, logical_slots, candidates, draft_offsets = unset[:, :num_rows]
-    row_starts, counts, kv_lens = per_tree[:, :num_sequences]
+    row_starts, counts, tree_starts, kv_lens = per_tree[:, :num_sequences]
     return SelectedTrees(
         token_ids=token_ids,
         parent_index=parent_index,
@@ -195,7 +196,7 @@ def _padding(state: TreeState, num_nodes: int) -> SelectedTrees:
         ancestor_words=zeros[5:].view(even, NUM_WORDS)[:num_rows],
         row_starts=row_starts,
         num_rows=counts,
-        tree_starts=state.root_slots,
+        tree_starts=tree_starts,
         kv_lens=kv_lens,
     )
 
@@ -263,6 +264,7 @@ def _write_trees_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     row_words,
     row_starts,
     num_rows,
+    tree_starts,
     kv_lens,
     MOST: tl.constexpr,
     PLACES: tl.constexpr,
@@ -275,7 +277,7 @@ def _write_trees_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     sequence = tree.to(tl.int64)
     own = candidates + sequence * (NUM_FIELDS * CAPACITY)
     own_ranks = ranks + sequence * CAPACITY
-    root_slot = tl.load(numbers + sequence * NUM_NUMBERS + ROOT_SLOT)
+    root_slot = tl.load(numbers + sequence * NUM_NUMBERS + TARGET_SLOT)
     count = tl.load(counts + sequence)
     start = tree
     first = 0
@@ -326,6 +328,7 @@ def _write_trees_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     )
     tl.store(row_starts + sequence, start)
     tl.store(num_rows + sequence, count + 1)
+    tl.store(tree_starts + sequence, root_slot)
     tl.store(kv_lens + sequence, root_slot + count + 1)
 
 
@@ -380,6 +383,7 @@ def select_trees(state: TreeState, *, num_nodes: int, caps: Sequence[int]) -> Se
         trees.ancestor_words,
         trees.row_starts,
         trees.num_rows,
+        trees.tree_starts,
         trees.kv_lens,
         num_warps=2,
         num_stages=1,

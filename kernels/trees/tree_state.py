@@ -48,6 +48,7 @@ MAX_DEPTH: Any = tl.constexpr(3)
 MAX_NODES: Any = tl.constexpr(4)
 TABLE: Any = tl.constexpr(5)
 URGENCY: Any = tl.constexpr(6)
+TARGET_SLOT: Any = tl.constexpr(7)
 NUM_NUMBERS: Any = tl.constexpr(8)
 
 
@@ -98,7 +99,8 @@ class InitialTree:
     candidates: the root first, parents before children, their probabilities worked out. max_nodes
     and max_depth bound the tree's guesses and what the small model adds. table: which calibration
     holds for it (`EdgeTable`). urgency: how much a token of it counts. asks_model: whether the
-    small model computes its root; else the tree stays as it began.
+    small model computes its root; else the tree stays as it began. root_slot: in the view of the
+    model that drafts; target_slot: in the large model's, None for the same.
     """
 
     candidates: Sequence[TreeGuess]
@@ -108,6 +110,7 @@ class InitialTree:
     table: int = 0
     urgency: float = 1.0
     asks_model: bool = True
+    target_slot: int | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -366,6 +369,8 @@ def _fill(
             tree.table,
         )
         numbers[row, number(URGENCY)] = np.float32(tree.urgency).view(np.int32)
+        target_slot = tree.root_slot if tree.target_slot is None else tree.target_slot
+        numbers[row, number(TARGET_SLOT)] = target_slot
         frontier[row, 0] = 0 if tree.asks_model else -1
     index = np.repeat(np.arange(num_trees, dtype=np.int64), width)
     sequence_index[: 2 * num_trees * width] = index.view(np.int32)

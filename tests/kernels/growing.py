@@ -37,6 +37,8 @@ from kernels.trees.build_tree import (
 from kernels.triton_support import KernelChoice, triton, use_kernels
 
 VOCAB = 30  # so few that text and the small model often say the same
+# Slots that a root has more in the large model's view.
+AHEAD = 3
 TEXT_BITS = (SOURCE_BIT["suffix"], SOURCE_BIT["prediction"])
 
 MANY = settings(max_examples=40)
@@ -158,6 +160,7 @@ class Growth:
     branching: int
     min_path_prob: float
     rng: random.Random
+    is_stepwise: bool = False
     nodes: list[list[int]] = field(default_factory=list)  # of the present frontier
 
     @classmethod
@@ -195,6 +198,7 @@ class Growth:
                 InitialTree(
                     candidates=tree.candidates,
                     root_slot=tree.root_slot,
+                    target_slot=tree.root_slot + AHEAD,
                     max_nodes=tree.max_nodes,
                     max_depth=tree.max_depth,
                     table=int(is_greedy),
@@ -225,7 +229,10 @@ class Growth:
     def choose(self) -> FrontierRows:
         """The kernels' choice becomes that of the host's trees too."""
         rows = choose_frontier(
-            self.state, min_path_prob=self.min_path_prob, most_believed=MOST_BELIEVED
+            self.state,
+            min_path_prob=self.min_path_prob,
+            most_believed=MOST_BELIEVED,
+            is_stepwise=self.is_stepwise,
         )
         self.nodes = [[node for node in own if node >= 0] for own in self.state.frontier.tolist()]
         return rows

@@ -22,10 +22,21 @@ from kernels.trees.build_tree import (
     TreeState,
     choose_frontier,
     expand_tree,
+    parent_rows,
     select_trees,
 )
 from kernels.trees.verify_tree import verify_forest
-from tests.kernels.specimen import BLOCK_SIZE, I32, NUM_ROWS, VOCAB_SIZE, Specimen, integers
+from tests.kernels.specimen import (
+    BF16,
+    BLOCK_SIZE,
+    FP16,
+    FP32,
+    I32,
+    NUM_ROWS,
+    VOCAB_SIZE,
+    Specimen,
+    integers,
+)
 
 
 def _pass_inputs(num_rows: int, batch: int, *, has_own_words: bool) -> PassInputs:
@@ -113,10 +124,22 @@ def _rows(num_rows: int, *, truncates: bool, is_sampled: bool = True) -> Samplin
 
 
 def _top(
-    vocab_size: int, number: int, *, is_sampled: bool, truncates: bool, with_totals: bool
+    vocab_size: int,
+    number: int,
+    *,
+    is_sampled: bool,
+    truncates: bool,
+    with_totals: bool,
+    has_ids: bool = False,
 ) -> None:
     rows = _rows(NUM_ROWS, truncates=truncates, is_sampled=is_sampled)
-    top_tokens(torch.empty(NUM_ROWS, vocab_size), rows, number, with_totals=with_totals)
+    top_tokens(
+        torch.empty(NUM_ROWS, vocab_size),
+        rows,
+        number,
+        with_totals=with_totals,
+        ids=integers(vocab_size) if has_ids else None,
+    )
 
 
 def _verify(num_nodes: int, num_trees: int, max_depth: int) -> None:
@@ -184,6 +207,22 @@ _TOKENS = (
     *(
         Specimen(
             stem="sample",
+            name=f"3 of 32000 of a larger vocabulary, {kind}",
+            run=partial(
+                _top,
+                32000,
+                3,
+                is_sampled=kind != "greedy",
+                truncates=False,
+                with_totals=True,
+                has_ids=True,
+            ),
+        )
+        for kind in ("greedy", "sampled")
+    ),
+    *(
+        Specimen(
+            stem="sample",
             name=f"whole rows{', no noise' if not with_noise else ''}",
             run=partial(
                 perturb,
@@ -246,8 +285,18 @@ def _expand(capacity: int, width: int, branching: int, rows: int) -> None:
     expand_tree(_state(4, capacity, width), *guesses, _edge_table(), min_path_prob=0.02)
 
 
-def _choose(capacity: int, width: int) -> None:
-    choose_frontier(_state(4, capacity, width), min_path_prob=0.02, most_believed=0.7)
+def _choose(capacity: int, width: int, *, is_stepwise: bool = False) -> None:
+    choose_frontier(
+        _state(4, capacity, width),
+        min_path_prob=0.02,
+        most_believed=0.7,
+        is_stepwise=is_stepwise,
+    )
+
+
+def _parents(capacity: int, width: int, hidden_size: int, dtype: torch.dtype) -> None:
+    rows = torch.empty(4, 1 + 8 * width, hidden_size, dtype=dtype)
+    parent_rows(_state(4, capacity, width), rows)
 
 
 def _select(capacity: int) -> None:
@@ -277,6 +326,25 @@ _TREES = (
         )
         for capacity in _CAPACITIES
         for width in (1, 4, 16, 64)
+    ),
+    *(
+        Specimen(
+            stem="choose_frontier",
+            name=f"{capacity} candidates, 4 rows, stepwise",
+            run=partial(_choose, capacity, 4, is_stepwise=True),
+            is_long=capacity not in _COMMON_CAPACITIES,
+        )
+        for capacity in _CAPACITIES
+    ),
+    *(
+        Specimen(
+            stem="parent_rows",
+            name=f"{capacity} candidates, 4 rows of {hidden_size} {dtype}",
+            run=partial(_parents, capacity, 4, hidden_size, dtype),
+            is_long=capacity != 256,
+        )
+        for capacity in _COMMON_CAPACITIES
+        for hidden_size, dtype in ((4096, BF16), (2880, BF16), (896, FP16), (896, FP32))
     ),
     *(
         Specimen(

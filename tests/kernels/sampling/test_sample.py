@@ -249,6 +249,26 @@ def test_of_equal_scores_the_lowest_token_is_the_best(device: torch.device, choi
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+def test_some_tokens_of_a_larger_vocabulary_are_ranked_as_among_all(
+    device: torch.device, choice: str
+) -> None:
+    """In any order; of equal scores the lowest token of the larger vocabulary is the best."""
+    rows: list[Row] = [(0.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (0.0, 0, 1.0, 0.0)]
+    ids = torch.randperm(400, generator=torch.Generator().manual_seed(3))[:300].to(device)
+    logits = torch.randn(3, len(ids), device=device)
+    logits[2] = 0.0
+    wide = torch.full((3, 400), -torch.inf, device=device).index_copy_(1, ids, logits)
+    own = rows_of(rows, device)
+    with kernels(choice):
+        found = top_tokens(logits, own, 4, with_totals=True, ids=ids)
+        expected = top_tokens(wide, own, 4, with_totals=True)
+        assert torch.equal(top_tokens(logits, own, 1, ids=ids).token_ids, found.token_ids[:, :1])
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.scores, expected.scores)
+    torch.testing.assert_close(found.log_totals, expected.log_totals)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 def test_a_row_is_the_same_in_any_company(device: torch.device, choice: str) -> None:
     rows: list[Row] = [(0.0, 0, 1.0, 0.0), (0.7, 5, 0.9, 0.0), (1.0, 0, 1.0, 0.0)]
     logits = torch.randn(3, 300, device=device)

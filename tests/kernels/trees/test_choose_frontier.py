@@ -15,6 +15,7 @@ from kernels.trees.build_tree import (
     choose_frontier,
     expand_tree,
     init_trees,
+    parent_rows,
 )
 from tests.kernels.growing import (
     FEW,
@@ -92,7 +93,8 @@ def expected_frontier(growth: Growth, sequence: int, level: int) -> list[int]:
         can = [
             node
             for node in worthy
-            if (parent := tree.candidates[node].parent) in chosen or offsets[parent] >= 0
+            if offsets[parent := tree.candidates[node].parent] >= 0
+            or (parent in chosen and not growth.is_stepwise)
         ]
         if not can:
             break
@@ -133,6 +135,42 @@ def test_the_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:
 def test_tritons_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:
     with tree_kernels("triton"):
         check_frontier_and_rows(Growth.begin(device=device, has_text=True, **shape), 3)
+
+
+def check_parents_come_before(growth: Growth) -> None:
+    """What a head computes carries its parent's row: of earlier passes, zeros in padding."""
+    growth.is_stepwise = True
+    width, size = growth.width, 5
+    levels = 3
+    rows = torch.randn(len(growth.trees), 1 + levels * width, size)
+    check_frontier_and_rows(growth, levels - 1)
+    growth.choose()
+    found = parent_rows(growth.state, rows)
+    assert found.shape == (len(growth.trees) * width, size)
+    offsets = growth.state.draft_offset.tolist()
+    for sequence, tree in enumerate(growth.trees):
+        for place in range(width):
+            expected = torch.zeros(size)
+            if place < len(growth.nodes[sequence]):
+                parent = tree.candidates[growth.nodes[sequence][place]].parent
+                assert 0 <= offsets[sequence][parent] < 1 + (levels - 1) * width
+                expected = rows[sequence, offsets[sequence][parent]]
+            assert torch.equal(found[sequence * width + place], expected)
+
+
+@given(**SHAPES, min_path_prob=FLOORS)
+@MANY
+def test_a_stepwise_model_computes_what_hangs_on_computed_nodes(
+    device: torch.device, **shape: Any
+) -> None:
+    with tree_kernels("reference"):
+        check_parents_come_before(Growth.begin(device=device, has_text=True, **shape))
+
+
+def test_tritons_frontier_of_a_stepwise_model(device: torch.device) -> None:
+    shape: dict[str, Any] = {**RICH, "min_path_prob": 0.001}
+    with tree_kernels("triton"):
+        check_parents_come_before(Growth.begin(device=device, has_text=True, **shape))
 
 
 def assert_rows(growth: Growth, rows: FrontierRows, sequence: int, *, first_offset: int) -> None:

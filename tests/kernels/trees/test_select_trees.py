@@ -14,6 +14,7 @@ from kernels.trees.build_tree import (
     select_trees,
 )
 from tests.kernels.growing import (
+    AHEAD,
     FEW,
     FLOORS,
     MANY,
@@ -52,7 +53,7 @@ def assert_selected(growth: Growth, trees: SelectedTrees, parts: list[list[int]]
     for sequence, (tree, nodes) in enumerate(zip(growth.trees, parts, strict=True)):
         chosen = tree.to_token_tree(nodes)
         rows = slice(row, row + chosen.num_nodes)
-        slot = tree.root_slot
+        slot = tree.root_slot + AHEAD
         expected = {
             "token_ids": chosen.token_ids,
             "parent_index": [row + p if p >= 0 else -1 for p in chosen.parent_index],
