@@ -79,8 +79,8 @@ def _read(
     modules = lora_modules(config)
     if not modules:
         raise InvalidAdapterError(
-            f"{config.model_id} is run by transformers' own modules or has recurrent layers; "
-            "such models take no adapters here"
+            f"{config.model_id} is run by transformers' own modules, has recurrent layers, or is "
+            "shared out to several devices; such models take no adapters here"
         )
     settings = _content(folder / CONFIG_FILE, _MAX_CONFIG_BYTES)
     scales = read_scales(settings)

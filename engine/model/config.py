@@ -151,6 +151,7 @@ class ModelConfig:
     architecture: str
     is_native: bool = True  # False: transformers' own modules run it
     is_text_part: bool = False  # of a checkpoint that takes images, too
+    num_ranks: int = 1  # that share the model; heads and inner sizes are one rank's
     weight_format: WeightFormat | None = None  # None: weights are stored as they are computed with
     num_parameters: int | None = None  # None: follows from what is below
     hidden_size: int

@@ -27,9 +27,10 @@ class LoraModule:
 def lora_modules(config: ModelConfig) -> dict[str, LoraModule]:
     """Return the modules by name, "layers.0.self_attn.q_proj" and so on; none of transformers' own.
 
-    Models with recurrent layers have none either. Experts and routers are not among them.
+    Models with recurrent layers have none either, nor have those that several devices share.
+    Experts and routers are not among them.
     """
-    if not config.is_native or config.recurrence is not None:
+    if not config.is_native or config.recurrence is not None or config.num_ranks > 1:
         return {}
     return {
         f"layers.{index}.{name}": module

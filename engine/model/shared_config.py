@@ -43,6 +43,7 @@ def share_of(config: ModelConfig, shard: Shard) -> ModelConfig:
         )
     return replace(
         config,
+        num_ranks=shard.count,
         num_query_heads=config.num_query_heads // shard.count,
         num_kv_heads=max(config.num_kv_heads // shard.count, 1),
         intermediate_size=shard.length(config.intermediate_size),

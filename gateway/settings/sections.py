@@ -183,6 +183,8 @@ class EngineSettings(Section):
     """Precision of weights and KV cache; auto is the checkpoint's own."""
     num_threads: Count | None = None
     """CPU threads of the engine; unset: by the models' size, at most the physical cores."""
+    tensor_parallel: Count = 1
+    """Devices that share the large model, each with a process of its own."""
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens in a block of the KV cache."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None

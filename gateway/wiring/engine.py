@@ -6,7 +6,7 @@ and loads no torch for that.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import named_models
 from gateway.wiring.hardware import usable_physical_cores
 from gateway.wiring.kv_budget import cache_sizes, kv_dtype
+from gateway.wiring.tensor_parallel import has_ranks, start_ranks, threads_of_rank
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from engine.core import Engine
     from engine.grammar.grammar import GrammarCompiler
     from engine.model.protocol import CausalModel
+    from engine.parallel.messages import ModelSource
+    from engine.parallel.ranks import Ranks
     from engine.passes.runner import ModelRunner
     from engine.passes.step_times import CurveStore
 
@@ -61,32 +64,62 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
     """Load the models, each with its KV cache. Raises EngineError."""
     if not settings.models.is_any:
         raise EngineError("No model is configured; name one with --large or --small.")
-    import torch
-
-    from engine.model.load import load_model
-    from engine.passes.runner import ModelRunner
-
-    options = settings.engine
-    device = _pick_device(options.device)
+    device = _pick_device(settings.engine.device)
     _check_modes(settings, device)
     if device.type == "cpu":
         tell_products()
+    ranks: Ranks | None = None
+    if has_ranks(settings):
+        ranks = start_ranks(settings, device, _source(settings, "large"))
+        device = ranks.device
+    try:
+        return _load_runners(settings, device, ranks, on_progress)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _load_runners(
+    settings: Settings,
+    device: "torch.device",
+    ranks: "Ranks | None",
+    on_progress: LoadingCallback,
+) -> "dict[Tier, ModelRunner]":
+    """ranks: the large model's others, None where it is in one piece."""
+    import torch
+
+    from engine.model.load import load_model
+    from engine.model.shard import WHOLE
+    from engine.parallel.runner import ParallelRunner
+    from engine.passes.runner import ModelRunner
+
+    options = settings.engine
     models: dict[Tier, CausalModel] = {}
-    for tier, path in named_models(settings).items():
+    make_runner: dict[Tier, Callable[..., ModelRunner]] = {}
+    for tier in named_models(settings):
+        source, shard, make_runner[tier] = _source(settings, tier), WHOLE, ModelRunner
+        if ranks is not None and tier == "large":
+            shard, make_runner[tier] = ranks.shard, partial(ParallelRunner, ranks=ranks)
         models[tier] = load_model(
-            path,
-            dtype=options.dtype,
+            source.path,
+            dtype=source.dtype,
             device=device,
-            deterministic=_deterministic(settings),
-            max_context=options.max_context,
-            rounding=_rounding(settings, tier),
+            deterministic=source.deterministic,
+            max_context=source.max_context,
+            rounding=source.rounding,
             on_progress=partial(_report, on_progress, f"loading the {tier} model"),
+            shard=shard,
         )
-    weight_bytes = max(model.weight_bytes for model in models.values())
-    torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
+    if ranks is not None:
+        ranks.join(models["large"])
+        torch.set_num_threads(threads_of_rank(settings))
+    else:
+        weight_bytes = max(model.weight_bytes for model in models.values())
+        torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
     sizes = cache_sizes(settings, models, device)
     runners = {
-        tier: ModelRunner(
+        tier: make_runner[tier](
             model=model,
             num_blocks=sizes.num_blocks[tier],
             num_window_blocks=sizes.num_window_blocks.get(tier),
@@ -101,6 +134,19 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
     }
     capture_graphs(runners, on_progress)
     return runners
+
+
+def _source(settings: Settings, tier: Tier) -> "ModelSource":
+    """Return a tier's checkpoint, and how it is loaded."""
+    from engine.parallel.messages import ModelSource
+
+    return ModelSource(
+        path=named_models(settings)[tier],
+        dtype=settings.engine.dtype,
+        deterministic=_deterministic(settings),
+        max_context=settings.engine.max_context,
+        rounding=_rounding(settings, tier),
+    )
 
 
 def tell_products() -> None:

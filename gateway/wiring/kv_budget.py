@@ -156,9 +156,11 @@ def _block_bytes(settings: Settings, model: "CausalModel", demand: int) -> Block
 def _bytes_per_block(
     settings: Settings, model: "CausalModel", *, windowed: bool | None = None
 ) -> int:
+    """Return a block's memory on rank 0's device; on a CPU that is where all ranks' parts lie."""
     from engine.model.kv_cache import KVCache
 
-    return KVCache.bytes_per_block(
+    num_parts = model.config.num_ranks if model.device.type == "cpu" else 1
+    return num_parts * KVCache.bytes_per_block(
         model.config,
         block_size=settings.engine.block_size,
         dtype=kv_dtype(settings, model),

@@ -78,6 +78,9 @@ def serve(  # noqa: PLR0913 - a flag each
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
     num_threads: ThreadsOption = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Devices that share the large model.")
+    ] = None,
     speculation: Annotated[
         bool | None,
         typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
@@ -124,6 +127,7 @@ def serve(  # noqa: PLR0913 - a flag each
         "engine.device": device,
         "engine.dtype": dtype,
         "engine.num_threads": num_threads,
+        "engine.tensor_parallel": tensor_parallel,
         "engine.kv_cache_dtype": kv_cache_dtype,
         "engine.deterministic": deterministic,
         "engine.cuda_graphs": cuda_graphs,
