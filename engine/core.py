@@ -22,11 +22,11 @@ from engine.passes.runner import ModelRunner
 from engine.protocols import Drafter, Verdict, Verifier
 from engine.queue.adapter_queue import AdapterQueue, OnPrepared
 from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
+from engine.queue.fair_queue import FairQueue
 from engine.queue.grammar_queue import GrammarQueue
 from engine.queue.policy import QueuePolicy
 from engine.queue.preparation import Preparation
 from engine.queue.scheduler import PassPlan, Scheduler
-from engine.queue.slo_queue import SloQueue
 from engine.request import AdapterRef, EngineRequest, Tier
 from engine.sequences.logit_rules import build_rules
 from engine.sequences.own_failure import OwnFailure
@@ -72,7 +72,7 @@ class Engine:
         self.scheduler = Scheduler(
             caches=self._runners,
             config=self._config,
-            policy=policy or SloQueue(),
+            policy=policy or FairQueue(),
             drafts=drafter,
         )
         has_device = any(runner.device.type != "cpu" for runner in self._runners.values())

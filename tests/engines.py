@@ -45,6 +45,7 @@ from engine.parallel.runner import ParallelRunner
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import Drafter, Proposal, Trees, Verdict, Verifier
+from engine.queue.policy import QueuePolicy
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from engine.sequences.sequence import Sequence
 from engine.trees.token_tree import TokenTree
@@ -211,6 +212,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     grammars: Mapping[Tier, GrammarCompiler] | None = None,
     calibration: EdgeCalibration | None = None,
     ranks: Ranks | None = None,
+    policy: QueuePolicy | None = None,
 ) -> Engine:
     """Both tiers; drafts with the small model unless another drafter is given.
 
@@ -247,6 +249,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         verifier=verifier or CoupledVerifier(),
         drafter=drafter,
         config=config,
+        policy=policy,
         grammars=grammars,
     )
 

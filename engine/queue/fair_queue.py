@@ -15,8 +15,9 @@ from operator import attrgetter
 from typing import Final
 
 from engine.queue.policy import QueuePolicy
-from engine.request import HIGH, Tier
+from engine.request import HIGH, LOW, Tier
 from engine.sequences.sequence import Sequence
+from engine.ttft_predictor import ServiceTimes
 
 _FIRST_GUESS_TOKENS: Final = 128.0
 _LENGTH_WEIGHT: Final = 0.1
@@ -128,7 +129,13 @@ class FairQueue(QueuePolicy):
         self._books: dict[Tier, _Books] = {}
         self._charges: dict[Sequence, _Charge] = {}
 
+    def attach(self, times: ServiceTimes, *, num_places: int) -> None:
+        """Receive times and places, which this order does not go by."""
+
     # ---- what happens to sequences --------------------------------------------------------
+
+    def preempted(self, sequence: Sequence) -> None:
+        """A running sequence went back to the queue; it keeps its charge."""
 
     def added(self, sequence: Sequence) -> None:
         """A sequence came to the queue."""
@@ -190,8 +197,10 @@ class FairQueue(QueuePolicy):
         return by_arrival
 
     def _priority(self, sequence: Sequence, now_s: float) -> int:
-        """Return what a sequence's priority has come to by now."""
+        """Return what a sequence's priority has come to by now; batch work begins with LOW."""
         priority, aging_s = sequence.request.priority, self._config.aging_s
+        if sequence.request.objective.is_batch:
+            priority = LOW
         if (waited_s := now_s - sequence.submitted_s) >= aging_s:
             return min(priority + int(waited_s / aging_s), HIGH)
         return priority

@@ -17,6 +17,7 @@ MAX_CLASSES: Final = 32
 _CLASS_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 RefusalRule = Literal["own", "all", "never"]
+QueueOrder = Literal["fair", "deadlines"]
 
 
 class SloClassSettings(Section):
@@ -52,6 +53,10 @@ class SloSettings(Section):
     """Classes by name; a request selects one with outrider.slo.class."""
     long_context_tokens: Count = 2048
     """Length of a prompt from which a request without a class belongs to long-context."""
+    queue: QueueOrder = "fair"
+    """Order of waiting requests of one tenant: fair is by arrival, batch work last; deadlines puts
+    the request with the least time left first and holds others back for it, which pays where many
+    requests wait and few would be in time (docs/slo.md)."""
     refuse: RefusalRule = "own"
     """Requests refused at once, with 429, if the first token cannot come in time: own (those that
     send ttft_ms), all (those with an objective of a class as well), or never."""

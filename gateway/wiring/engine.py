@@ -235,10 +235,13 @@ def join(
     """
     from engine.config import EngineConfig
     from engine.core import Engine
+    from engine.queue.fair_queue import FairQueue
+    from engine.queue.slo_queue import SloQueue
     from verifier.coupled import CoupledVerifier
 
     options = settings.engine
     return Engine(
+        policy=SloQueue() if settings.slo.queue == "deadlines" else FairQueue(),
         runners=runners,
         verifier=CoupledVerifier(),
         drafter=_build_drafter(settings, runners, budget),

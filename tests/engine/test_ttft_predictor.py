@@ -9,6 +9,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import InfeasibleObjectiveError
+from engine.queue.slo_queue import SloQueue
 from engine.request import EngineRequest, LatencyObjective, Tier
 from engine.ttft_predictor import ForecastCorrection, RemainingWork, ServiceTimes, predict_ttft_s
 from tests.engines import assert_idle, make_engine, make_request, random_prompt, tiny_pair
@@ -112,7 +113,10 @@ class Bench:
     def __init__(self, *, row_s: float = 1e-3, max_sequences: int = 2) -> None:
         self.now_s = 100.0
         self.engine: Engine = make_engine(
-            tiny_pair(), config=EngineConfig(max_sequences=max_sequences), speculates=False
+            tiny_pair(),
+            config=EngineConfig(max_sequences=max_sequences),
+            speculates=False,
+            policy=SloQueue(),
         )
         self.engine._clock = self.clock
         times = self.engine.scheduler.times

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.config import EngineConfig
+from engine.queue.slo_queue import SloQueue
 from engine.request import NO_OBJECTIVE, EngineRequest, LatencyObjective
 from tests.engines import (
     assert_idle,
@@ -60,6 +61,7 @@ def test_answers_do_not_depend_on_objectives(
         block_size=4,
         large_blocks=large_blocks,
         config=EngineConfig(max_sequences=max_sequences, min_prefill_tokens=4),
+        policy=SloQueue(),
     )
     engine._clock = ticking(tick_s).__next__
     rng = random.Random(max_sequences)
@@ -83,7 +85,7 @@ def test_objectives_change_no_answer_of_the_shipped_pair() -> None:
     alone = plainly(shipped_pair(), [*batch, *chats])
     asked = [replace(r, objective=LatencyObjective(is_batch=True)) for r in batch]
     asked += [replace(r, objective=LatencyObjective(ttft_s=5.0, inter_token_s=0.1)) for r in chats]
-    engine = make_engine(shipped_pair(), config=EngineConfig(max_sequences=3))
+    engine = make_engine(shipped_pair(), config=EngineConfig(max_sequences=3), policy=SloQueue())
     engine._clock = ticking(0.25).__next__
     arrivals = {request.request_id: 2 + n for n, request in enumerate(chats)}
     answers = serve(engine, asked, arrivals=arrivals)

@@ -13,7 +13,16 @@ from engine.errors import QueueFullError
 from engine.events import Finished
 from engine.queue.fair_queue import FairQueue, FairQueueConfig
 from engine.queue.policy import ArrivalOrder
-from engine.request import HIGH, LOW, NORMAL, EngineRequest, SamplingParams, Tier
+from engine.request import (
+    HIGH,
+    LOW,
+    NO_OBJECTIVE,
+    NORMAL,
+    EngineRequest,
+    LatencyObjective,
+    SamplingParams,
+    Tier,
+)
 from engine.sequences.sequence import Sequence, SequenceStatus
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 from tests.engines import (
@@ -41,7 +50,7 @@ class Place(Simulation):
         self.num_asked = 0
         self.everybody: list[Sequence] = []
 
-    def ask(
+    def ask(  # noqa: PLR0913 - as many as requests have that matter here
         self,
         tenant: str,
         *,
@@ -49,6 +58,7 @@ class Place(Simulation):
         max_tokens: int = 10,
         weight: float = 1.0,
         priority: int = NORMAL,
+        objective: LatencyObjective = NO_OBJECTIVE,
         tier: Tier = "large",
         submitted_s: float = 0.0,
     ) -> Sequence:
@@ -61,6 +71,7 @@ class Place(Simulation):
             tenant=tenant,
             weight=weight,
             priority=priority,
+            objective=objective,
         )
         sequence = new_sequence(request, self.caches[tier], submitted_s=submitted_s)
         self.live[request.request_id] = sequence
@@ -221,6 +232,16 @@ def test_priorities_go_before_turns_and_arrival() -> None:
     place.ask("a", priority=HIGH)
     order = list(place.queue.order(list(place.scheduler.waiting), 0.0))
     assert [s.request.priority for s in order] == [HIGH, NORMAL, NORMAL, LOW]
+
+
+def test_batch_work_comes_after_what_arrives_later() -> None:
+    place = Place()
+    batch = place.ask("a", objective=LatencyObjective(is_batch=True))
+    late = place.ask("a", submitted_s=5.0, objective=LatencyObjective(ttft_s=5.0))
+    urgent = place.ask("a", submitted_s=5.0, objective=LatencyObjective(ttft_s=0.1))
+    waiting = list(place.scheduler.waiting)
+    assert list(place.queue.order(waiting, 5.0)) == [late, urgent, batch]
+    assert list(place.queue.order(waiting, 12.0)) == [batch, late, urgent]
 
 
 def test_waiting_long_enough_raises_the_priority() -> None:

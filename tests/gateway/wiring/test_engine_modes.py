@@ -17,6 +17,8 @@ from engine.errors import EngineError
 from engine.model.kv_cache import KVCache
 from engine.passes.pass_graphs import estimate_bytes
 from engine.passes.runner import ModelRunner
+from engine.queue.fair_queue import FairQueue
+from engine.queue.slo_queue import SloQueue
 from gateway.backends.step_loop import no_progress
 from gateway.cli import app
 from gateway.settings.tree import Settings, load_settings
@@ -245,3 +247,10 @@ def test_the_start_log_tells_of_a_library_that_is_not_this_version_s(
     (told,) = [text for text in caplog.messages if "matrix products" in text]
     assert "install again" in told
     assert "C++ compiler" in told
+
+
+def test_the_queue_is_the_one_of_the_settings() -> None:
+    runners = runners_of()
+    for given, kind in ({}, FairQueue), ({"slo__queue": "deadlines"}, SloQueue):
+        engine = engine_wiring.join(settings_of(**given), runners, None)
+        assert type(engine.scheduler._policy) is kind
