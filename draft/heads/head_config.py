@@ -142,7 +142,7 @@ def _read(folder: Path, raw: dict[str, Any], target: ModelConfig) -> HeadConfig:
             f"{folder} corrects its guesses by a {dflash['projector_type']!r} head, which is not "
             "supported; plain DFlash drafters are."
         )
-    first = bool(options.get("sample_from_anchor") or dflash.get("shift_label"))
+    first = _flag(folder, options, "sample_from_anchor") or _flag(folder, dflash, "shift_label")
     block_size = _block_size(folder, kind, options)
     return HeadConfig(
         kind=kind,
@@ -154,16 +154,24 @@ def _read(folder: Path, raw: dict[str, Any], target: ModelConfig) -> HeadConfig:
         ),
         target_vocab_size=shape.vocab_size,
         taps=_taps(folder, kind, options, target),
-        norm_before_fc=bool(options.get("norm_before_fc")),
-        fc_norm=bool(options.get("fc_norm")),
-        norm_before_residual=bool(options.get("norm_before_residual")),
-        norm_output=bool(options.get("norm_output")),
+        norm_before_fc=_flag(folder, options, "norm_before_fc"),
+        fc_norm=_flag(folder, options, "fc_norm"),
+        norm_before_residual=_flag(folder, options, "norm_before_residual"),
+        norm_output=_flag(folder, options, "norm_output"),
         mask_token_id=options.get(_PARALLEL) if mask_token_id is None else mask_token_id,
         block_size=block_size,
         samples_first=first or kind == "peagle",
-        causal_windows=is_speculators and not options.get("sliding_window_non_causal"),
+        causal_windows=is_speculators and not _flag(folder, options, "sliding_window_non_causal"),
         target_fingerprint=options.get("target_fingerprint"),
     )
+
+
+def _flag(folder: Path, options: Mapping[str, Any], name: str) -> bool:
+    """Return a setting that is on or off, off where it is left out."""
+    value = options.get(name)
+    if not (value is None or isinstance(value, bool)):
+        raise HeadError(f"{folder}: {name} = {str(value)[:50]} is neither true nor false.")
+    return bool(value)
 
 
 def _kind(folder: Path, raw: Mapping[str, Any]) -> HeadKind:

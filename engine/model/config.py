@@ -1,6 +1,5 @@
 """A decoder's description: its shape, and how its layers are built."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -201,9 +200,9 @@ class ModelConfig:
                 raise UnsupportedModelError(
                     f"{self.model_id}: {name} = {size!r} is not a size from 1 to {_MAX_SIZE}."
                 )
-        if not (isinstance(self.norm_eps, int | float) and 0.0 <= self.norm_eps < math.inf):
+        if not (isinstance(self.norm_eps, int | float) and 0.0 <= self.norm_eps <= 1.0):
             raise UnsupportedModelError(
-                f"{self.model_id}: norm_eps = {self.norm_eps!r} is not a number from 0 up."
+                f"{self.model_id}: norm_eps = {self.norm_eps!r} is not a number from 0 to 1."
             )
         if self.num_query_heads % self.num_kv_heads:
             raise UnsupportedModelError(

@@ -12,6 +12,9 @@ from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, tr
 # Elements of the heads that a program rotates.
 _TILE = 1024
 
+# Far above any model's; the order of a head's dimensions is a list.
+_MAX_HEAD_DIM = 1 << 14
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -47,8 +50,10 @@ class RopeConfig:
         """Raise ValueError for a rope type or a head size that cannot be rotated."""
         if self.rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_type={self.rope_type!r} must be one of {ROPE_TYPES}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} must be even")
+        if self.head_dim % 2 or self.head_dim > _MAX_HEAD_DIM:
+            raise ValueError(f"head_dim={self.head_dim} must be even, and at most {_MAX_HEAD_DIM}")
+        if not 0.0 < self.theta < math.inf:
+            raise ValueError(f"theta={self.theta} must be a number above 0")
         if self.num_rotated % 2 or not 0 <= self.num_rotated <= self.head_dim:
             raise ValueError(
                 f"rotary_dim={self.rotary_dim} must be even and at most head_dim={self.head_dim}"
