@@ -1,4 +1,4 @@
-"""Read the config.json of an EAGLE-3, P-EAGLE or DFlash drafter into the description of a head.
+"""Read a drafter's config.json into the description of a head.
 
 Two layouts are published. SafeAILab's and SpecForge's is a flat config of the drafter's layers;
 speculators' has them in `transformer_layer_config`, beside `speculators_model_type`.
@@ -21,11 +21,14 @@ MAX_LAYERS: Final = 64
 _MAX_TAPS: Final = 64
 _MAX_BLOCK: Final = 64
 """Rows of a block: what tree masks of the attention hold at least."""
+_GUESS_ONE: Final = ("eagle3", "mtp")
+"""Kinds that guess one token a pass."""
 _KIND_OF_ARCHITECTURE: Final[Mapping[str, HeadKind]] = {
     "LlamaForCausalLMEagle3": "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
     "PEagleDraftModel": "peagle",
     "DFlashDraftModel": "dflash",
+    "LlamaMTP": "mtp",
 }
 _KIND_OF_SPECULATOR: Final[Mapping[str, HeadKind]] = {
     "eagle3": "eagle3",
@@ -106,8 +109,8 @@ def read_head_config(folder: Path, target: TargetModel) -> HeadConfig:
     return found
 
 
-def is_mtp(folder: Path) -> bool:
-    """True for the folder of an MTP head that speculators saved alone."""
+def is_own_layer(folder: Path) -> bool:
+    """True for an MTP head that speculators saved: a layer as the large model's own are."""
     return (read_object(folder / "config.json") or {}).get("speculators_model_type") == "mtp"
 
 
@@ -245,6 +248,8 @@ def _taps(
     speculators numbers them as we do; SpecForge and DFlash name layers by what they put out.
     """
     last = target.num_layers
+    if kind == "mtp":
+        return (last,)
     nested = (options.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     dflash = (options.get("dflash_config") or {}).get("target_layer_ids")
     stated = options.get("eagle_aux_hidden_state_layer_ids") or options.get(
@@ -270,7 +275,7 @@ def _taps(
 
 def _block_size(folder: Path, kind: HeadKind, options: Mapping[str, Any]) -> int:
     """Return the rows of a block; speculators states P-EAGLE's as tokens to be guessed."""
-    if kind == "eagle3":
+    if kind in _GUESS_ONE:
         return 1
     size = options.get("block_size")
     if size is None:
@@ -306,7 +311,7 @@ def _check_target(folder: Path, found: HeadConfig, target: TargetModel) -> None:
             "if it computes the same, delete target_fingerprint from the drafter's config.json."
         )
     mask = found.mask_token_id
-    if found.kind != "eagle3" and not (type(mask) is int and 0 <= mask < config.vocab_size):
+    if found.kind not in _GUESS_ONE and not (type(mask) is int and 0 <= mask < config.vocab_size):
         raise HeadError(
             f"{folder}: mask_token_id = {str(mask)[:50]} is no token of {config.model_id}, whose "
             f"ids go to {config.vocab_size - 1}; config.json has to state the one of training."

@@ -169,6 +169,28 @@ def test_a_head_that_speculators_saved(tmp_path: Path) -> None:
     check(twins, read_head(path, target), target, feeds_normed=True)
 
 
+def test_a_trained_head_has_a_layer_of_its_own(tmp_path: Path) -> None:
+    """As outrider draft train writes it: a plain layer for a large model of another kind."""
+    twins = Twins(tmp_path, "llama2")
+    target_folder = tmp_path / "target"
+    save_hf_model("qwen3", target_folder)
+    target = DecoderModel.load(str(target_folder))
+    fields = twins.other.config.to_dict()
+    config = {
+        **fields,
+        "architectures": ["LlamaMTP"],
+        "num_hidden_layers": 1,
+        "target_fingerprint": target.fingerprint,
+    }
+    path = write_head(tmp_path / "head", twins.named(QWEN, "mtp.", "mtp.layers.0."), config)
+    head = read_head(path, target)
+    assert (head.kind, head.tap_layers) == ("mtp", (3,))
+    check(twins, head, target, feeds_normed=True)
+    config["target_fingerprint"] = "0" * 16
+    with pytest.raises(HeadError, match="delete target_fingerprint"):
+        read_head(write_head(tmp_path / "head", {}, config), target)
+
+
 def test_a_checkpoint_without_one(tmp_path: Path) -> None:
     save_hf_model("llama2", tmp_path)
     with pytest.raises(HeadError, match=r"has no MTP head: .* mtp\.fc\.weight or model\.layers\.3"):
