@@ -167,13 +167,20 @@ def test_dflash_behind_a_growing_text(tmp_path: Path, target: DecoderModel) -> N
     assert (alone.hidden - hidden).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dflash_on_every_path(dtype: Any, tmp_path: Path) -> None:
-    """Triton's kernels, the compiled ones of the CPU, and torch: one block behind a text."""
+@pytest.mark.parametrize(
+    ("dtype", "path"),
+    [
+        ("float32", "triton"),
+        ("bfloat16", "auto"),
+        pytest.param("bfloat16", "triton", marks=pytest.mark.slow),
+    ],
+)
+def test_dflash_on_every_path(dtype: Any, path: Any, tmp_path: Path) -> None:
+    """Triton's kernels, and the compiled ones of the CPU, against torch: a block behind a text."""
     make_target(tmp_path / "target")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if path == "triton" and torch.cuda.is_available() else "cpu"
     outputs = []
-    for kernels, place in (("reference", "cpu"), ("triton", device), ("auto", "cpu")):
+    for kernels, place in (("reference", "cpu"), (path, device)):
         large = DecoderModel.load(str(tmp_path / "target"), dtype=dtype, device=place)
         with use_kernels(kernels):
             head, _ = dflash(tmp_path / kernels, large)
@@ -185,7 +192,6 @@ def test_dflash_on_every_path(dtype: Any, tmp_path: Path) -> None:
         outputs.append(output.logits.float().cpu())
     bound = 1e-3 if dtype == "float32" else 0.3
     assert (outputs[1] - outputs[0]).abs().max() < bound
-    assert (outputs[2] - outputs[0]).abs().max() < bound
 
 
 def test_dflash_in_a_runner(tmp_path: Path, target: DecoderModel) -> None:

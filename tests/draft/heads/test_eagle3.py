@@ -36,6 +36,7 @@ from tests.engine.model.decoder_passes import (
     run,
     tree_rows,
 )
+from tests.engine.passes.twins import record_eagerly
 
 NUM_TEXT = 11
 LEVELS = ([0], [1, 2], [3, 4, 5], [6], [7, 8], [9])  # each behind what it hangs on
@@ -159,7 +160,7 @@ def test_the_layout_of_specforge(tmp_path: Path, target: DecoderModel) -> None:
     check_levels(twins, make_taps(target, twins.head))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_triton_computes_what_torch_computes(dtype: str, tmp_path: Path) -> None:
     make_target(tmp_path / "target")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -184,6 +185,35 @@ def test_triton_computes_what_torch_computes(dtype: str, tmp_path: Path) -> None
     bound = 1e-3 if dtype == "float32" else 0.3
     assert (fused.logits.cpu() - plain.logits).abs().max() < bound
     assert (fused.hidden.cpu() - plain.hidden).abs().max() < bound
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what padding holds, interpreted
+def test_recorded_passes(tmp_path: Path) -> None:
+    """With features and hidden rows in the recordings' own memory."""
+    make_target(tmp_path / "target")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weights = eagle3_weights()
+    path = write_head(tmp_path / "head", weights, speculators_config(weights))
+    generator = torch.Generator().manual_seed(4)
+    features = torch.randn((4, HIDDEN), generator=generator).to(device)
+    outputs = []
+    with use_kernels("triton"):
+        head = read_head(path, DecoderModel.load(str(tmp_path / "target"), device=device))
+        for is_recorded in (False, True):
+            runner = ModelRunner(model=head, num_blocks=16, block_size=4)
+            if is_recorded:
+                assert runner.capture_graphs(capture=record_eagerly, max_rows=4)
+            view = runner.new_view("")
+            view.reserve(4)
+            piece = ForwardSlice(
+                view=view, token_ids=make_tokens(4).tolist(), start_slot=0, num_logit_rows=3
+            )
+            output = runner.forward([piece], features=features)
+            outputs.append((output.logits.clone(), output.hidden.clone()))
+    plain, recorded = outputs
+    assert (plain[0] - recorded[0]).abs().max() < 1e-4
+    assert (plain[1] - recorded[1]).abs().max() < 1e-4
 
 
 def test_a_runner_runs_it(tmp_path: Path, target: DecoderModel) -> None:
