@@ -1,10 +1,11 @@
 """The engine's own process: `python -m gateway.backends.engine_process`, started by its client.
 
 Standard input carries one line, the `WorkerSpec`, and then stays open for as long as the gateway
-lives. A thread that reads it notices the gateway's end, whichever way it ends, and ends this
-process too; unlike PR_SET_PDEATHSIG that works on every platform and does not depend on which of
-the gateway's threads started us. Standard output is the same in the other direction: nothing is
-written to it, but the gateway sees it close the moment this process dies.
+lives. A process in reserve, which was given an importer, imports first and waits for that line. A
+thread that reads it notices the gateway's end, whichever way it ends, and ends this process too;
+unlike PR_SET_PDEATHSIG that works on every platform and does not depend on which of the gateway's
+threads started us. Standard output is the same in the other direction: nothing is written to it,
+but the gateway sees it close the moment this process dies.
 """
 
 import gc
@@ -46,11 +47,16 @@ _LINGER_MS = 2_000  # time for the last message to leave before the process ends
 
 def main() -> int:
     """Serve one gateway until it says `Stop` or dies. Returns the exit status."""
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
     # A Ctrl-C in the terminal and a service manager's SIGTERM reach the whole group, but the
     # gateway wants to drain first: it decides when we stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if len(sys.argv) > 1:
+        _find(sys.argv[1])()
+    line = sys.stdin.buffer.readline()
+    if not line:  # it waited in reserve, and its gateway has ended
+        return 0
+    spec = msgspec.json.decode(line, type=WorkerSpec)
     _keep_standard_output_to_ourselves()
     threading.Thread(target=_die_with_gateway, args=(spec.scratch_dir,), daemon=True).start()
     configure_logging(spec.log_level, spec.log_format, process="engine")
@@ -70,7 +76,8 @@ def _serve(spec: WorkerSpec, channel: "_SocketChannel") -> int:
         channel.send(Loading(stage, fraction))
 
     try:
-        engine = _find_builder(spec.builder)(spec.arguments, on_progress)
+        builder = cast(Callable[[str, LoadingCallback], StepEngine], _find(spec.builder))
+        engine = builder(spec.arguments, on_progress)
         channel.send(Ready(engine.info()))
     except Exception as error:
         log.debug("engine failed to load", exc_info=True)
@@ -119,11 +126,10 @@ class _SocketChannel:
         self._socket.close()
 
 
-def _find_builder(reference: str) -> Callable[[str, LoadingCallback], StepEngine]:
+def _find(reference: str) -> Callable[..., object]:
     """The function that `module:name` means."""
     module_name, _, name = reference.partition(":")
-    builder = getattr(importlib.import_module(module_name), name)
-    return cast(Callable[[str, LoadingCallback], StepEngine], builder)
+    return cast(Callable[..., object], getattr(importlib.import_module(module_name), name))
 
 
 def _keep_standard_output_to_ourselves() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,7 +12,13 @@ import zmq.asyncio
 from engine.errors import EngineDiedError, EngineError
 from gateway.backends.client import LOADING_REASON
 from gateway.backends.command_client import CommandClient
-from gateway.backends.spawning import EngineProcess, EngineRecipe, make_scratch_dir
+from gateway.backends.spawning import (
+    EngineProcess,
+    EngineRecipe,
+    end,
+    make_scratch_dir,
+    spawn_untold,
+)
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.backends.streams import SHUT_DOWN_MESSAGE
 from gateway.backends.wire import (
@@ -58,7 +65,8 @@ class ProcessEngineClient(CommandClient):
         """`first`: a process that was made by the recipe already; others follow when it dies.
 
         An engine that was not heard for `unready_after_s` takes no new requests until it is heard
-        again. `resume_within_s` 0: requests in flight at a death end with `Failed` at once.
+        again. `resume_within_s` 0: requests in flight at a death end with `Failed` at once. With an
+        importer in the recipe a process waits in reserve, which has imported all that it needs.
         """
         super().__init__()
         self._recipe = recipe
@@ -72,6 +80,7 @@ class ProcessEngineClient(CommandClient):
         self._context: zmq.asyncio.Context | None = None
         self._scratch_dir: Path | None = None
         self._worker: Worker | None = None
+        self._reserve: subprocess.Popen[bytes] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._num_starts = 0
         self._start_lock = asyncio.Lock()
@@ -112,6 +121,8 @@ class ProcessEngineClient(CommandClient):
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
         await self._dispose_of_worker()
+        if (reserve := self._take_reserve()) is not None:
+            end(reserve)
         if self._context is not None:
             self._context.destroy(linger=0)
         if self._scratch_dir is not None:
@@ -150,6 +161,7 @@ class ProcessEngineClient(CommandClient):
             spec=first.spec if first else spec,
             environment=self._recipe.environment,
             process=first.process if first else None,
+            reserve=None if first else self._take_reserve(),
             on_reply=self._handle,
             on_exit=self._note_death,
         )
@@ -158,6 +170,16 @@ class ProcessEngineClient(CommandClient):
         self._cancel_giving_up()
         if num_resumed := self._streams.resume():
             log.info("requests are resumed count=%d", num_resumed)
+        if self._recipe.importer is not None and self._reserve is None:
+            self._reserve = spawn_untold(self._recipe.environment, self._recipe.importer)
+
+    def _take_reserve(self) -> "subprocess.Popen[bytes] | None":
+        """Return the process in reserve, if it lives; from then on it is the caller's."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None and reserve.poll() is not None:
+            end(reserve)
+            return None
+        return reserve
 
     def _note_death(self) -> None:
         within_s = self._resume_within_s

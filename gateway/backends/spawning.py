@@ -31,7 +31,8 @@ class EngineRecipe:
     """The command, arguments and environment of an engine's process, for every start of it.
 
     builder: `module:function`, which makes the engine in the new process from `arguments`.
-    environment: added to this process's own variables; None takes one away.
+    environment: added to this process's own variables; None takes one away. importer:
+    `module:function` that imports what the builder needs, for a process that waits in reserve.
     """
 
     builder: str
@@ -39,6 +40,7 @@ class EngineRecipe:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     log_level: str = "INFO"
     log_format: LogFormat = "text"
+    importer: str | None = None
 
     def spec(self, scratch_dir: Path, name: str) -> WorkerSpec:
         """Return what the process is told; `name` is its socket's, in the scratch folder."""
@@ -67,13 +69,7 @@ class EngineProcess:
 
     def __exit__(self, *_: object) -> None:
         """End what is left of it: a client that took it over has ended it in good order."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        end(self.process)
         shutil.rmtree(self.scratch_dir, ignore_errors=True)
 
 
@@ -88,20 +84,43 @@ def make_scratch_dir() -> Path:
 
 def spawn(spec: WorkerSpec, environment: Mapping[str, str | None]) -> subprocess.Popen[bytes]:
     """Start the process and tell it what it is."""
+    process = spawn_untold(environment)
+    tell(process, spec)
+    return process
+
+
+def spawn_untold(
+    environment: Mapping[str, str | None], importer: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that imports, if it is given an `importer`, and then waits for `tell`."""
     # The same code as ours, wherever it was imported from.
     ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     variables = {**ours, **environment}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         # -P: the folder the user stands in is not a place to import from.
-        [sys.executable, "-P", "-m", "gateway.backends.engine_process"],
+        [sys.executable, "-P", "-m", "gateway.backends.engine_process", *filter(None, [importer])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={name: value for name, value in variables.items() if value is not None},
     )
+
+
+def tell(process: subprocess.Popen[bytes], spec: WorkerSpec) -> None:
+    """Tell a process what it is."""
     assert process.stdin is not None
     try:
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
         log.warning("engine process ended before it was told what to do")
-    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that no worker has, and close its pipes."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

@@ -13,7 +13,7 @@ import zmq.asyncio
 from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineInfo
 from gateway.backends.engine_process import EXIT_REPORTED
-from gateway.backends.spawning import spawn
+from gateway.backends.spawning import spawn, tell
 from gateway.backends.wire import (
     Command,
     Crashed,
@@ -46,10 +46,11 @@ class Worker:
         spec: WorkerSpec,
         environment: Mapping[str, str | None],
         process: "subprocess.Popen[bytes] | None" = None,
+        reserve: "subprocess.Popen[bytes] | None" = None,
         on_reply: Callable[[Reply], None],
         on_exit: Callable[[], None],
     ) -> None:
-        """Spawn the process, or take over one that was started with this `spec`.
+        """Spawn the process, or take over one that was started with this `spec`, or the `reserve`.
 
         `on_reply` sees every reply; `on_exit` is called once, at the process's end.
         """
@@ -65,7 +66,9 @@ class Worker:
         self._socket.linger = 0
         self._socket.sndhwm = self._socket.rcvhwm = 0  # see engine_process
         spec = self._bind(spec)
-        self._process = process or spawn(spec, environment)
+        if reserve is not None:
+            tell(reserve, spec)
+        self._process = process or reserve or spawn(spec, environment)
         assert self._process.stdout is not None
         self._exit_pipe = self._process.stdout.fileno()
         self._loop.add_reader(self._exit_pipe, self._notice_exit)

@@ -4,6 +4,7 @@ Everything heavy is imported inside functions: the gateway's process builds no e
 no torch of its own.
 """
 
+import importlib
 import os
 import random
 import time
@@ -160,6 +161,26 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
             ),
         ),
     )
+
+
+def import_engine() -> None:
+    """Import what `build_engine` imports, in a process that waits in reserve."""
+    for name in (
+        "draft.budget",
+        "draft.tree_drafter",
+        "engine.core",
+        "engine.grammar.xgrammar_backend",
+        "engine.model.load",
+        "engine.passes.saved_times",
+        "engine.passes.step_times",
+        "engine.warm_up",
+        "gateway.text.plain_tokenizer",
+        "gateway.wiring.chat_tokenizers",
+        "gateway.text.chat",
+        "verifier.coupled",
+        "xgrammar",
+    ):
+        importlib.import_module(name)
 
 
 def build_engine_from_json(settings_json: str, on_progress: LoadingCallback) -> "Engine":

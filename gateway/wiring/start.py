@@ -57,6 +57,7 @@ def engine_recipe(settings: Settings) -> EngineRecipe:
         environment=engine_environment(settings, os.environ),
         log_level=settings.log_level,
         log_format=settings.telemetry.log_format,
+        importer="gateway.wiring.build:import_engine" if settings.engine.reserve_process else None,
     )
 
 

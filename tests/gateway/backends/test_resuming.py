@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import cast
 
+import psutil
 import pytest
 
 from engine.errors import EngineDiedError
@@ -20,7 +21,8 @@ from engine.events import (
 )
 from engine.request import EngineRequest
 from gateway.backends.process_client import ProcessEngineClient
-from tests.gateway.backends.clients import becomes, collect, process, run, started, tokens
+from gateway.backends.spawning import EngineRecipe, end, spawn_untold
+from tests.gateway.backends.clients import BUILDER, becomes, collect, process, run, started, tokens
 from tests.gateway.scripted_engine import SMALL_SHIFT, make_request
 
 STEP_MS = '{"step_s": 0.002}'
@@ -245,3 +247,53 @@ def test_an_answer_that_is_held_at_the_death_is_held_again(action: str) -> None:
             assert reader.count(TokensEmitted) == (3 if action == "settle" else 6)
 
     run(main())
+
+
+# ---- the process in reserve --------------------------------------------------------------------
+
+IMPORTER = "gc:collect"
+
+
+def with_reserve() -> ProcessEngineClient:
+    recipe = EngineRecipe(builder=BUILDER, arguments=STEP_MS, importer=IMPORTER)
+    return ProcessEngineClient(recipe)
+
+
+def test_the_process_in_reserve_goes_on_with_the_answers() -> None:
+    async def main() -> None:
+        async with started(with_reserve()) as client:
+            for _ in range(2):
+                assert client._reserve is not None
+                reserve = client._reserve.pid
+                reader = Reader(client, make_request("a", max_tokens=MOST))
+                await reader.read(3)
+                kill(client)
+                assert isinstance(await reader.rest(), Finished)
+                assert tokens(reader.events) == [30 + k for k in range(MOST)]
+                assert client.pid == reserve
+        assert not psutil.pid_exists(reserve)
+        assert client._reserve is None
+
+    run(main())
+
+
+def test_a_reserve_that_has_died_is_not_needed() -> None:
+    async def main() -> None:
+        async with started(with_reserve()) as client:
+            assert client._reserve is not None
+            client._reserve.kill()
+            client._reserve.wait()
+            pid = client.pid
+            kill(client)
+            await becomes(lambda: client.is_ready and client.pid != pid)
+            assert tokens(await collect(client, "b", max_tokens=2)) == [30, 31]
+
+    run(main())
+
+
+def test_a_reserve_ends_with_its_gateway() -> None:
+    reserve = spawn_untold({}, IMPORTER)
+    assert reserve.stdin is not None
+    reserve.stdin.close()  # as the gateway's end does
+    assert reserve.wait(timeout=60) == 0
+    end(reserve)
