@@ -21,7 +21,7 @@ async def _one_stream(client: httpx.AsyncClient, number: int) -> str:
     body = {
         "model": rng.choice(("auto", "small", "large")),
         "messages": [{"role": "user", "content": f"What is {number} + {rng.randrange(9999)}?"}],
-        "max_tokens": 100,
+        "max_tokens": repeats(100, 48),
         "temperature": rng.choice((0, 0.8)),
         "n": rng.choice((1, 1, 2)),
         "stream": True,

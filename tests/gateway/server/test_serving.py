@@ -104,8 +104,8 @@ def _answers_the_same_with_and_without_speculation(gateway: Gateway) -> None:
 def _survives_the_death_of_its_engine(gateway: Gateway) -> None:
     dead = gateway.engine()
     url = f"{gateway.url}/v1/chat/completions"
-    undisturbed = httpx.post(url, json=body(400), timeout=180).json()
-    request = body(400, stream=True, stream_options={"include_usage": True})
+    undisturbed = httpx.post(url, json=body(160), timeout=180).json()
+    request = body(160, stream=True, stream_options={"include_usage": True})
     with httpx.stream("POST", url, json=request, timeout=180) as response:
         stream = chunks(response)
         begun = [next(stream)]
