@@ -13,6 +13,7 @@ import pytest
 from engine.core import Engine
 from engine.errors import RankLostError
 from engine.model.quantised.formats import Rounding
+from kernels.triton_support import use_kernels
 from tests.engines import (
     PAIR_FOLDER,
     assert_idle,
@@ -132,6 +133,21 @@ def test_parts_of_stored_weights_have_the_decoded_weights_bits() -> None:
         with parted(folder, 2, rounding=rounding, **options) as found:
             said.append(answers(found.engine(shipped_pair("bfloat16"))))
     assert said[0] == said[1]
+
+
+@pytest.mark.long
+def test_a_gpus_passes_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans on the device and Triton's kernels, interpreted, on both ranks."""
+    pair = tiny_pair(num_layers=1)
+    requests = [
+        make_request(str(number), random_prompt(5 + number), max_tokens=4, seed=number)
+        for number in range(2)
+    ]
+    right = texts(serve(make_engine(pair), requests))
+    pair.large_reference.save_pretrained(tmp_path)
+    monkeypatch.setenv("OUTRIDER_KERNELS", "triton")  # for the other rank
+    with use_kernels("triton"), parted(tmp_path, 2, dtype="float32") as found:
+        assert texts(serve(found.engine(pair, on_device=True), requests)) == right
 
 
 # ---- the end ----------------------------------------------------------------------------------
