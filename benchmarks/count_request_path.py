@@ -116,7 +116,7 @@ def _recording() -> Iterator[_Recorder]:
 
 
 @asynccontextmanager
-async def _started(app: Any) -> AsyncIterator[None]:
+async def started(app: Any) -> AsyncIterator[None]:
     """Run the application's lifespan around the block."""
     told: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     answers: asyncio.Queue[dict[str, str]] = asyncio.Queue()
@@ -190,7 +190,7 @@ async def count_request_path(folder: Path) -> RequestPath:
     key = tenancy.keys.store.create(KeyOrder(name="counted")).text
     await engine.start()
     with _recording() as recorder:
-        async with _started(app):
+        async with started(app):
             await _ask(app, key, recorder)
             return await _ask(app, key, recorder)
 

@@ -14,6 +14,7 @@ from engine.errors import EngineError
 from engine.events import EngineStats
 from gateway.dashboard.engine_figures import EngineMoments
 from gateway.dashboard.figures import figures
+from gateway.dashboard.process_figures import LagReader, ProcessMoments
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.dashboard.schema import Dashboard, EngineFigures
 from gateway.settings.slo import SloClassSettings
@@ -47,6 +48,7 @@ class DashboardSources:
     read_stats: StatsReader
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    loop_lag_s: LagReader
     read_experiments: ExperimentReader | None = None
 
 
@@ -65,6 +67,7 @@ class DashboardApi:
     def __init__(self, sources: DashboardSources) -> None:
         self._sources = sources
         self._moments = EngineMoments()
+        self._process = ProcessMoments()
         self._scopes: OrderedDict[str | None, _Scope] = OrderedDict()
         self._turns = asyncio.Semaphore(1)
         self._experiments: list[dict[str, Any]] | None = None
@@ -93,7 +96,8 @@ class DashboardApi:
             await asyncio.sleep(SAMPLE_S)
 
     async def sample(self) -> None:
-        """Keep the engine's gauges of this moment; none while the engine is not there."""
+        """Keep the gauges of this moment; none of the engine's while it is not there."""
+        self._process.add(self._sources.clock())
         stats = await self._read_stats()
         if stats is not None:
             self._moments.add(stats, self._sources.clock())
@@ -119,6 +123,7 @@ class DashboardApi:
             self._refresh_experiments()
         experiments = self._experiments if sees_all else None
         rows = sources.recent.rows(tenant)
+        process = self._process.figures(rows, sources.loop_lag_s) if sees_all else None
         at = sources.wall_clock()
 
         def work() -> bytes:
@@ -133,6 +138,7 @@ class DashboardApi:
                 classes=done.classes,
                 series=done.series,
                 engine=engine,
+                gateway=process,
                 experiments=experiments,
             )
             return snapshot.model_dump_json().encode()

@@ -156,12 +156,24 @@ class EngineFigures(_Model):
     history: EngineHistory
 
 
+class GatewayFigures(_Model):
+    """The gateway's own process, over the last five minutes or since it began.
+
+    The loop's lag is the delay that every stream waits for; null before the first measurement.
+    `cpu_ms_per_request`: its processor time by the requests that ended; null without any.
+    """
+
+    loop_lag_p50_ms: Milliseconds | None
+    loop_lag_p99_ms: Milliseconds | None
+    cpu_ms_per_request: Milliseconds | None
+
+
 class Dashboard(_Model):
     """The figures of the page at /dashboard.
 
     `scope`: all requests, or those of the key's own team. `window_s`: the time span of the figures
-    of requests; less where the gateway is young or very busy. `engine` and `experiments` are null
-    for keys that may see only their own requests, and where there are none.
+    of requests; less where the gateway is young or very busy. `engine`, `gateway` and
+    `experiments` are null for keys that may see only their own requests, and where there are none.
     """
 
     object: Literal["dashboard"] = "dashboard"
@@ -174,6 +186,7 @@ class Dashboard(_Model):
     classes: list[ClassFigures]
     series: Series
     engine: EngineFigures | None
+    gateway: GatewayFigures | None
     experiments: list[dict[str, JsonValue]] | None
 
 

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from engine.events import EngineStats, TierStats
 from engine.request import TIERS, Tier
+from gateway.telemetry.loop_lag import ProcessTime, StageTimes
 
 _FIRST_TOKEN_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
@@ -58,6 +59,8 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
+        self.registry.register(ProcessTime())
+        self.stages = StageTimes(self.registry)
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_S
         )

@@ -84,6 +84,7 @@ class JobBuilder:
             tenant=tenant,
             max_chars=self.limits.max_prompt_chars,
             json_bounds=self.limits.json_bounds,
+            on_held=self.metrics.stages.observe_prompt,
         )
 
     async def engine_info(self) -> EngineInfo:

@@ -2,15 +2,50 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 _LAG_S: Final = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 )  # fmt: skip
+_HELD_S: Final = (0.0001, 0.00025, *_LAG_S)
 _INTERVAL_S: Final = 0.05
+_KEPT_S: Final = 300.0
+
+
+class StageTimes:
+    """Observes for how long stages of a request's work hold the event loop.
+
+    route: the router's decision. prompt: rendering and tokenising, where no thread does it.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        held = Histogram(
+            "outrider_event_loop_held_seconds",
+            "Time for which a stage of a request's work held the event loop.",
+            ["stage"],
+            buckets=_HELD_S,
+            registry=registry,
+        )
+        self.observe_route = held.labels("route").observe
+        self.observe_prompt = held.labels("prompt").observe
+
+
+class ProcessTime(Collector):
+    """The processor time of this process, read at each scrape."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counter."""
+        yield CounterMetricFamily(
+            "outrider_gateway_cpu_seconds",
+            "Processor time of the gateway's process, on all cores.",
+            value=time.process_time(),
+        )
 
 
 class LoopLag:
@@ -36,10 +71,21 @@ class LoopLag:
             buckets=_LAG_S,
             registry=registry,
         )
+        self._recent: deque[float] = deque(maxlen=max(round(_KEPT_S / interval_s), 1))
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return the lag that this share of the last five minutes' measurements did not exceed.
+
+        None before the first one.
+        """
+        lags = sorted(self._recent)
+        return lags[min(int(share * len(lags)), len(lags) - 1)] if lags else None
 
     async def run(self) -> None:
         """Measure until cancelled: a task for as long as the application lives."""
         while True:
             due_s = self._clock() + self._interval_s
             await self._sleep(self._interval_s)
-            self._lag.observe(max(0.0, self._clock() - due_s))
+            lag_s = max(0.0, self._clock() - due_s)
+            self._lag.observe(lag_s)
+            self._recent.append(lag_s)

@@ -7,6 +7,7 @@ another's by one at most.
 """
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +19,8 @@ from gateway.schema.chat import AssistantMessage, Message
 from gateway.schema.parsing import JsonBounds, check_json_bounds
 from gateway.schema.tools import Tool
 
-# Below this a prompt is built within about a millisecond: less than a hop to a thread may cost.
-INLINE_CHARS: Final = 4096
+# Below this a prompt is built within half a millisecond: less than a hop to a thread may cost.
+INLINE_CHARS: Final = 2048
 # From here on a prompt takes tens of milliseconds and megabytes of memory.
 LONG_CHARS: Final = 65_536
 _CHARS_PER_MESSAGE: Final = 64
@@ -112,7 +113,7 @@ class PromptWork:
     `max_chars`: text in all messages and tools of a prompt. `json_bounds`: of the arguments of its
     tool calls. `max_context`: of the tier that reads the prompt, None for any length; `max_tokens`:
     of the requested answer. `slots`: None where prompts are not a client's, as in the tools that
-    plan and collect.
+    plan and collect. `on_held` gets the seconds for which short work held the event loop.
     """
 
     slots: PromptSlots | None = None
@@ -121,6 +122,7 @@ class PromptWork:
     json_bounds: JsonBounds = field(default_factory=JsonBounds)
     max_context: int | None = None
     max_tokens: int = 1
+    on_held: Callable[[float], object] | None = None
 
     def within(self, max_context: int, max_tokens: int) -> "PromptWork":
         """Return the same for a tier's context and an answer's length."""
@@ -131,6 +133,7 @@ class PromptWork:
             json_bounds=self.json_bounds,
             max_context=max_context,
             max_tokens=max_tokens,
+            on_held=self.on_held,
         )
 
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:
@@ -142,11 +145,19 @@ class PromptWork:
                 code="prompt_too_large",
             )
         if num_chars < INLINE_CHARS:
-            return work()
+            return self._at_once(work)
         if self.slots is None:
             return await asyncio.to_thread(work)
         slots = self.slots.middle if num_chars < LONG_CHARS else self.slots.long
         return await slots.run(self.tenant, work)
+
+    def _at_once(self, work: Callable[[], Result]) -> Result:
+        began_s = time.perf_counter()
+        try:
+            return work()
+        finally:
+            if self.on_held is not None:
+                self.on_held(time.perf_counter() - began_s)
 
 
 UNBOUNDED: Final = PromptWork()

@@ -66,7 +66,8 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         tenancy=parts.tenancy,
         metrics=parts.metrics,
     )
-    dashboard = _build_dashboard(parts, recent, status)
+    loop_lag = LoopLag(parts.metrics.registry)
+    dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
     return create_app(
         Routes(
@@ -85,7 +86,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             ),
             feedback=FeedbackApi(parts.experiments.feedback),
             intake=intake,
-            lifespan=_build_lifespan(parts, jobs, adapters, dashboard),
+            lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag),
             authenticate=keys.authenticator.authenticate,
             has_open_metrics=keys.has_open_metrics,
             has_upstream_tiers=bool(parts.cloud.tiers),
@@ -125,6 +126,7 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
             routing=parts.routing,
             limits=parts.limits,
             clock=parts.clock,
+            on_routed=parts.metrics.stages.observe_route,
         ),
         routing=parts.routing,
         limits=parts.limits,
@@ -242,7 +244,7 @@ def _build_cache(parts: GatewayParts, jobs: JobBuilder) -> AnswerCache:
 
 
 def _build_dashboard(
-    parts: GatewayParts, recent: RecentOutcomes, status: StatusEndpoints
+    parts: GatewayParts, recent: RecentOutcomes, status: StatusEndpoints, loop_lag: LoopLag
 ) -> DashboardApi:
     return DashboardApi(
         DashboardSources(
@@ -251,13 +253,18 @@ def _build_dashboard(
             read_stats=status.stats,
             clock=parts.clock,
             wall_clock=parts.wall_clock,
+            loop_lag_s=loop_lag.quantile_s,
             read_experiments=partial(experiment_documents, parts.experiments),
         )
     )
 
 
 def _build_lifespan(
-    parts: GatewayParts, jobs: JobBuilder, adapters: AdapterRegistry, dashboard: DashboardApi
+    parts: GatewayParts,
+    jobs: JobBuilder,
+    adapters: AdapterRegistry,
+    dashboard: DashboardApi,
+    loop_lag: LoopLag,
 ) -> Lifespan:
     settings = parts.adapters
     watcher = None
@@ -272,7 +279,7 @@ def _build_lifespan(
         dashboard=dashboard,
         capture=parts.capture,
         tracer=parts.tracer,
-        loop_lag=LoopLag(parts.metrics.registry),
+        loop_lag=loop_lag,
         cache=parts.cache.store,
         checks_pair=parts.routing.pair is not None,
         adapter_watcher=watcher,

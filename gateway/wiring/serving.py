@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _SMALL_KNOWN_S: Final = 3.0
 _GC_THRESHOLDS: Final = (10_000, 20, 50)
+_SWITCH_INTERVAL_S: Final = 0.0005
 
 
 class _Server(uvicorn.Server):
@@ -109,7 +111,7 @@ class GatewayRun:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
                 await preparing
-                _settle_memory()
+                settle_process()
                 self._on_ready(await engine.info(), await _routing(parts))
             else:
                 self._server.should_exit = True
@@ -189,12 +191,16 @@ def _prepare_rendering(parts: GatewayParts) -> None:
         log.exception("chat templates cannot be rendered")
 
 
-def _settle_memory() -> None:
-    """Exempt start-up's objects (100,000 that stay) from garbage collection.
+def settle_process() -> None:
+    """Keep collections and other threads from holding the event loop.
+
+    Start-up's objects (100,000 that stay) are exempt from garbage collection.
 
     Scanning them takes tens of milliseconds, in which no token is passed on; and every few requests
-    make enough garbage of their own to start a scan.
+    make enough garbage of their own to start a scan. Threads that build prompts or write the ledger
+    give the interpreter back to the event loop soon: by default each may keep it for 5 ms.
     """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

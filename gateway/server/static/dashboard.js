@@ -27,6 +27,10 @@ function showTiles(data) {
     more.push(["tokens a step", brief(engine.acceptance.tokens_per_step)]);
     for (const tier of engine.tiers) more.push([`prompt found in the ${tier.name} model's cache`, brief(tier.prefix_hit_share, "%")]);
   }
+  if (data.gateway) {
+    more.push(["event loop's lag p99", brief(data.gateway.loop_lag_p99_ms, "ms")]);
+    more.push(["the gateway's processor time a request", brief(data.gateway.cpu_ms_per_request, "ms")]);
+  }
   byId("tiles").replaceChildren(...tiles.map(([name, value, unit]) => element("div", { class: "card" },
     element("dt", {}, name), element("dd", { class: value === UNSET ? "unset" : "" }, value, " ", element("small", {}, unit)))));
   byId("prices").hidden = tiles.at(-1)[1] !== UNSET;

@@ -44,6 +44,7 @@ class Rig:
                 read_stats=self._read_stats,
                 clock=self.clock,
                 wall_clock=lambda: 1.7e9,
+                loop_lag_s=lambda share: share / 1000,
                 read_experiments=read_experiments,
             )
         )
@@ -91,6 +92,7 @@ def test_a_key_sees_the_requests_of_its_team_and_nothing_of_the_engine() -> None
     assert told.requests.num == 1
     assert [tier.name for tier in told.tiers] == ["small"]
     assert told.engine is None
+    assert told.gateway is None
     assert told.experiments is None
     assert told.requests.cost_usd_per_s == pytest.approx(0.003 / 11.5), "what it pays"
     assert rig.num_stats == 2, "the engine was asked for the administrator only"

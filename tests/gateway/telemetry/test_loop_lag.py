@@ -34,9 +34,12 @@ def test_the_lag_is_the_delay_of_a_sleep() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await lag.run()
 
+    assert lag.quantile_s(0.5) is None
     asyncio.run(main())
     assert total(registry, "count") == 4
     assert round(total(registry, "sum"), 6) == 0.21, "10 ms and 200 ms; early is no lag"
+    assert round(lag.quantile_s(0.5) or 0.0, 6) == 0.01
+    assert round(lag.quantile_s(0.99) or 0.0, 6) == 0.2
     late = registry.get_sample_value("outrider_event_loop_lag_seconds_bucket", {"le": "0.1"})
     assert late == 3
 

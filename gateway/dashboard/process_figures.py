@@ -1,0 +1,45 @@
+"""The figures of the gateway's own process on the live page."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.dashboard.recent import WINDOW_S, RecentRows
+from gateway.dashboard.schema import GatewayFigures
+
+LagReader = Callable[[float], float | None]
+"""From a share to the event loop's lag in seconds that so many measurements did not exceed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ProcessMoments:
+    """Samples of the process's processor time, for as long as requests are remembered."""
+
+    read_cpu_s: Callable[[], float] = time.process_time
+    _moments: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def add(self, at_s: float) -> None:
+        """Keep the processor time of this moment; earlier moments than the window's are dropped."""
+        self._moments.append((at_s, self.read_cpu_s()))
+        while at_s - self._moments[0][0] > WINDOW_S:
+            self._moments.popleft()
+
+    def figures(self, rows: RecentRows, lag_s: LagReader) -> GatewayFigures:
+        """Return the figures; `rows` are the requests of all tenants."""
+        return GatewayFigures(
+            loop_lag_p50_ms=_ms(lag_s(0.5)),
+            loop_lag_p99_ms=_ms(lag_s(0.99)),
+            cpu_ms_per_request=_ms(self._cpu_s_per_request(rows)),
+        )
+
+    def _cpu_s_per_request(self, rows: RecentRows) -> float | None:
+        if not self._moments:
+            return None
+        first_s, first_cpu_s = self._moments[0]
+        num_requests = int((rows["at_s"] >= first_s).sum())
+        return (self.read_cpu_s() - first_cpu_s) / num_requests if num_requests else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000.0
