@@ -47,6 +47,7 @@ from benchmarks.upstream_servers import Server, cores, tenant_server
 from gateway.settings.tree import load_settings
 from gateway.storage.open import open_database
 from gateway.tenants.amounts import LimitSpec
+from gateway.tenants.keys import Scopes
 from gateway.tenants.parts import key_store
 from gateway.tenants.records import KeyOrder
 
@@ -114,14 +115,14 @@ class Window:
 
 
 @contextlib.contextmanager
-def running(name: str, case: Case, *, core: int | None) -> Iterator[Way]:
-    """The case's gateway, with a database of its own."""
+def running(name: str, case: Case, *, core: int | None, root: Path = ROOT) -> Iterator[Way]:
+    """The case's gateway, of the checkout in `root`, with a database of its own."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder) / 'bench.db'}" if case.has_database else "none"
         options = (f"database_url={url}", *_PRICES, *case.settings)
         key = _new_key(options, case) if case.has_key else None
         flags = [word for option in options for word in ("--set", option)]
-        with tenant_server(name, flags, core=core) as server:
+        with tenant_server(name, flags, core=core, root=root) as server:
             yield Way(server=server, key=key)
 
 
@@ -130,7 +131,11 @@ def _new_key(options: Sequence[str], case: Case) -> str:
     database = open_database(settings)
     assert database is not None
     with contextlib.closing(database):
-        order = KeyOrder(name="bench", limits=_ALL_LIMITS if case.is_limited else LimitSpec())
+        order = KeyOrder(
+            name="bench",
+            scopes=Scopes(reads_metrics=True),
+            limits=_ALL_LIMITS if case.is_limited else LimitSpec(),
+        )
         return key_store(settings, database).create(order).text
 
 

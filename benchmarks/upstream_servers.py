@@ -49,9 +49,13 @@ class Server:
         finally:
             os.kill(self.pid, signal.SIGCONT)
 
-    def get(self, path: str) -> str:
-        """The text of a page of it."""
-        with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=10) as answer:
+    def get(self, path: str, *, key: str | None = None) -> str:
+        """The text of a page of it, asked for with a key where it wants one."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        url = f"http://{HOST}:{self.port}{path}"
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=10
+        ) as answer:
             return str(answer.read().decode())
 
 
@@ -96,24 +100,28 @@ def gateway_server(
     *,
     options: Sequence[str] = (*_NO_MODELS, *_NO_TENANTS),
     core: int | None = None,
+    root: Path = ROOT,
 ) -> Iterator[Server]:
-    """`outrider serve` with these tiers: name and URL, the same name again for replicas."""
+    """`outrider serve` with these tiers: name and URL, the same name again for replicas.
+
+    `root`: the checkout whose gateway runs.
+    """
     port = free_port()
     command = [sys.executable, "-m", "gateway.cli", "serve", "--host", HOST, "--port", str(port)]
     command += [word for name, url in tiers for word in ("--tier", f"{name}={url}")]
     command += ["--log-level", "WARNING", *options]
-    with _running(command, core=core) as (process, log):
+    with _running(command, core=core, root=root) as (process, log):
         yield _ready("outrider", process, port, "/ready", log)
 
 
 @contextlib.contextmanager
 def tenant_server(
-    name: str, options: Sequence[str], *, core: int | None = None
+    name: str, options: Sequence[str], *, core: int | None = None, root: Path = ROOT
 ) -> Iterator[Server]:
-    """A gateway over a mock engine (benchmarks/tenant_server.py)."""
+    """A gateway over a mock engine (benchmarks/tenant_server.py), of the checkout in `root`."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.tenant_server", "--port", str(port), *options]
-    with _running(command, core=core) as (process, log):
+    with _running(command, core=core, root=root) as (process, log):
         yield _ready(name, process, port, "/ready", log)
 
 
@@ -153,17 +161,18 @@ def _running(
     *,
     core: int | None,
     variables: Mapping[str, str] | None = None,
+    root: Path = ROOT,
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """The program on its core, until the context ends; also its log."""
     with tempfile.TemporaryFile() as log:
         with without_engine_environment():
             process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=root,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | dict(variables or {}),
+                env=os.environ | {"PYTHONPATH": str(root)} | dict(variables or {}),
             )
         if core is not None:
             os.sched_setaffinity(process.pid, {core})
@@ -194,10 +203,10 @@ def _ready(
     raise SystemExit(f"{name} did not get ready; the end of its log is above")
 
 
-def loop_lag(server: Server) -> dict[float, float]:
+def loop_lag(server: Server, *, key: str | None = None) -> dict[float, float]:
     """The gateway's event-loop lag so far: cumulated counts by upper bound in seconds."""
     pattern = re.compile(_LAG_METRIC + r'\{le="([^"]+)"\} (\S+)')
-    found = pattern.findall(server.get("/metrics"))
+    found = pattern.findall(server.get("/metrics", key=key))
     return {float(bound): float(count) for bound, count in found}
 
 
