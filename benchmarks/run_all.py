@@ -160,6 +160,12 @@ JOBS = (
         quick=("--requests", "0", "--repeats", "1", "--seconds", "2"),
     ),
     Job(
+        script="bench_gateway_time",
+        arguments=(),
+        quick=("--repeats", "1", "--seconds", "1"),
+    ),
+    Job(script="bench_loop_holds", arguments=(), quick=("--rounds", "2")),
+    Job(
         script="bench_largest_bodies",
         arguments=("--rounds", "3"),
         quick=("--rounds", "1", "--only", "tools"),
