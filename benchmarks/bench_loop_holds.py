@@ -147,7 +147,7 @@ async def measure(arguments: argparse.Namespace) -> dict[int, list[Asked]]:
     with tempfile.TemporaryDirectory() as folder:
         flags = {"database_url": f"sqlite:///{Path(folder) / 'bench.db'}"}
         settings = load_settings(flags=flags, environ={})
-        engine = MockEngine(max_context=200_000)
+        engine: Any = MockEngine(max_context=200_000)  # for a client of an engine
         await engine.start()
         app = build_app(await asyncio.to_thread(build_parts, settings, engine))
         async with started(app):
