@@ -43,7 +43,7 @@ from kernels.trees.tree_state import MAX_CAPACITY
 from kernels.upload import upload
 
 # The kernels name so many children of a node at most.
-_MAX_BRANCHING: Final = 8
+MAX_BRANCHING: Final = 8
 
 
 class DeviceCalibration:
@@ -142,7 +142,7 @@ class DeviceTrees:
     def _expand(self, logits: Tensor, sequence_index: Tensor, depth: Tensor) -> None:
         """Add the best children, ranked as the target will rank."""
         logits = logits[:, : self.vocab_size]
-        branching = min(self.config.max_branching, _MAX_BRANCHING, logits.shape[1])
+        branching = min(self.config.max_branching, MAX_BRANCHING, logits.shape[1])
         rows = self.sampling.rows(sequence_index.contiguous(), depth)
         best = top_tokens(logits, rows, branching, with_totals=True)
         assert best.log_totals is not None
@@ -159,7 +159,7 @@ class DeviceTrees:
         Their slots must be reserved in the sequences' views.
         """
         chosen = select_trees(self.state, num_nodes=num_nodes, caps=caps)
-        branching = min(self.config.max_branching, _MAX_BRANCHING)
+        branching = min(self.config.max_branching, MAX_BRANCHING)
         most = self.num_initial + branching * (1 + self.level * self.config.max_frontier)
         return Forest(
             sequences=[draft.sequence for draft in self.drafts],
@@ -201,7 +201,7 @@ def init_trees_on_device(
     The drafts' roots are computed in their views. vocab_size: of ids that both models know.
     num_levels: passes that are wanted behind the roots'; as many are made as there are slots for.
     """
-    width, branching = config.max_frontier, min(config.max_branching, _MAX_BRANCHING)
+    width, branching = config.max_frontier, min(config.max_branching, MAX_BRANCHING)
     levels = _reserve_levels(runner, drafts, num_levels, width)
     num_levels = max(levels)
     room = max(MAX_CAPACITY - branching * (1 + num_levels * width), 1)

@@ -1,9 +1,10 @@
 """One request of every kind before the first client's: kernels are compiled when first launched."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from engine.core import Engine
-from engine.request import EngineRequest, SamplingParams, Tier
+from engine.request import CascadeParams, EngineRequest, SamplingParams, Tier
 
 # A row of a decode, chunks of a prompt as they come; text that repeats lets every source guess.
 _PROMPT_LENGTHS = (5, 40, 300)
@@ -14,6 +15,7 @@ _KINDS = (
     SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.8, seed=1),
     SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.8, top_k=40, top_p=0.9, seed=2),
     SamplingParams(max_tokens=_MAX_TOKENS, presence_penalty=0.5),
+    SamplingParams(max_tokens=_MAX_TOKENS, repetition_penalty=1.1),
 )
 _PERIOD = 11
 # A salt of its own, so that no request finds these prompts in the prefix cache.
@@ -32,6 +34,10 @@ def warm_up(engine: Engine, on_progress: Callable[[int, int], None] | None = Non
         for request in batch:
             engine.submit(request)
         while engine.has_work:
+            engine.step()
+        for request in batch:  # those that might have escalated are held
+            engine.settle(request.request_id)
+        if engine.has_work:
             engine.step()
         done += len(batch)
         if on_progress is not None:
@@ -54,13 +60,23 @@ def warm_up_briefly(engine: Engine) -> None:
 
 
 def _requests(engine: Engine) -> Iterator[EngineRequest]:
-    tiers = engine.info().tiers
+    known = engine.info()
+    tiers = known.tiers
     vocab_size = min(info.vocab_size for info in tiers.values())
     for tier, info in tiers.items():
         for number, sampling in enumerate(_KINDS):
             wanted = _PROMPT_LENGTHS[number % len(_PROMPT_LENGTHS)]
             length = max(min(wanted, info.max_context - _MAX_TOKENS), 1)
             yield _request(f"{_CACHE_SALT}-{tier}-{number}", tier, length, vocab_size, sampling)
+    if known.speculation and len(tiers) > 1:
+        # Answers whose candidates are ranked for the other tier, and both models' distributions.
+        longest = min(own.max_context for own in tiers.values()) - _MAX_TOKENS
+        for number, sampling in enumerate(_KINDS):
+            name, length = f"{_CACHE_SALT}-both-{number}", max(min(_BRIEF_PROMPT, longest), 1)
+            plain = _request(name, "small", length, vocab_size, sampling)
+            yield replace(plain, may_escalate=True)
+            mixed = replace(plain, request_id=f"{name}-cascade", tier="large")
+            yield replace(mixed, cascade=CascadeParams(alpha=0.5))
 
 
 def _request(

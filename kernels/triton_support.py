@@ -52,6 +52,7 @@ __all__ = [
     "launch",
     "next_power_of_2",
     "num_multiprocessors",
+    "observe_launches",
     "record_launches",
     "rounded",
     "tl",
@@ -164,8 +165,34 @@ class Launch:
     num_warps: int
     num_stages: int
 
+    def variant(self) -> str:
+        """Return what Triton compiles apart: kernel, constants, and what it specialises for.
+
+        That is types, whether pointers and numbers are divisible by 16, and whether numbers are 1.
+        """
+        names = inspect.signature(self.kernel.fn).parameters
+        kinds = [
+            _specialised(value, is_count=name in _COUNTS)
+            for name, value in zip(names, self.args, strict=False)
+        ]
+        constants = sorted((name, str(value)) for name, value in self.constexprs.items())
+        own = (self.kernel.fn.__name__, self.num_warps, self.num_stages)
+        return " ".join(map(str, (*own, *kinds, *constants)))
+
+
+def _specialised(value: Any, *, is_count: bool) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {value.data_ptr() % 16 == 0}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = "int32" if -(2**31) <= value < 2**31 else "int64"
+        if is_count:
+            return size
+        return "1" if value == 1 else f"{size} {value % 16 == 0}"
+    return "None" if value is None else type(value).__name__
+
 
 _recorder: ContextVar[list[Launch] | None] = ContextVar("launch_recorder", default=None)
+_observer: ContextVar[Callable[[Launch], None] | None] = ContextVar("observer", default=None)
 _assumed_architecture: ContextVar[int | None] = ContextVar("assumed_architecture", default=None)
 
 
@@ -185,6 +212,16 @@ def record_launches(architecture: int) -> Iterator[list[Launch]]:
             _assumed_architecture.reset(tokens[1])
 
 
+@contextmanager
+def observe_launches(on_launch: Callable[[Launch], None]) -> Iterator[None]:
+    """Within the block, `on_launch` is told of each launch before it is made."""
+    token = _observer.set(on_launch)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
@@ -199,19 +236,21 @@ def launch(
     """
     if 0 in grid:
         return
-    recorder = _recorder.get()
-    if recorder is not None:
-        recorder.append(
-            Launch(
-                kernel=kernel,
-                grid=grid,
-                args=args,
-                constexprs=constexprs,
-                num_warps=num_warps,
-                num_stages=num_stages,
-            )
+    recorder, observer = _recorder.get(), _observer.get()
+    if recorder is not None or observer is not None:
+        own = Launch(
+            kernel=kernel,
+            grid=grid,
+            args=args,
+            constexprs=constexprs,
+            num_warps=num_warps,
+            num_stages=num_stages,
         )
-        return
+        if recorder is not None:
+            recorder.append(own)
+            return
+        assert observer is not None
+        observer(own)
     kernel[grid](*args, **constexprs, num_warps=num_warps, num_stages=num_stages)
 
 

@@ -24,7 +24,7 @@ from engine.trees.verdict import Verdict
 from kernels.sampling.sample import SamplingTable, top_tokens
 from kernels.trees.verify_tree import verify_forest
 from kernels.triton_support import uses_triton
-from kernels.upload import upload
+from kernels.upload import upload_all
 from verifier.cascade import UNDECIDED, cascade_choices
 
 
@@ -131,23 +131,27 @@ def _follow_on_device(
     by_target: Tensor | None,
 ) -> _Found:
     """The same with one copy to the host."""
-    flat = np.array(
+    flat = [
+        [token for tree in trees for token in tree.token_ids],
         [
-            [token for tree in trees for token in tree.token_ids],
-            [
-                parent if parent < 0 else start + parent
-                for tree, start in zip(trees, starts, strict=False)
-                for parent in tree.parent_index
-            ],
-            [depth for tree in trees for depth in tree.depth],
-            [index for index, tree in enumerate(trees) for _ in tree.token_ids],
+            parent if parent < 0 else start + parent
+            for tree, start in zip(trees, starts, strict=False)
+            for parent in tree.parent_index
         ],
-        dtype=np.int64,
-    )  # [4, num_nodes]
+        [depth for tree in trees for depth in tree.depth],
+        [index for index, tree in enumerate(trees) for _ in tree.token_ids],
+    ]  # [4, num_nodes]
+    columns = upload_all([np.array(column, dtype=np.int64) for column in flat], chosen.device)
     max_depth = max(max(tree.depth) for tree in trees)
     num_trees = len(trees)
     found = verify_forest(
-        chosen, *upload(flat, chosen.device), num_trees=num_trees, max_depth=max_depth
+        chosen,
+        columns[0],
+        columns[1],
+        columns[2],
+        columns[3],
+        num_trees=num_trees,
+        max_depth=max_depth,
     )
     parts = [found.accepted_path.reshape(-1), found.next_token]
     if by_target is not None:

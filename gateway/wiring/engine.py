@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from draft.budget import TreeBudget
+    from draft.config import DraftConfig
     from draft.token_map import TokenMap
     from draft.tree_drafter import TreeDrafter
     from engine.core import Engine
@@ -205,17 +206,17 @@ def compile_kernels(
     All kinds where kernels are compiled at their first launch, for which Triton takes a second or
     so each; otherwise a short one of each tier.
     """
+    from draft.tree_warm_up import warm_up_trees
     from engine.core import Engine
     from engine.warm_up import warm_up, warm_up_briefly
     from kernels.triton_support import uses_triton
     from verifier.coupled import CoupledVerifier
 
-    engine = Engine(
-        runners=runners,
-        verifier=CoupledVerifier(),
-        drafter=_build_drafter(settings, runners, None),
-    )
+    drafter = _build_drafter(settings, runners, None)
+    engine = Engine(runners=runners, verifier=CoupledVerifier(), drafter=drafter)
     if any(uses_triton(runner.device) for runner in runners.values()):
+        if drafter is not None:
+            warm_up_trees(_draft_config(settings), runners["small"].device)
         warm_up(engine, partial(_report, on_progress, "compiling kernels"))
     else:
         warm_up_briefly(engine)
@@ -407,21 +408,13 @@ def _build_drafter(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
 ) -> "TreeDrafter | None":
     """Build the small model as the large one's drafter, if both are loaded."""
-    from draft.config import DraftConfig
     from draft.tree_drafter import TreeDrafter
 
     options = settings.speculation
     if not options.enabled or len(runners) < len(TIERS):
         return None
     small, large = runners["small"], runners["large"]
-    config = DraftConfig(
-        max_draft_nodes=options.max_draft_nodes,
-        max_draft_depth=options.max_draft_depth,
-        max_text_depth=options.max_text_depth,
-        max_branching=options.max_branching,
-        max_frontier=options.max_frontier,
-        sources=options.sources,
-    )
+    config = _draft_config(settings)
     if allowed_difference(settings) is not None:
         token_map = _build_token_map(settings, runners)
         log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
@@ -433,6 +426,20 @@ def _build_drafter(
         config=config,
         budget=budget,
         device_target=large if grows_on_device else None,
+    )
+
+
+def _draft_config(settings: Settings) -> "DraftConfig":
+    from draft.config import DraftConfig
+
+    options = settings.speculation
+    return DraftConfig(
+        max_draft_nodes=options.max_draft_nodes,
+        max_draft_depth=options.max_draft_depth,
+        max_text_depth=options.max_text_depth,
+        max_branching=options.max_branching,
+        max_frontier=options.max_frontier,
+        sources=options.sources,
     )
 
 

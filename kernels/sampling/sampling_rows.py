@@ -6,11 +6,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from kernels.triton_support import jit, launch, tl, uses_triton
 
 # Fields begin at multiples of 16 bytes, so that kernels are compiled for one alignment only.
 _ALIGNED_WORDS: Final = 4
-_MAX_BLOCK: Final = 256
+_BLOCK: Final = 256
 
 
 def field_stride(num_rows: int) -> int:
@@ -142,10 +142,9 @@ def _launch_gather(
 ) -> Tensor:
     num_rows, stride = sequence_index.shape[0], field_stride(sequence_index.shape[0])
     words = parameters.new_empty(6 * stride)
-    block = min(next_power_of_2(num_rows), _MAX_BLOCK)
     launch(
         _gather_kernel,
-        (-(-num_rows // block),),
+        (-(-num_rows // _BLOCK),),
         words,
         parameters,
         noise_keys,
@@ -156,6 +155,6 @@ def _launch_gather(
         noise_keys.shape[0],
         noise_keys.shape[1],
         num_warps=1,
-        BLOCK=block,
+        BLOCK=_BLOCK,
     )
     return words

@@ -6,10 +6,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from kernels.triton_support import jit, launch, tl, uses_triton
 
 MAX_TREE_NODES: Final = 256
-_SCANNED_NODES: Final = 1024
+_SCANNED_NODES: Final = 256
 # A walk is a chain of short steps: within a warp each costs a few shuffles and no barrier.
 _NUM_WARPS: Final = 1
 
@@ -218,9 +218,10 @@ def _launch_walk(
         num_nodes,
         max_depth,
         num_warps=_NUM_WARPS,
-        SCANNED=min(next_power_of_2(num_nodes), _SCANNED_NODES),
-        NODES=min(next_power_of_2(num_nodes), MAX_TREE_NODES),
-        DEPTHS=next_power_of_2(max_depth + 1),
+        # The same for all trees: another shape would be compiled while streams wait.
+        SCANNED=_SCANNED_NODES,
+        NODES=MAX_TREE_NODES,
+        DEPTHS=MAX_TREE_NODES,
     )
     return ForestPaths(
         is_accepted=is_accepted.view(torch.bool),

@@ -16,7 +16,7 @@ def test_every_kind_is_served_alone_and_together_and_nothing_stays() -> None:
     engine.step = watched  # type: ignore[method-assign, assignment]
     warm_up(engine, lambda done, total: told.append((done, total)))
     assert_idle(engine)
-    total = 2 * len(TIERS) * 4
+    total = 2 * (5 * len(TIERS) + 2 * 5)  # alone and together; of both tiers at once
     assert told[-1] == (total, total)
     assert [done for done, _ in told[:-1]] == list(range(1, total // 2 + 1))
     assert min(sizes) == 1

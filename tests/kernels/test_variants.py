@@ -72,3 +72,19 @@ def test_a_mixed_load_launches_one_variant_of_each_kernel() -> None:
     variants = json.loads(answer.stdout)
     assert len(variants) >= 6
     assert {name for name, number in variants.items() if number > 1} == set()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_after_the_warm_up_a_mixed_load_launches_nothing_new() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.mixed_load"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    found = json.loads(answer.stdout.splitlines()[-1])
+    assert found["warm-up"] >= 40
+    assert found["load"] == []
