@@ -1,7 +1,7 @@
 """Heads on disk: what they take from the large model's checkpoint, and the files they become.
 
-EAGLE-3 heads are written as SpecForge and SafeAILab publish them, MTP modules with the names of
-Qwen3-Next's.
+EAGLE-3 heads are written as SpecForge and SafeAILab publish them, MTP modules, which stand alone
+here, as speculators does.
 """
 
 import json
@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draft.training.distill import DistillError
 from draft.training.head_model import HeadKind, HeadSizes, TargetEnds, TrainedHead
 from engine.errors import UnsupportedModelError
 from engine.model.config import ModelConfig
@@ -24,6 +25,12 @@ from engine.model.weights import CheckpointReader
 
 DEFAULT_DRAFT_VOCAB = 32000
 _WIDE = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+_SPECULATORS = {
+    "fc": "input_proj",
+    "pre_fc_norm_embedding": "token_layernorm",
+    "pre_fc_norm_hidden": "hidden_layernorm",
+    "norm": "final_layernorm",
+}
 _FROM_TARGET = {"hidden_norm.weight": "input_layernorm.weight"}
 # Of what stands beside copied weights, in parts of what it is at random.
 _BESIDE = 0.3
@@ -55,6 +62,7 @@ def head_sizes(kind: HeadKind, target: ModelConfig, draft_vocab_size: int) -> He
         tap_layers=default_taps(kind, target.num_layers),
         rope_theta=target.layers[0].rope.theta,
         norm_eps=target.norm_eps,
+        has_head_norms=kind == "mtp" and target.qk_norm == "head",
     )
 
 
@@ -122,7 +130,12 @@ def write_head(head: TrainedHead, target: Path, out: Path, dtype: torch.dtype) -
     if head.kind == "eagle3":
         tensors |= _vocabulary_tables(head, config.vocab_size)
     else:
-        tensors = {f"mtp.{name}": tensor for name, tensor in tensors.items()}
+        tensors = {_mtp_name(name): tensor for name, tensor in tensors.items()}
+        if config.norm_offset:
+            offset = config.norm_offset
+            tensors |= {
+                n: (t.float() - offset).to(dtype) for n, t in tensors.items() if t.ndim == 1
+            }
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_config(head, target, config, dtype), indent=2) + "\n"
     with tempfile.TemporaryDirectory(dir=out) as partial:
@@ -131,6 +144,44 @@ def write_head(head: TrainedHead, target: Path, out: Path, dtype: torch.dtype) -
         for file in Path(partial).iterdir():
             file.chmod(0o644)
             os.replace(file, out / file.name)
+
+
+def _mtp_name(name: str) -> str:
+    """What speculators calls a tensor of an MTP module."""
+    stem, _, rest = name.partition(".")
+    if stem == "layers":
+        return f"mtp_layers.0.{rest.removeprefix('0.')}"
+    return f"mtp_layers.0.{_SPECULATORS[stem]}.{rest}"
+
+
+def check_can_have_mtp(config: ModelConfig) -> None:
+    """Raise DistillError for a large model whose kind of layer cannot be trained here."""
+    rope = config.layers[-1].rope
+    obstacles = {
+        "biases": config.attention_bias or config.output_bias or config.mlp_bias,
+        "norms over rows of heads": config.qk_norm == "row",
+        "LayerNorm": config.norm_kind != "rms",
+        "gated attention": config.has_output_gate,
+        "sinks": config.has_sinks,
+        "windows": config.sliding_window is not None,
+        "recurrent layers": config.recurrence is not None,
+        "parallel layers": config.is_parallel,
+        "norms behind its parts": config.names.after_attention or config.names.after_mlp,
+        "fused projections": len(config.names.qkv) != 3,
+        f"{rope.rope_type} rotation": rope.rope_type != "default",
+        "partial rotation": rope.num_rotated != config.head_dim,
+        "scores of its own scale": config.attention_scale or config.attention_softcap,
+        "scaled outputs": (config.embedding_scale, config.residual_scale, config.logit_scale)
+        != (1.0, 1.0, 1.0)
+        or config.logit_softcap,
+        "another activation": config.activation != "silu",
+    }
+    if found := [name for name, is_there in obstacles.items() if is_there]:
+        raise DistillError(
+            f"{config.model_id} is {config.architecture}, with {', '.join(found)}: an MTP module "
+            "is a layer of the large model's kind, and this kind cannot be trained here. Train an "
+            "EAGLE-3 head: --kind eagle3."
+        )
 
 
 def _vocabulary_tables(head: TrainedHead, vocab_size: int) -> dict[str, Tensor]:
@@ -145,9 +196,17 @@ def _config(
     head: TrainedHead, folder: Path, target: ModelConfig, dtype: torch.dtype
 ) -> dict[str, Any]:
     sizes = head.sizes
-    architecture = "LlamaForCausalLMEagle3" if head.kind == "eagle3" else "LlamaMTP"
+    if head.kind == "mtp":
+        return {
+            "architectures": ["MTPSpeculator"],
+            "speculators_model_type": "mtp",
+            "dtype": str(dtype).removeprefix("torch."),
+            "num_nextn_predict_layers": 1,
+            "target_fingerprint": checkpoint_fingerprint(folder),
+            "transformer_layer_config": json.loads((folder / "config.json").read_text()),
+        }
     config: dict[str, Any] = {
-        "architectures": [architecture],
+        "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "attention_bias": False,
         "bos_token_id": target.bos_token_id,
@@ -170,7 +229,7 @@ def _config(
         "tie_word_embeddings": False,
         "vocab_size": target.vocab_size,
     }
-    if head.kind == "eagle3" and target.num_layers < 6:
+    if target.num_layers < 6:
         # SGLang's numbers name the layer that a hidden state comes out of, vLLM's the one behind.
         config["eagle_aux_hidden_state_layer_ids"] = list(sizes.tap_layers)
         config["eagle_config"] = {

@@ -17,6 +17,7 @@ from draft.training.head_distil import HeadReport, distil_head, frequent_tokens
 from draft.training.head_files import (
     DEFAULT_DRAFT_VOCAB,
     begin_from_target,
+    check_can_have_mtp,
     default_taps,
     head_sizes,
     read_target_ends,
@@ -129,6 +130,7 @@ def fresh_head(
 def _draft_vocab_size(job: HeadJob, target: ModelConfig) -> int:
     """Tokens of the head; raises DistillError for a number that cannot be."""
     if job.kind == "mtp":
+        check_can_have_mtp(target)
         if job.draft_vocab_size is not None:
             raise DistillError(
                 "--draft-vocab is for --kind eagle3; an MTP module has the large model's vocabulary"

@@ -17,6 +17,9 @@ from torch.nn import functional
 
 HeadKind = Literal["eagle3", "mtp"]
 
+# What fc adds of the taps before the last at the beginning, in parts of what is random otherwise.
+_OTHER_TAPS = 0.3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSizes:
@@ -34,6 +37,7 @@ class HeadSizes:
     tap_layers: tuple[int, ...]
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
+    has_head_norms: bool = False  # over each query and key head, as Qwen3 has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +92,37 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(in_size, key_size, bias=False)
         self.v_proj = nn.Linear(in_size, key_size, bias=False)
         self.o_proj = nn.Linear(query_size, sizes.hidden_size, bias=False)
+        self.q_norm = self.k_norm = None
+        if sizes.has_head_norms:
+            self.q_norm, self.k_norm = (
+                RmsNorm(sizes.head_dim, eps=sizes.norm_eps) for _ in range(2)
+            )
         self._num_kv_heads = sizes.num_kv_heads
         self._head_dim = sizes.head_dim
         rates = sizes.rope_theta ** -(torch.arange(0, sizes.head_dim, 2) / sizes.head_dim)
         self.register_buffer("_rates", rates, persistent=False)
 
-    def heads(self, product: Tensor, places: Tensor | None = None) -> Tensor:
-        """[batch, n, size] as [batch, kv heads, group, n, head_dim], turned by `places`."""
+    def queries(self, rows: Tensor, places: Tensor) -> Tensor:
+        """[batch, n, in_size] to [batch, kv heads, group, n, head_dim], turned by `places`."""
+        return self._turned(self._heads(self.q_proj(rows)), self.q_norm, places)
+
+    def keys(self, rows: Tensor, places: Tensor) -> Tensor:
+        """As `queries`, with groups of one."""
+        return self._turned(self._heads(self.k_proj(rows)), self.k_norm, places)
+
+    def values(self, rows: Tensor) -> Tensor:
+        """As `keys`, as they are."""
+        return self._heads(self.v_proj(rows))
+
+    def _heads(self, product: Tensor) -> Tensor:
         batch, length, _ = product.shape
         heads = product.view(batch, length, self._num_kv_heads, -1, self._head_dim)
-        heads = heads.permute(0, 2, 3, 1, 4)
-        if places is None:
-            return heads
+        return heads.permute(0, 2, 3, 1, 4)
+
+    def _turned(self, heads: Tensor, norm: "RmsNorm | None", places: Tensor) -> Tensor:
+        product = heads
+        if norm is not None:
+            heads = norm(heads)
         angles = places[:, None, None, :, None] * self._rates  # [batch, 1, 1, n, head_dim / 2]
         cos, sin = angles.cos(), angles.sin()
         first, second = heads.float().chunk(2, dim=-1)
@@ -194,8 +217,7 @@ class TrainedHead(nn.Module):
         features = self.features_of_taps(batch.taps)
         read, residual = self.layer_input(self._embed(token_ids[:, 1:]), features[:, :-1])
         attention = self.layer.self_attn
-        keys = attention.heads(attention.k_proj(read), places)
-        values = attention.heads(attention.v_proj(read))
+        keys, values = attention.keys(read, places), attention.values(read)
         is_later = places[:, None, :] > rows[:, :, None]  # [batch, num_rows, n - 1]
         masked = torch.zeros_like(is_later, dtype=torch.float32).masked_fill(is_later, -torch.inf)
         own: list[tuple[Tensor, Tensor]] = []  # keys and values of the levels behind the first
@@ -206,13 +228,8 @@ class TrainedHead(nn.Module):
             if level:
                 tokens = token_ids.gather(1, (rows + 1 + level).clamp(max=last))
                 read, residual = self.layer_input(self._embed(tokens), features)
-                own.append(
-                    (
-                        attention.heads(attention.k_proj(read), rows + level),
-                        attention.heads(attention.v_proj(read)),
-                    )
-                )
-            queries = attention.heads(attention.q_proj(read), rows + level)
+                own.append((attention.keys(read, rows + level), attention.values(read)))
+            queries = attention.queries(read, rows + level)
             attended = _attend(queries, (keys, values), masked, own)
             residual = residual + attention.o_proj(attended)
             residual = residual + self.layer.mlp(self.layer.post_attention_layernorm(residual))
@@ -256,6 +273,7 @@ class Eagle3Head(TrainedHead):
         self.norm = RmsNorm(width, eps=sizes.norm_eps)
         self.lm_head = nn.Linear(width, sizes.draft_vocab_size, bias=False)
         with torch.no_grad():
+            self.fc.weight[:, :-width] *= _OTHER_TAPS
             self.fc.weight[:, -width:] += torch.eye(width)
             self.norm.weight.copy_(ends.norm)
             self.lm_head.weight.copy_(ends.head[token_ids])

@@ -305,7 +305,7 @@ chain so deep is. Its vocabulary has {coverage:.2f} % of the tokens of these ans
 _HEAD_TITLES = {"eagle3": "An EAGLE-3 head", "mtp": "An MTP module"}
 _HEAD_LAYOUTS = {
     "eagle3": "The layout is the one of SpecForge and SafeAILab, which vLLM and SGLang read.",
-    "mtp": "Tensors have the names of Qwen3-Next's MTP module.",
+    "mtp": "The layout is the one of speculators.",
 }
 
 

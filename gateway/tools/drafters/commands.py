@@ -41,6 +41,7 @@ class DrafterKind(StrEnum):
 
     small = "small"
     eagle3 = "eagle3"
+    mtp = "mtp"
 
 
 LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
@@ -73,8 +74,9 @@ Train a drafter for a large model: a small model, or a head that reads its hidde
 The large model answers the prompts (or the data's answers are taken: --from-data), its next-token
 distributions are stored, and the drafter learns them. --kind small (the default) is a Llama of its
 own, which `outrider serve --small OUT` and transformers load. --kind eagle3 is one layer that reads
-hidden states of three of the large model's layers (`--drafter OUT`); these are stored, too. All
-steps can be interrupted and go on with --resume.
+hidden states of three of the large model's layers, --kind mtp one of the large model's own kind
+that reads the last (`--drafter OUT`); these are stored, too. All steps can be interrupted and go on
+with --resume.
 
 [bold]Examples[/bold]
 
@@ -103,7 +105,7 @@ def train(  # noqa: PLR0913 - a flag each
         typer.Option(min=1, help="eagle3: how many of the most frequent tokens it guesses."),
     ] = None,
     unroll: Annotated[
-        int | None, typer.Option(min=1, max=16, help="eagle3: levels that are trained; 7.")
+        int | None, typer.Option(min=1, max=16, help="eagle3, mtp: levels that are trained; 7.")
     ] = None,
     small: Annotated[
         str | None, typer.Option(help="Start from this checkpoint (same tokenizer).")
@@ -202,7 +204,7 @@ def train(  # noqa: PLR0913 - a flag each
 
             head_job = HeadJob(
                 **common,
-                kind="eagle3",
+                kind="eagle3" if kind is DrafterKind.eagle3 else "mtp",
                 draft_vocab_size=draft_vocab,
                 unroll=unroll or _DEFAULT_UNROLL,
             )
@@ -220,7 +222,7 @@ def _refuse_options(kind: DrafterKind, of_small: dict[str, Any], of_heads: dict[
     is_small = kind is DrafterKind.small
     given = [name for name, value in (of_heads if is_small else of_small).items() if value]
     if given:
-        others = "--kind eagle3" if is_small else "--kind small"
+        others = "--kind eagle3 and --kind mtp" if is_small else "--kind small"
         raise typer.BadParameter(
             f"{', '.join(given)}: for {others}; this is --kind {kind.value}. Leave it out."
         )

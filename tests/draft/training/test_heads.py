@@ -82,7 +82,7 @@ def test_taps_on_disk_are_the_large_models_hidden_states(
     assert not found[-1].any()  # nothing stands behind the last token
 
 
-@pytest.mark.parametrize("kind", ["eagle3"])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_the_written_head_computes_what_was_trained(
     kind: HeadKind, large: Path, runner: ModelRunner, tmp_path: Path
 ) -> None:
