@@ -21,14 +21,11 @@ MAX_LAYERS: Final = 64
 _MAX_TAPS: Final = 64
 _MAX_BLOCK: Final = 64
 """Rows of a block: what tree masks of the attention hold at least."""
-_GUESS_ONE: Final = ("eagle3", "mtp")
-"""Kinds that guess one token a pass."""
 _KIND_OF_ARCHITECTURE: Final[Mapping[str, HeadKind]] = {
     "LlamaForCausalLMEagle3": "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
     "PEagleDraftModel": "peagle",
     "DFlashDraftModel": "dflash",
-    "LlamaMTP": "mtp",
 }
 _KIND_OF_SPECULATOR: Final[Mapping[str, HeadKind]] = {
     "eagle3": "eagle3",
@@ -43,7 +40,12 @@ _SPECULATORS_FIELDS: Final = frozenset(
     (
         *("architectures", "auto_map", "dtype", "has_no_defaults_at_init", "model_type"),
         *("speculators_config", "speculators_model_type", "speculators_version", "torch_dtype"),
-        *("target_fingerprint", "tie_word_embeddings", "transformers_version"),
+        *(
+            "num_nextn_predict_layers",
+            "target_fingerprint",
+            "tie_word_embeddings",
+            "transformers_version",
+        ),
         *("aux_hidden_state_layer_ids", "block_size", "draft_vocab_size", "embed_requires_grad"),
         *("eagle_aux_hidden_state_layer_ids", "fc_norm", "mask_token_id", "norm_before_fc"),
         *("norm_before_residual", "norm_output", "sample_from_anchor"),
@@ -109,9 +111,22 @@ def read_head_config(folder: Path, target: TargetModel) -> HeadConfig:
     return found
 
 
-def is_own_layer(folder: Path) -> bool:
-    """True for an MTP head that speculators saved: a layer as the large model's own are."""
-    return (read_object(folder / "config.json") or {}).get("speculators_model_type") == "mtp"
+def is_saved_mtp(folder: Path, target: TargetModel) -> bool:
+    """True for an MTP head that speculators saved; raises HeadError for one of another model."""
+    raw = read_object(folder / "config.json") or {}
+    if raw.get("speculators_model_type") != "mtp":
+        return False
+    _check_speculators(folder, raw)
+    layers, config = raw["transformer_layer_config"], target.config
+    layers = layers.get("text_config") or layers
+    for name, own in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size)):
+        if isinstance(layers, dict) and layers.get(name, own) != own:
+            raise HeadError(
+                f"{folder} was trained for a model with {name} = {str(layers[name])[:50]}, but "
+                f"{config.model_id} has {own}. Name a drafter that was trained for this model."
+            )
+    _check_fingerprint(folder, raw.get("target_fingerprint"), target)
+    return True
 
 
 def _read(folder: Path, raw: dict[str, Any], target: ModelConfig) -> HeadConfig:
@@ -248,8 +263,6 @@ def _taps(
     speculators numbers them as we do; SpecForge and DFlash name layers by what they put out.
     """
     last = target.num_layers
-    if kind == "mtp":
-        return (last,)
     nested = (options.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     dflash = (options.get("dflash_config") or {}).get("target_layer_ids")
     stated = options.get("eagle_aux_hidden_state_layer_ids") or options.get(
@@ -275,7 +288,7 @@ def _taps(
 
 def _block_size(folder: Path, kind: HeadKind, options: Mapping[str, Any]) -> int:
     """Return the rows of a block; speculators states P-EAGLE's as tokens to be guessed."""
-    if kind in _GUESS_ONE:
+    if kind == "eagle3":
         return 1
     size = options.get("block_size")
     if size is None:
@@ -303,16 +316,21 @@ def _check_target(folder: Path, found: HeadConfig, target: TargetModel) -> None:
             f"{folder}: draft_vocab_size = {found.layers.vocab_size} is not a number from 1 to the "
             f"vocabulary's {config.vocab_size}."
         )
-    stated = found.target_fingerprint
-    if stated is not None and stated != target.fingerprint:
-        raise HeadError(
-            f"{folder} was trained for a checkpoint with the fingerprint {str(stated)[:50]}, but "
-            f"{config.model_id} has {target.fingerprint}. Train a drafter for this checkpoint, or, "
-            "if it computes the same, delete target_fingerprint from the drafter's config.json."
-        )
+    _check_fingerprint(folder, found.target_fingerprint, target)
     mask = found.mask_token_id
-    if found.kind not in _GUESS_ONE and not (type(mask) is int and 0 <= mask < config.vocab_size):
+    if found.kind != "eagle3" and not (type(mask) is int and 0 <= mask < config.vocab_size):
         raise HeadError(
             f"{folder}: mask_token_id = {str(mask)[:50]} is no token of {config.model_id}, whose "
             f"ids go to {config.vocab_size - 1}; config.json has to state the one of training."
+        )
+
+
+def _check_fingerprint(folder: Path, stated: object, target: TargetModel) -> None:
+    """Raise HeadError for a head that states another checkpoint than the large model's."""
+    if stated is not None and stated != target.fingerprint:
+        raise HeadError(
+            f"{folder} was trained for a checkpoint with the fingerprint {str(stated)[:50]}, but "
+            f"{target.config.model_id} has {target.fingerprint}. Train a drafter for this "
+            "checkpoint, or, if it computes the same, delete target_fingerprint from the "
+            "drafter's config.json."
         )

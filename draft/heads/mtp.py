@@ -119,17 +119,14 @@ def read_mtp(
     target: TargetModel,
     *,
     is_alone: bool = False,
-    layer: ModelConfig | None = None,
     max_context: int | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> DecoderHead:
     """Read the MTP head of a large model from its checkpoint, or, `is_alone`, from its own folder.
 
-    layer: the description of the layer of one that stands alone, in the names of Qwen3-Next; None
-    for one that speculators saved, whose layer is as the large model's are. Raises HeadError where
-    there is none, and UnsupportedModelError for a file that is damaged.
+    Raises HeadError where there is none, and UnsupportedModelError for a file that is damaged.
     """
-    for style, prefix in _places(target.config, is_alone=is_alone and layer is None):
+    for style, prefix in _places(target.config, is_alone=is_alone):
         renamed = style.renamed(prefix)
         with HeadReader(
             folder,
@@ -139,8 +136,7 @@ def read_mtp(
             on_progress=on_progress,
         ) as reader:
             if _PROJECTION in reader:
-                config = _layer_config(reader) if layer is None else layer
-                return _read(reader, style, config, max_context)
+                return _read(reader, style, max_context)
     raise HeadError(
         f"{folder} has no MTP head: none of its tensors is called mtp.fc.weight or "
         f"model.layers.{target.config.num_layers}.eh_proj.weight. Name a drafter's folder or hub "
@@ -157,9 +153,8 @@ def _places(config: ModelConfig, *, is_alone: bool) -> list[tuple[_Style, str]]:
     return [(_QWEN, "mtp."), *((_LAST_LAYER, prefix + behind) for prefix in prefixes)]
 
 
-def _read(
-    reader: HeadReader, style: _Style, config: ModelConfig, max_context: int | None
-) -> DecoderHead:
+def _read(reader: HeadReader, style: _Style, max_context: int | None) -> DecoderHead:
+    config = _layer_config(reader)
     layers = layer_reader(reader, config)
     parts = HeadParts(
         kind="mtp",

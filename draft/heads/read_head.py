@@ -7,7 +7,7 @@ import torch
 
 from draft.heads.dflash import read_dflash
 from draft.heads.eagle3 import read_eagle3
-from draft.heads.head_config import is_own_layer, read_head_config
+from draft.heads.head_config import is_saved_mtp, read_head_config
 from draft.heads.mtp import read_mtp
 from draft.heads.protocol import HeadError, HeadModel, TargetModel
 from engine.errors import UnsupportedModelError
@@ -73,15 +73,10 @@ def _read_folder(
     on_progress: ProgressCallback | None,
 ) -> HeadModel:
     folder = resolve_checkpoint(path)
-    config = None if is_own_layer(folder) else read_head_config(folder, target)
-    if config is None or config.kind == "mtp":
+    if is_saved_mtp(folder, target):
         return read_mtp(
-            folder,
-            target,
-            is_alone=True,
-            layer=None if config is None else config.layers,
-            max_context=max_context,
-            on_progress=on_progress,
+            folder, target, is_alone=True, max_context=max_context, on_progress=on_progress
         )
+    config = read_head_config(folder, target)
     read_one = read_dflash if config.kind == "dflash" else read_eagle3
     return read_one(folder, config, target, max_context=max_context, on_progress=on_progress)

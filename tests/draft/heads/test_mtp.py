@@ -165,30 +165,21 @@ def test_a_head_that_speculators_saved(tmp_path: Path) -> None:
     twins = Twins(tmp_path, "qwen3")
     target = DecoderModel.load(str(twins.large))
     tensors = twins.named(SPECULATORS, "mtp_layers.0.", "mtp_layers.0.")
-    path = write_head(tmp_path / "head", tensors, {"speculators_model_type": "mtp"})
-    check(twins, read_head(path, target), target, feeds_normed=True)
-
-
-def test_a_trained_head_has_a_layer_of_its_own(tmp_path: Path) -> None:
-    """As outrider draft train writes it: a plain layer for a large model of another kind."""
-    twins = Twins(tmp_path, "llama2")
-    target_folder = tmp_path / "target"
-    save_hf_model("qwen3", target_folder)
-    target = DecoderModel.load(str(target_folder))
-    fields = twins.other.config.to_dict()
     config = {
-        **fields,
-        "architectures": ["LlamaMTP"],
-        "num_hidden_layers": 1,
+        "speculators_model_type": "mtp",
+        "num_nextn_predict_layers": 1,
         "target_fingerprint": target.fingerprint,
+        "transformer_layer_config": twins.other.config.to_dict(),
     }
-    path = write_head(tmp_path / "head", twins.named(QWEN, "mtp.", "mtp.layers.0."), config)
-    head = read_head(path, target)
-    assert (head.kind, head.tap_layers) == ("mtp", (3,))
-    check(twins, head, target, feeds_normed=True)
-    config["target_fingerprint"] = "0" * 16
+    path = write_head(tmp_path / "head", tensors, config)
+    check(twins, read_head(path, target), target, feeds_normed=True)
+    write_head(tmp_path / "head", tensors, {**config, "target_fingerprint": "0" * 16})
     with pytest.raises(HeadError, match="delete target_fingerprint"):
-        read_head(write_head(tmp_path / "head", {}, config), target)
+        read_head(path, target)
+    config["transformer_layer_config"]["hidden_size"] = 128
+    write_head(tmp_path / "head", tensors, config)
+    with pytest.raises(HeadError, match=r"hidden_size = 128, but .* has 64"):
+        read_head(path, target)
 
 
 def test_a_checkpoint_without_one(tmp_path: Path) -> None:
