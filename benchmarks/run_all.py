@@ -140,6 +140,11 @@ JOBS = (
         arguments=("--num-prompts", "500", "--num-latency", "16"),
         quick=("--quick",),
     ),
+    Job(
+        script="bench_drafters",
+        arguments=("--steps", "199", "--prompts", "2200", "--held-out", "120"),
+        quick=("--steps", "10", "--prompts", "100", "--held-out", "20"),
+    ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
     Job(script="bench_quality", arguments=(), quick=("--num-tasks", "48")),
