@@ -300,7 +300,8 @@ def test_a_refusal_of_the_small_server_is_not_the_last_word(make: Make) -> None:
 
 def test_when_the_server_breaks_off_the_cloud_goes_on(make: Make) -> None:
     script = MockScript(pieces=DEVICE.pieces, toxic=Toxic(kind="reset", after_events=3))
-    with make(PlannedWatch("commit", at=1), device=script, tier={"server": "vllm"}) as world:
+    with make(PlannedWatch("commit", at=1), tier={"server": "vllm"}) as world:
+        world.clouds[-1].script = script  # not of the probe at the start, which would be repeated
         stream = world.stream()
         assert stream.text.startswith("".join(DEVICE.pieces[:2]))
         assert stream.report["tier"] == "cloud"
@@ -309,7 +310,8 @@ def test_when_the_server_breaks_off_the_cloud_goes_on(make: Make) -> None:
 
 def test_a_client_that_leaves_while_text_is_held_leaves_nothing_running(make: Make) -> None:
     script = MockScript(pieces=DEVICE.pieces, gap_s=5.0)
-    with make(PlannedWatch("commit"), device=script) as world:
+    with make(PlannedWatch("commit")) as world:
+        world.clouds[-1].script = script  # not of the probe at the start
 
         def leave() -> None:
             try:
