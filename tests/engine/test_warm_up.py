@@ -19,7 +19,7 @@ def test_every_kind_is_served_alone_and_together_and_nothing_stays() -> None:
     total = 2 * (5 * len(TIERS) + 2 * 5)  # alone and together; of both tiers at once
     assert told[-1] == (total, total)
     assert [done for done, _ in told[:-1]] == list(range(1, total // 2 + 1))
-    assert min(sizes) == 1
+    assert min(size for size in sizes if size) == 1  # a step of none sends what was settled
     assert max(sizes) == total // 2
     counters = engine.stats().tiers
     assert all(counters[tier].num_output_tokens >= total // 2 * 12 for tier in TIERS)
