@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.protocols import DraftModel
+
 # How far text is believed where the small model could be asked as well.
 MOST_BELIEVED = 0.7
 
@@ -153,7 +155,7 @@ class StepBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBudget:
-    """Decides from the two models' pass times.
+    """Decides from the models' pass times; head_pass_s: of a head, where one drafts.
 
     A step with guesses takes longer than a plain one, and a stream stands still meanwhile. It may
     take `max_stretch` times as long: in company a stream whose own guesses fail waits for the
@@ -165,12 +167,14 @@ class TreeBudget:
 
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
+    head_pass_s: PassTimeEstimate | None = None
     max_stretch: float = 1.3
     unseen_s: float = 0.08
     unseen_in_company_s: float = 0.02
 
     def of_step(
         self,
+        model: DraftModel = "small",
         *,
         num_sequences: int,
         context: float,
@@ -178,12 +182,12 @@ class TreeBudget:
         level_host_s: float = 0.0,
         beside_s: float = 0.0,
     ) -> StepBudget:
-        """The budget of one step; see `StepBudget`."""
+        """The budget of one step that `model` drafts in; see `StepBudget`."""
         plain_s = beside_s + self.target_pass_s(num_sequences, context)
         unseen_s = self.unseen_s if num_sequences <= _FEW else self.unseen_in_company_s
         return StepBudget(
             target_pass_s=self.target_pass_s,
-            draft_pass_s=self.draft_pass_s,
+            draft_pass_s=(self.head_pass_s if model == "head" else None) or self.draft_pass_s,
             num_sequences=num_sequences,
             context=context,
             base_tokens=base_tokens,

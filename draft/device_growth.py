@@ -64,11 +64,15 @@ class DeviceGrowth:
         self._forecast = TreeForecast()  # of all sequences: where a new one begins
 
     def grow(
-        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float = 0.0,
     ) -> Proposal:
         """Grow plain sequences' trees on the device, the others on the host; see `Growth`."""
         self._steps.begin([draft.sequence.request_id for draft in drafts])
-        trees, spent_s = yield from self._run_passes(growers, drafts, step)
+        trees, spent_s = yield from self._run_passes(growers, drafts, step, spent_s)
         chosen = self._choose_nodes(trees, drafts, step, spent_s)
         self._levels.end()
         if step is not None:
@@ -110,11 +114,14 @@ class DeviceGrowth:
         return Trees(host=select_nodes(drafts, floor), forest=forest)
 
     def _run_passes(
-        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float,
     ) -> Generator[DraftPass, DraftLogits, tuple[DeviceTrees | None, float]]:
         """Run draft passes; return the trees on the device and the passes' expected seconds."""
         self._levels.poll()
-        spent_s = 0.0
         trees: DeviceTrees | None = None
         slices = self._model.catch_up_slices(growers)
         # A chunk of a text that does not reach its root yet is the host's affair.

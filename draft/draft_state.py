@@ -8,7 +8,7 @@ from draft.growing_tree import GrowingTree
 from draft.token_map import TokenMap
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice
-from engine.protocols import Verdict
+from engine.protocols import DraftModel, Verdict
 from engine.request import Source
 from engine.sequences.sequence import Sequence
 
@@ -18,8 +18,9 @@ class DraftState:
     """A sequence's draft view and, from its proposal until its verdict, its tree.
 
     view: None before the first draft pass and after its blocks were reclaimed. partial_tokens: the
-    end of a catch-up chunk in flight that does not reach the root, else 0. was_asked: whether the
-    small model has made guesses in this step. old_token_ids: what an adopted view holds while it
+    end of a catch-up chunk in flight that does not reach the root, else 0. model: which one drafts
+    in this step; was_asked: whether it has made guesses. acceptance: of the small model's best
+    guesses, head_acceptance: of the head's. old_token_ids: what an adopted view holds while it
     has not been compared with the text since then, None when it holds the text.
     """
 
@@ -28,11 +29,17 @@ class DraftState:
     view: KVView | None = None
     tree: GrowingTree | None = None
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+    head_acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+    model: DraftModel = "small"
     forecast: TreeForecast | None = None
     partial_tokens: int = 0
     was_asked: bool = False
     old_token_ids: list[int] | None = None
     _draft_ids: list[int] = field(default_factory=list)
+
+    def acceptance_of(self, model: DraftModel) -> AcceptanceEstimate:
+        """How often a model's best guess is right."""
+        return self.head_acceptance if model == "head" else self.acceptance
 
     @property
     def num_missing_tokens(self) -> int:
@@ -189,6 +196,12 @@ class Draft:
         return self.state.sequence
 
     @property
+    def acceptance(self) -> AcceptanceEstimate:
+        """How often the best guess is right of the model that drafts in this step."""
+        return self.state.acceptance_of(self.state.model)
+
+    @property
     def may_ask_model(self) -> bool:
-        """True if the small model may add to the tree."""
-        return "model" in self.sources and min(self.tree.max_nodes, self.tree.max_depth) > 0
+        """True if the model that drafts in this step may add to the tree."""
+        source: Source = "head" if self.state.model == "head" else "model"
+        return source in self.sources and min(self.tree.max_nodes, self.tree.max_depth) > 0

@@ -38,10 +38,11 @@ def _agreed(first: float, second: float) -> float:
 class Candidate:
     """A guess.
 
-    sources: its origins (`SOURCE_BIT`). model_confidence is the small model's, text_confidence the
-    highest of the others'; `confidence` is what they come to together, and `evidence` the sources
-    and `MODEL_SILENT`. edge_prob: the chance that it is right where its parent was; path_prob: that
-    its whole path is accepted. `covered` is the sum of its children's edge probabilities.
+    sources: its origins (`SOURCE_BIT`). model_confidence is the drafting model's, text_confidence
+    the highest of the others'; `confidence` is what they come to together, and `evidence` the
+    sources and `MODEL_SILENT`. edge_prob: the chance that it is right where its parent was;
+    path_prob: that its whole path is accepted. `covered` is the sum of its children's edge
+    probabilities.
     `offset` and `mask`: its place behind the root's slot in the draft view and the slots it sees
     (bit 0 is the root); None and 0 until the small model has computed it.
     """
@@ -72,6 +73,8 @@ class GrowingTree:
     Candidate 0 is the root. `max_depth` bounds what the small model adds. `num_slots` counts the
     draft slots in use, the root's included, and `num_passes` the small passes that computed them:
     at most `max_depth`. `kept_logits`: of computed candidates, where `keeps_logits` asks for them.
+    `model_bit`: the source that the drafting model is. `is_stepwise`: it can only compute a node
+    whose parent is computed, as a head can, whose rows carry what the parent's gave.
     """
 
     root_token_id: int
@@ -80,6 +83,8 @@ class GrowingTree:
     max_depth: int
     calibrate: Calibrate = as_confident
     keeps_logits: bool = False
+    model_bit: int = _MODEL
+    is_stepwise: bool = False
     candidates: list[Candidate] = field(default_factory=list)
     frontier: list[int] = field(default_factory=list)
     num_slots: int = 1
@@ -167,7 +172,7 @@ class GrowingTree:
         for node, found in zip(self.frontier, children, strict=True):
             self.candidates[node].is_expanded = True
             for token_id, confidence in found:
-                self._add_child(node, token_id, confidence, _MODEL)
+                self._add_child(node, token_id, confidence, self.model_bit)
             self._share_out(node)
         self.frontier = []
         return list(range(first_new, len(self.candidates)))
@@ -188,7 +193,7 @@ class GrowingTree:
             )
         found = self.candidates[child]
         found.sources |= source_bit
-        if source_bit == _MODEL:
+        if source_bit == self.model_bit:
             found.model_confidence = confidence
         else:
             found.text_confidence = max(found.text_confidence, confidence)
@@ -251,12 +256,10 @@ class GrowingTree:
         for path_prob, node in self.ranked()[: self.max_nodes - 1]:
             if path_prob < min_path_prob:
                 break
-            candidate = candidates[node]
-            is_closed = candidate.is_expanded or candidate.is_forced
-            if is_closed or candidate.depth >= self.max_depth:
+            if not self._is_open(candidates[node]):
                 continue
             # What only text says is worth a look of the model, however sure it seems.
-            gain = path_prob * (1.0 - min(candidate.covered, MOST_BELIEVED))
+            gain = path_prob * (1.0 - min(candidates[node].covered, MOST_BELIEVED))
             if gain >= min_path_prob and gain > 0.0:
                 worthy.append((-gain, node))
         worthy.sort()
@@ -276,6 +279,12 @@ class GrowingTree:
             # A cascade emits a token behind every accepted node that the small model has computed.
             gains = [candidates[node].path_prob for node in self.frontier]
         return gains
+
+    def _is_open(self, candidate: Candidate) -> bool:
+        """True if the drafting model may name a candidate's children."""
+        if candidate.is_expanded or candidate.is_forced or candidate.depth >= self.max_depth:
+            return False
+        return not self.is_stepwise or self.candidates[candidate.parent].offset is not None
 
     def _missing(self, node: int) -> list[int]:
         """Return those of the node and its ancestors that no pass computes yet, root first."""

@@ -14,12 +14,19 @@ from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
 
 
 class Growth(Protocol):
-    """Grows the trees of a step by passes of the small model."""
+    """Grows the trees of a step by passes of a model that drafts."""
 
     def grow(
-        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float = 0.0,
     ) -> Proposal:
-        """Grow the trees of `growers`; return the likeliest nodes of all `drafts`."""
+        """Grow the trees of `growers`; return the likeliest nodes of all `drafts`.
+
+        spent_s: of this step's draft passes by another model.
+        """
 
     def beside_s(self, num_sequences: int) -> float:
         """Return the seconds of a step that neither its levels nor its large pass take."""
@@ -48,28 +55,32 @@ class HostGrowth:
         """Nothing is learnt from whole steps."""
 
     def grow(
-        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float = 0.0,
     ) -> Proposal:
         """Run draft passes while one is worth its time; see `Growth`."""
-        spent_s = yield from self._run_passes(growers, drafts, step)
+        spent_s = yield from self.run_passes(growers, drafts, step, spent_s)
         return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
 
-    def _run_passes(
-        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    def run_passes(
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float = 0.0,
     ) -> Generator[DraftPass, DraftLogits, float]:
-        """Run draft passes while one is worth its time; returns their expected seconds."""
-        spent_s = 0.0
+        """Run draft passes while one is worth its time; returns the expected seconds of all."""
         slices = self._model.catch_up_slices(growers)
         while slices:
             num_rows = sum(len(piece.token_ids) for _, piece in slices)
             num_trees, begun_s = len(slices), self._clock()
             if step is not None:
                 spent_s += step.level_s(num_rows)
-            logits = yield DraftPass(
-                slices=[piece for _, piece in slices],
-                owners=[draft.sequence for draft, _ in slices],
-            )
-            self._model.receive(slices, logits.of_slices)
+            logits = yield self._model.draft_pass(slices)
+            self._model.receive(slices, logits.of_slices, logits.hidden)
             slices = self._model.next_slices(self.next_level(growers, drafts, step, spent_s))
             if step is not None:
                 pass_s = step.draft_pass_s(num_rows, step.context)
@@ -88,14 +99,14 @@ class HostGrowth:
         growing: list[Draft] = []
         gained, num_rows = 0.0, 0
         for draft in growers:
-            if draft.state.view is None or not draft.may_ask_model:
+            if not self._model.can_grow(draft) or not draft.may_ask_model:
                 continue
             gains = draft.tree.choose_frontier(
                 max_frontier=config.max_frontier, min_path_prob=config.min_path_prob
             )
             if gains:
                 # A cascade says something behind every node that is computed.
-                chance = 1.0 if draft.needs_root else draft.state.acceptance.value
+                chance = 1.0 if draft.needs_root else draft.acceptance.value
                 gained += sum(gains) * chance * draft.urgency
                 num_rows += draft.tree.num_frontier_rows
                 growing.append(draft)

@@ -8,8 +8,8 @@ from draft.calibration import EdgeCalibration
 from draft.draft_state import DraftState
 from draft.growing_tree import Calibrate, GrowingTree
 from draft.grown_trees import JudgedGuess
+from engine.protocols import DraftModel
 from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import SOURCE_BIT
 
 _MAX_CALIBRATIONS: Final = 64
 
@@ -17,7 +17,8 @@ _MAX_CALIBRATIONS: Final = 64
 class Lessons:
     """Learns from every guess whose parent was accepted, whether the guess was verified or not.
 
-    acceptance: of all sequences, the value at which a new one begins. An adapter moves the large
+    acceptance: of all sequences, the value at which a new one begins; head_acceptance: the same of
+    a head's guesses. An adapter moves the large
     model away from the small one by its own measure, so each has a calibration of its own where
     trees grow on the host; `calibration` is the base's, and that of all trees on the device.
     """
@@ -25,6 +26,7 @@ class Lessons:
     def __init__(self, calibration: EdgeCalibration) -> None:
         self.calibration = calibration
         self.acceptance = AcceptanceEstimate()
+        self.head_acceptance = AcceptanceEstimate()
         self._of_adapters: OrderedDict[str, EdgeCalibration] = OrderedDict()
 
     def calibrate(self, sequence: Sequence) -> Calibrate:
@@ -45,13 +47,17 @@ class Lessons:
             self._of_adapters.popitem(last=False)
         return found
 
+    def acceptance_of(self, model: DraftModel) -> AcceptanceEstimate:
+        """Of all sequences, how often a model's best guess is right."""
+        return self.head_acceptance if model == "head" else self.acceptance
+
     def learn_tree(self, state: DraftState, tree: GrowingTree, emitted: list[int]) -> None:
         """Learn from the verdict on a tree that grew on the host."""
         if state.was_asked:
             named = [
                 tree.candidates[child]
                 for child in tree.candidates[0].children.values()
-                if tree.candidates[child].sources & SOURCE_BIT["model"]
+                if tree.candidates[child].sources & tree.model_bit
             ]
             best = max(named, key=lambda guess: guess.model_confidence, default=None)
             self.learn_first(state, None if best is None else best.token_id, emitted)
@@ -77,8 +83,9 @@ class Lessons:
         )
 
     def learn_first(self, state: DraftState, best: int | None, emitted: list[int]) -> None:
-        """Note whether the small model's best guess behind the root was right."""
-        if emitted:
-            was_right = best == emitted[0]
-            state.acceptance.observe(was_right)
-            self.acceptance.observe(was_right)
+        """Note whether the best guess behind the root was right of the model that drafted."""
+        if not emitted:
+            return
+        was_right = best == emitted[0]
+        state.acceptance_of(state.model).observe(was_right)
+        self.acceptance_of(state.model).observe(was_right)

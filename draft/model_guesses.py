@@ -10,6 +10,7 @@ from draft.draft_state import Draft
 from draft.token_map import TokenMap
 from engine.cache.block_pool import OutOfBlocksError
 from engine.passes.runner import ForwardSlice, ModelRunner
+from engine.protocols import DraftPass
 from engine.sequences.sampling import RowGroup, perturbed_scores
 from kernels.sampling.likeliest import likeliest_tokens
 
@@ -38,6 +39,16 @@ class ModelGuesses:
         self._make_room = make_room
         self._on_new = on_new
 
+    def can_grow(self, draft: Draft) -> bool:
+        """True unless the draft's view was taken away."""
+        return draft.state.view is not None
+
+    def draft_pass(self, slices: Slices) -> DraftPass:
+        """The pass of these slices."""
+        return DraftPass(
+            slices=[piece for _, piece in slices], owners=[draft.sequence for draft, _ in slices]
+        )
+
     def catch_up_slices(self, growers: SequenceOf[Draft]) -> Slices:
         """The first pass: all tokens that the small model lacks, the root last.
 
@@ -52,6 +63,7 @@ class ModelGuesses:
                 state.view = self._runner.new_view(draft.sequence.request.cache_salt)
                 state.view.match_prefix(state.draft_ids())
             state.rewind()
+            draft.tree.max_depth = min(draft.tree.max_depth, self.num_positions(draft))
             num_tokens = min(state.num_missing_tokens, max(budget, 1))
             num_slots = state.view.num_computed_tokens + num_tokens
             if self._reserve(draft, num_slots):
@@ -61,6 +73,11 @@ class ModelGuesses:
                 draft.tree.stop()
         # A cascade's root may have taken the place of a draft whose slice was there already.
         return [(draft, piece) for draft, piece in slices if draft.state.view is piece.view]
+
+    def num_positions(self, draft: Draft) -> int:
+        """Levels that a tree may have before the small model's longest context ends."""
+        assert self._runner.max_context is not None
+        return self._runner.max_context - len(draft.sequence.token_ids)
 
     def next_slices(self, growing: SequenceOf[Draft]) -> Slices:
         """The chosen frontiers of these trees."""
@@ -96,8 +113,8 @@ class ModelGuesses:
             return False
         return True
 
-    def receive(self, slices: SequenceOf[tuple[Draft, ForwardSlice]], logits: Tensor) -> None:
-        """Turn a pass's logits into children of the frontiers."""
+    def receive(self, slices: Slices, logits: Tensor, hidden: Tensor | None = None) -> None:
+        """Turn a pass's logits into children of the frontiers; hidden: what a head reads."""
         growing: list[Draft] = []
         keep: list[int] = []
         row = 0

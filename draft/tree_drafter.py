@@ -1,4 +1,4 @@
-"""Trees of guesses from the small model, earlier text, predictions and grammars."""
+"""Trees of guesses from models that draft, earlier text, predictions and grammars."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,11 @@ from draft.config import DraftConfig
 from draft.device_growth import DeviceGrowth
 from draft.draft_state import Draft, DraftState
 from draft.growing_tree import MAX_TREE_SLOTS, GrowingTree
+from draft.head_guesses import HeadGuesses
+from draft.head_texts import Head, HeadTexts
 from draft.host_growth import Growth, HostGrowth
 from draft.lessons import Lessons
+from draft.model_choice import ModelChoice
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
 from draft.step_paces import StepPaces
@@ -21,7 +24,7 @@ from draft.text_sources import TextSources
 from draft.token_map import TokenMap
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ModelRunner
-from engine.protocols import Proposal, Trees, Verdict
+from engine.protocols import DraftModel, FeatureReader, Proposal, Trees, Verdict
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
 from engine.trees.token_tree import SOURCE_BIT, TokenTree
@@ -35,19 +38,24 @@ _WORTH_FORCING = 0.1
 
 
 class TreeDrafter:
-    """Drafts with the small model that also answers: same weights, same passes, own KV views.
+    """Drafts with the small model that also answers, with a head of the large model, or with both.
 
+    The small model: same weights, same passes, own KV views. A head: own passes, over the hidden
+    states that the large model's passes yield. Where there are both, one of them drafts for a
+    sequence in a step (`ModelChoice`).
     Text and grammars make guesses for nothing; all guesses of a sequence share one prefix tree, and
     all trees of a step one budget. A view that has fallen behind (drafting was off, or guesses were
     accepted that the small model never computed) catches up in the first pass of a proposal.
-    `token_map`: for a small model with another vocabulary. `clock`: seconds, as the engine's.
-    `device_target`: the large model's runner where trees grow on the device (`DeviceGrowth`).
+    `runner`: the small model's, None where it does not draft. `token_map`: for a small model with
+    another vocabulary. `clock`: seconds, as the engine's. `device_target`: the large model's runner
+    where the small model's trees grow on the device (`DeviceGrowth`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a drafter
         self,
         *,
-        runner: ModelRunner,
+        runner: ModelRunner | None,
+        head: Head | None = None,
         config: DraftConfig | None = None,
         budget: TreeBudget | None = None,
         token_map: TokenMap | None = None,
@@ -55,6 +63,8 @@ class TreeDrafter:
         device_target: ModelRunner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if runner is None and head is None:
+            raise ValueError("a drafter needs a small model or a head")
         self._runner = runner
         self._config = config or DraftConfig()
         self._budget = budget
@@ -62,35 +72,58 @@ class TreeDrafter:
         self._clock = clock
         self._states: dict[str, DraftState] = {}
         self._paces = None if budget is None else StepPaces(clock)
-        self._model = ModelGuesses(
+        self._text = TextSources(max_depth=self._config.max_text_depth)
+        self._lessons = Lessons(calibration or EdgeCalibration())
+        self._choice = ModelChoice(clock)
+        self._growths: dict[DraftModel, HostGrowth] = {}
+        self._head_texts: HeadTexts | None = None
+        if head is not None:
+            self._head_texts = HeadTexts(head, sources=self._config.sources)
+            guesses = HeadGuesses(
+                head, texts=self._head_texts, config=self._config, on_new=self._force
+            )
+            self._growths["head"] = HostGrowth(model=guesses, config=self._config, clock=clock)
+        # The last one that grows in a step, which also chooses the nodes.
+        self._growth: Growth
+        if runner is None:
+            self._growth = self._growths["head"]
+        else:
+            self._growth = self._small_growth(runner, device_target)
+
+    def _small_growth(self, runner: ModelRunner, device_target: ModelRunner | None) -> Growth:
+        """Make the parts that grow trees with the small model."""
+        model = ModelGuesses(
             runner=runner,
             config=self._config,
-            token_map=token_map,
+            token_map=self._token_map,
             make_room=self._make_room,
             on_new=self._force,
         )
-        self._text = TextSources(max_depth=self._config.max_text_depth)
-        self._lessons = Lessons(calibration or EdgeCalibration())
-        host = HostGrowth(model=self._model, config=self._config, clock=clock)
-        self._host_times = host.host_times
-        self._growth: Growth = host
-        if device_target is not None:
-            self._growth = DeviceGrowth(
-                runner=runner,
-                target=device_target,
-                model=self._model,
-                host=host,
-                config=self._config,
-                lessons=self._lessons,
-                clock=clock,
-            )
+        host = HostGrowth(model=model, config=self._config, clock=self._clock)
+        self._growths["small"] = host
+        if device_target is None:
+            return host
+        return DeviceGrowth(
+            runner=runner,
+            target=device_target,
+            model=model,
+            host=host,
+            config=self._config,
+            lessons=self._lessons,
+            clock=self._clock,
+        )
 
     # ---- the engine's protocol ------------------------------------------------------------
 
     @property
     def gives_logits(self) -> bool:
         """True if a cascade is possible; see `engine.protocols.Drafter`."""
-        return self._token_map is None
+        return self._runner is not None and self._token_map is None
+
+    @property
+    def features(self) -> FeatureReader | None:
+        """Where a head's features go; see `engine.protocols.Drafter`."""
+        return self._head_texts
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
@@ -98,11 +131,17 @@ class TreeDrafter:
             self._growth.note_plain_step()
             return Trees(host={})
         drafts = [self._init_tree(sequence) for sequence in sequences]
-        step = self._step_budget(drafts)
         for draft in drafts:
             self._guess_from_text(draft)
-        growers = self._choose_growers(drafts, step)
-        return (yield from self._growth.grow(growers, drafts, step))
+        growers = self._choose_growers(drafts)
+        spent_s = 0.0
+        step = self._step_budget(drafts, "head")
+        if self._runner is None:
+            return (yield from self._growth.grow(growers["head"], drafts, step))
+        if growers["head"]:
+            spent_s = yield from self._growths["head"].run_passes(growers["head"], drafts, step)
+        step = self._step_budget(drafts, "small")
+        return (yield from self._growth.grow(growers["small"], drafts, step, spent_s))
 
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
@@ -116,6 +155,7 @@ class TreeDrafter:
         step: StepBudget | None = None
         if self._budget is not None:
             step = self._budget.of_step(
+                "small",
                 num_sequences=num_rows,
                 context=len(sequence.token_ids),
                 base_tokens=num_beside + draft.urgency,
@@ -132,14 +172,23 @@ class TreeDrafter:
             return [], []
         tree, state.tree = state.tree, None
         self._lessons.learn_tree(state, tree, verdict.token_ids)
+        if state.model == "head":
+            assert self._head_texts is not None
+            self._head_texts.drop_tree(sequence)
+            return [], []
         return state.keep_accepted(tree, verdict)
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         """Draft on from an existing small view."""
-        self._state(sequence).adopt(view)
+        if self._runner is None:
+            view.release()
+        else:
+            self._state(sequence).adopt(view)
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the sequence's draft view; an answer that ended may repeat in later ones."""
+        """Give back the sequence's draft views; an answer that ended may repeat in later ones."""
+        if self._head_texts is not None:
+            self._head_texts.forget(sequence)
         state = self._states.pop(sequence.request_id, None)
         if state is not None:
             state.release()
@@ -151,8 +200,9 @@ class TreeDrafter:
 
     def reclaim(self, num_blocks: int) -> None:
         """Give back draft views, the latest first, until `num_blocks` blocks are free again."""
-        wanted = self._runner.pool.num_available + num_blocks
-        self._release_views(list(self._states.values()), until=wanted)
+        if self._runner is not None:
+            wanted = self._runner.pool.num_available + num_blocks
+            self._release_views(list(self._states.values()), until=wanted)
 
     def _make_room(self, draft: Draft, num_blocks: int) -> None:
         """Let the drafts of later arrivals go until so many blocks are free."""
@@ -163,6 +213,7 @@ class TreeDrafter:
 
     def _release_views(self, states: list[DraftState], *, until: int) -> None:
         """Give back views, the last first, until so many blocks are free."""
+        assert self._runner is not None
         for state in reversed(states):
             if self._runner.pool.num_available >= until:
                 return
@@ -177,6 +228,7 @@ class TreeDrafter:
                 sequence=sequence,
                 token_map=self._token_map,
                 acceptance=AcceptanceEstimate(self._lessons.acceptance.value),
+                head_acceptance=AcceptanceEstimate(self._lessons.head_acceptance.value),
             )
             self._states[sequence.request_id] = state
         return state
@@ -190,11 +242,7 @@ class TreeDrafter:
         if own.max_draft_nodes is not None:
             nodes = min(nodes, own.max_draft_nodes)
         own_depth = nodes if own.max_draft_depth is None else own.max_draft_depth
-        # The last token of an answer comes from the target itself, and the small model's context
-        # may be the shorter one.
-        num_ahead = sequence.num_remaining_tokens - 1
-        assert self._runner.max_context is not None
-        num_positions = self._runner.max_context - len(sequence.token_ids)
+        num_ahead = sequence.num_remaining_tokens - 1  # the last token comes from the target itself
         sources = frozenset(config.sources)
         if own.sources is not None:
             sources &= frozenset(own.sources)
@@ -202,7 +250,7 @@ class TreeDrafter:
             root_token_id=sequence.token_ids[-1],
             root_slot=len(sequence.token_ids) - 1,
             max_nodes=nodes,
-            max_depth=min(config.max_draft_depth, own_depth, num_ahead, num_positions),
+            max_depth=min(config.max_draft_depth, own_depth, num_ahead),
             calibrate=self._lessons.calibrate(sequence),
             keeps_logits=sequence.request.cascade is not None,
         )
@@ -225,15 +273,17 @@ class TreeDrafter:
         pace_s = spent_s / max(sequence.num_own_tokens, 1)
         return min(max(pace_s / wanted_s, _LEAST_URGENCY), _MOST_URGENCY)
 
-    def _step_budget(self, drafts: SequenceOf[Draft]) -> StepBudget | None:
+    def _step_budget(self, drafts: SequenceOf[Draft], model: DraftModel) -> StepBudget | None:
         if self._budget is None:
             return None
         lengths = [len(draft.sequence.token_ids) for draft in drafts]
+        growth = self._growths.get(model)
         return self._budget.of_step(
+            model,
             num_sequences=len(drafts),
             context=sum(lengths) / max(len(lengths), 1),
             base_tokens=sum(draft.urgency for draft in drafts),
-            level_host_s=self._host_times(len(drafts)),
+            level_host_s=0.0 if growth is None else growth.host_times(len(drafts)),
             beside_s=self._growth.beside_s(len(drafts)),
         )
 
@@ -294,16 +344,41 @@ class TreeDrafter:
                     forced = grammar.forced_tokens(draft.sequence.token_ids, tree.path(node), limit)
                     tree.add_chain(SOURCE_BIT["grammar"], forced, [_FORCED] * len(forced), node)
 
-    # ---- the small model's guesses --------------------------------------------------------
+    # ---- which model drafts, and for which sequences --------------------------------------
 
-    def _choose_growers(self, drafts: SequenceOf[Draft], step: StepBudget | None) -> list[Draft]:
-        """The sequences that the small model drafts for in this step, in the given order."""
-        able = [
-            draft
-            for draft in drafts
-            if (draft.may_ask_model or draft.needs_root)
-            and draft.state.can_be_read(self._runner.vocab_size)
-        ]
+    def _choose_growers(self, drafts: SequenceOf[Draft]) -> dict[DraftModel, list[Draft]]:
+        """The sequences that each model drafts for in this step, in the given order."""
+        if len(self._growths) > 1:
+            self._choice.begin_step([draft.sequence for draft in drafts])
+        able: dict[DraftModel, list[Draft]] = {"small": [], "head": []}
+        for draft in drafts:
+            models = self._able_models(draft)
+            if models:
+                draft.state.model = models[0]
+                if len(models) > 1:
+                    draft.state.model = self._choice.choose(draft.sequence)
+                able[draft.state.model].append(draft)
+        return {model: self._worth_asking(model, able[model], drafts) for model in able}
+
+    def _able_models(self, draft: Draft) -> list[DraftModel]:
+        """The models that can draft for a sequence in this step. A cascade wants the small one."""
+        state, models = draft.state, list[DraftModel]()
+        state.model = "head"
+        texts = self._head_texts
+        if texts is not None and not draft.needs_root and draft.may_ask_model:
+            models += ["head"] if texts.can_draft(draft.sequence) else []
+        state.model = "small"
+        if (runner := self._runner) is not None and (draft.may_ask_model or draft.needs_root):
+            assert runner.max_context is not None
+            has_room = draft.needs_root or len(draft.sequence.token_ids) < runner.max_context
+            models += ["small"] if has_room and state.can_be_read(runner.vocab_size) else []
+        return models
+
+    def _worth_asking(
+        self, model: DraftModel, able: list[Draft], drafts: SequenceOf[Draft]
+    ) -> list[Draft]:
+        """Those of the sequences, in the given order, for which the model is worth asking."""
+        step = self._step_budget(drafts, model) if able else None
         if step is None:
             return able
         max_depth = self._config.max_draft_depth
@@ -315,16 +390,18 @@ class TreeDrafter:
         chosen = {id(draft) for _, draft in gains[:number]}
         for draft in able:
             if id(draft) not in chosen:
-                draft.state.acceptance.forget()
+                draft.acceptance.forget()
+            if model == "head" and self._head_texts is not None:
+                self._head_texts.note_asked(id(draft) in chosen)
         if not chosen:
-            self._lessons.acceptance.forget()
+            self._lessons.acceptance_of(model).forget()
         return [draft for draft in able if id(draft) in chosen or draft.needs_root]
 
     def _draft_gain(self, draft: Draft) -> DraftGain:
         # A cascade accepts no text that the small model has not read.
         text_tokens = 0.0 if draft.needs_root else sum(prob for prob, _ in draft.tree.verifiable())
         return DraftGain(
-            acceptance=draft.state.acceptance.value,
+            acceptance=draft.acceptance.value,
             text_tokens=text_tokens,
             urgency=draft.urgency,
         )

@@ -93,6 +93,7 @@ class Engine:
             host_work=self._host_work,
             counts=self._steps,
             config=self._config,
+            head=None if drafter is None or drafter.features is None else drafter.features.runner,
         )
         self._drafting = Drafting(
             scheduler=self.scheduler,

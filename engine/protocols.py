@@ -1,15 +1,15 @@
 """Protocols of the parts that an engine is given: drafter and verifier."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
-from engine.passes.runner import ForwardSlice
+from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.sequences.next_tokens import NextRow, NextToken
 from engine.sequences.sequence import Sequence
 from engine.trees.forest import Forest, ForestVerdicts
@@ -19,8 +19,11 @@ from kernels.sampling.sampling_rows import SamplingTable
 
 __all__ = [
     "DraftLogits",
+    "DraftModel",
     "DraftPass",
     "Drafter",
+    "FeatureReader",
+    "FeatureRows",
     "Proposal",
     "Trees",
     "Verdict",
@@ -28,17 +31,25 @@ __all__ = [
 ]
 
 
+# The models that draft: the small one, whose passes advance small answers too, and a head that
+# reads the large one's hidden states.
+DraftModel = Literal["small", "head"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPass:
-    """The rows that a proposal wants in the next small pass.
+    """The rows that a proposal wants in the next pass of a model that drafts.
 
     device_rows: tree nodes that only the device knows, in front of the slices' rows, equally many
     for each of its views. owners: the sequences of the slices, in order, then those of the views.
+    features: what a head's rows carry beside their tokens, [num_rows, feature_size].
     """
 
     slices: list[ForwardSlice]
     owners: list[Sequence]
     device_rows: DeviceRows | None = None
+    model: DraftModel = "small"
+    features: Tensor | None = None
 
     def num_rows_each(self) -> list[int]:
         """Rows computed for each of the owners, padding included."""
@@ -51,14 +62,29 @@ class DraftPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLogits:
-    """Logits of a draft pass, float32, valid until the small model's next pass.
+    """Logits of a draft pass, float32, valid until that model's next pass.
 
     of_slices: [num_logit_rows, vocab_size], in the slices' order. of_device_rows: [total_rows,
-    vocab_size], where such rows were wanted.
+    vocab_size], where such rows were wanted. hidden: of a head's pass, in the slices' order,
+    [num_logit_rows, hidden_size].
     """
 
     of_slices: Tensor
     of_device_rows: Tensor | None = None
+    hidden: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureRows:
+    """The accepted rows of one sequence in a pass of the large model.
+
+    first: the place in the text of the first of them; they follow each other. rows: their rows of
+    the pass.
+    """
+
+    sequence: Sequence
+    first: int
+    rows: SequenceOf[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +95,47 @@ class Trees:
     forest: Forest | None = None
 
 
-# Rows wanted in the next small pass go out, their logits come in, the trees are returned.
+# Rows wanted in the next draft pass go out, their logits come in, the trees are returned.
 Proposal = Generator[DraftPass, DraftLogits, Trees]
 
 
+class FeatureReader(Protocol):
+    """Takes in the large model's hidden states, for a head that reads them."""
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The head's runner."""
+
+    def begin(self, sequence: Sequence, num_cached: int) -> int:
+        """Take from the head's cache what it has of a sequence that is about to start.
+
+        num_cached: the tokens that the large model's prefix cache gives it. Returns how many of
+        them it should take: fewer where the head lacks some of the last ones, so that a few tokens
+        are computed again rather than missing in the head's view for good.
+        """
+
+    def forget(self, sequence: Sequence) -> None:
+        """Give back what `begin` took: the sequence cannot start yet."""
+
+    def read(self, taps: Tensor, pieces: SequenceOf[FeatureRows]) -> None:
+        """Keep what the head needs of a large pass; taps: [num_rows, number of taps * hidden_size].
+
+        Called before emitted tokens join their sequences, and before the large model's next pass.
+        """
+
+    def take_in(self) -> Iterator[DraftPass]:
+        """The head's passes over rows that wait, where they are many: those of prompts above all.
+
+        Go on when a pass was run; its logits are not wanted.
+        """
+
+
 class Drafter(Protocol):
-    """Makes guesses for large-tier sequences with the small model's passes."""
+    """Makes guesses for large-tier sequences with the passes of models that draft."""
+
+    @property
+    def features(self) -> FeatureReader | None:
+        """Where the large model's hidden states go; None for a drafter that reads none."""
 
     @property
     def gives_logits(self) -> bool:
@@ -85,7 +146,7 @@ class Drafter(Protocol):
         """
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
-        """Draft one tree for each sequence, a level per small pass. May yield nothing at all.
+        """Draft one tree for each sequence, a level per pass. May yield nothing at all.
 
         A forest's slots are reserved in its sequences' views when it is returned.
         """

@@ -8,8 +8,8 @@ Tier = Literal["small", "large"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 # Where a guess came from: the small model, earlier text that repeats, text that the client or
-# another tier predicted, or a grammar that allows nothing else.
-Source = Literal["model", "suffix", "prediction", "grammar"]
+# another tier predicted, a grammar that allows nothing else, or a head that reads the large model.
+Source = Literal["model", "suffix", "prediction", "grammar", "head"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 # How urgent a request is to its queue.

@@ -380,6 +380,7 @@ class ScriptedDrafter:
     """Guesses without the small model. `tree_for` makes the tree of one sequence."""
 
     gives_logits = False
+    features = None
 
     def __init__(self, tree_for: Callable[[Sequence], TokenTree]) -> None:
         self._tree_for = tree_for

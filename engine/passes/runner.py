@@ -133,15 +133,20 @@ class ModelRunner:
         """Width of the logits."""
         return self.model.config.vocab_size
 
-    def new_view(self, cache_salt: str, adapter: LoraWeights | None = None) -> KVView:
-        """An empty view whose prefix cache is shared only under the same salt and adapter."""
+    def new_view(
+        self, cache_salt: str, adapter: LoraWeights | None = None, *, is_shared: bool = True
+    ) -> KVView:
+        """An empty view whose prefix cache is shared only under the same salt and adapter.
+
+        is_shared: off, it neither takes blocks from the prefix cache nor leaves any there.
+        """
         numerics = self.model.numerics
         if adapter is not None:
             numerics += f"+{adapter.digest}"
         return KVView(
             self.pool,
             root=root_hash(numerics, str(self.kv_cache.dtype), cache_salt),
-            prefix_caching=self.prefix_caching,
+            prefix_caching=self.prefix_caching and is_shared,
             adapter=adapter,
             recurrent=None if self._recurrent is None else self._recurrent.pool,
         )

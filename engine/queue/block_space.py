@@ -20,8 +20,22 @@ class BlockCache(Protocol):
         """Copy the content of blocks: (source, destination)."""
 
 
+class HeadBlocks(Protocol):
+    """Blocks of a head's cache; see `engine.protocols.FeatureReader`."""
+
+    def begin(self, sequence: Sequence, num_cached: int) -> int:
+        """Take what the cache has; returns how many cached tokens the sequence is to begin with."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Give back what `begin` took."""
+
+
 class DraftBlocks(Protocol):
     """Blocks of the small cache that are held for drafts; see `engine.protocols.Drafter`."""
+
+    @property
+    def features(self) -> HeadBlocks | None:
+        """The blocks of a head, which are no small ones; None where there is none."""
 
     def release(self, sequence: Sequence) -> None:
         """Give back what is held for a sequence."""
@@ -73,13 +87,29 @@ class BlockSpace:
         headroom = len(running)
         if pool.num_available <= headroom and not self._make_room(tier, headroom + 1):
             return False
-        view.match_prefix(newcomer.token_ids)
+        self._match_prefix(newcomer)
         needed = view.num_blocks_needed(len(newcomer.token_ids)) + headroom
         has_room = needed <= pool.num_available or self._make_room(tier, needed)
         if not has_room or not (view.can_hold_line or self._make_line(view, tier)):
             view.release()
+            if tier == "large" and self._heads is not None:
+                self._heads.forget(newcomer)
             return False
         return True
+
+    def _match_prefix(self, newcomer: Sequence) -> None:
+        """Take the cached blocks of a prompt: fewer where a head lacks some of the last ones."""
+        view, token_ids = newcomer.view, newcomer.token_ids
+        num_cached = view.match_prefix(token_ids)
+        if newcomer.tier != "large" or self._heads is None:
+            return
+        if (num_wanted := self._heads.begin(newcomer, num_cached)) < num_cached:
+            view.release()
+            view.match_prefix(token_ids[: num_wanted + 1])  # one token is always left to compute
+
+    @property
+    def _heads(self) -> HeadBlocks | None:
+        return None if self._drafts is None else self._drafts.features
 
     def _make_line(self, view: KVView, tier: Tier) -> bool:
         """Release what running answers do not need until a line of recurrent layers is free."""

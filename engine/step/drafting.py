@@ -1,4 +1,4 @@
-"""The small model's passes of a step: small answers and the drafts for the large model."""
+"""The passes of a step in front of the large one: small answers, and the drafts."""
 
 from collections.abc import Callable
 
@@ -12,6 +12,7 @@ from engine.protocols import (
     Verifier,
 )
 from engine.queue.scheduler import PassPlan, Scheduler
+from engine.request import Tier
 from engine.sequences.next_tokens import NextRow
 from engine.step.tier_switch import TierSwitcher
 from engine.step.timed_passes import TimedPasses
@@ -23,8 +24,8 @@ Accept = Callable[[VerifiedPass], None]
 class Drafting:
     """Runs the small passes of a step and drives the drafter's proposal through them.
 
-    Each pass advances the small tier's answers by a token and the drafts by a level. `accept` takes
-    what a pass has decided for small answers.
+    Each pass advances the small tier's answers by a token and the drafts by a level; a head's
+    passes are its own. `accept` takes what a pass has decided for small answers.
     """
 
     def __init__(
@@ -51,16 +52,25 @@ class Drafting:
 
         after_pass: called behind every small pass that a large one follows.
         """
+        self._take_in_features()
         drafts = _ProposalRun(self._propose(large))
         num_wanted = 1 if large.is_empty else self._passes.num_small_beside_large()
         number = 0
         while drafts.is_open or number < num_wanted:
             # Answers are planned before drafts: where blocks are short, answers take them.
-            plan = self._plan_answers(number)
+            is_due = number < num_wanted or not drafts.is_of_head
+            plan = self._plan_answers(number) if is_due else PassPlan()
             wanted = drafts.next_pass()
-            if wanted is None and (plan.is_empty or number >= num_wanted):
+            if wanted is not None and wanted.model == "head":
+                drafts.logits = self._head_pass(wanted)
+                if plan.is_empty:
+                    continue
+                wanted = None
+            elif wanted is None and (plan.is_empty or number >= num_wanted):
                 break
-            drafts.logits = self._pass(plan, wanted or DraftPass(slices=[], owners=[]))
+            logits = self._pass(plan, wanted or DraftPass(slices=[], owners=[]))
+            if wanted is not None:
+                drafts.logits = logits
             if after_pass is not None and not large.is_empty:
                 after_pass()
             number += 1
@@ -78,6 +88,24 @@ class Drafting:
         ]
         return self._drafter.propose(sequences) if sequences else None
 
+    def _take_in_features(self) -> None:
+        """Run the head's passes over what waits of the last large pass."""
+        if self._drafter is not None and (reader := self._drafter.features) is not None:
+            for wanted in reader.take_in():
+                self._head_pass(wanted)
+
+    def _head_pass(self, wanted: DraftPass) -> DraftLogits:
+        """Run a head's pass, which has no answers beside the drafts."""
+        output = self._passes.forward_head(wanted.slices, wanted.features)
+        self._count_rows(wanted, "large")
+        return DraftLogits(of_slices=output.logits, hidden=output.hidden)
+
+    def _count_rows(self, wanted: DraftPass, tier: Tier) -> None:
+        """Count draft rows as work of a tier; a head is a part of the large one."""
+        for sequence, num_rows in zip(wanted.owners, wanted.num_rows_each(), strict=True):
+            for counts in self._scheduler.counts(sequence, tier):
+                counts.num_draft_rows += num_rows
+
     def _plan_answers(self, number: int) -> PassPlan:
         running = self._scheduler.running.get("small")  # None: there is no such tier
         if running is None or not (running or self._scheduler.waiting):
@@ -91,9 +119,7 @@ class Drafting:
         for item in items:
             item.first_row += num_front
         output = self._passes.forward("small", answers + wanted.slices, wanted.device_rows)
-        for sequence, num_rows in zip(wanted.owners, wanted.num_rows_each(), strict=True):
-            for counts in self._scheduler.counts(sequence, "small"):
-                counts.num_draft_rows += num_rows
+        self._count_rows(wanted, "small")
         self._scheduler.note_prefills(plan)
         if items:
             self._verify(VerifiedPass(items=items, output=output))
@@ -122,12 +148,14 @@ class Drafting:
 class _ProposalRun:
     """A proposal under way: `next_pass` sends it the `logits` of the last pass.
 
-    trees: the result, empty until the proposal is over.
+    trees: the result, empty until the proposal is over. is_of_head: whether its last pass was a
+    head's.
     """
 
     def __init__(self, proposal: Proposal | None) -> None:
         self._proposal = proposal
         self.logits: DraftLogits | None = None
+        self.is_of_head = False
         self.trees = Trees(host={})
 
     @property
@@ -141,7 +169,9 @@ class _ProposalRun:
         if proposal is None:
             return None
         try:
-            return next(proposal) if logits is None else proposal.send(logits)
+            wanted = next(proposal) if logits is None else proposal.send(logits)
         except StopIteration as stop:
             self._proposal, self.trees = None, stop.value
             return None
+        self.is_of_head = wanted.model == "head"
+        return wanted

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.protocols import Drafter, Trees, Verdict, Verifier
+from engine.protocols import Drafter, FeatureRows, Trees, Verdict, Verifier
 from engine.queue.scheduler import PassPlan, Scheduler
 from engine.request import Tier
 from engine.sequences.own_failure import OwnFailure
@@ -28,9 +28,13 @@ from kernels.upload import upload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedPass:
-    """A large pass on its way. items: the trees that the host knows; behind the forest's rows."""
+    """A large pass on its way. items: the trees that the host knows; behind the forest's rows.
+
+    slices: all of the host's, those of the items first and in their order.
+    """
 
     plan: PassPlan
+    slices: list[ForwardSlice]
     items: list[VerifyItem]
     output: PassOutput
     forest: Forest | None
@@ -89,10 +93,13 @@ class LargePass:
         slices, items = self._host_rows(plan, trees)
         if forest is None:
             output = self._passes.forward("large", slices)
-            return LaunchedPass(plan=plan, items=items, output=output, forest=None, readback=None)
+            return LaunchedPass(
+                plan=plan, slices=slices, items=items, output=output, forest=None, readback=None
+            )
         output = self._passes.forward("large", slices, forest.device_rows())
         return LaunchedPass(
             plan=plan,
+            slices=slices,
             items=items,
             output=output,
             forest=forest,
@@ -181,6 +188,9 @@ class LargePass:
             done.verdicts = [*known.verdicts, *done.verdicts]
         done.logprobs = pass_logprobs(done)
         self._runners["large"].check()  # before anything is emitted
+        if self._drafter is not None and (reader := self._drafter.features) is not None:
+            assert done.output.taps is not None, "the large model's runner yields no taps"
+            reader.read(done.output.taps, feature_rows(launched, done))
         return done
 
     def _settle_host(self, items: list[VerifyItem], output: PassOutput) -> list[Verdict]:
@@ -202,3 +212,41 @@ class LargePass:
             if sources:
                 self._runners["small"].move_slots(sources, destinations)
         return verdicts
+
+
+def feature_rows(launched: LaunchedPass, done: VerifiedPass) -> list[FeatureRows]:
+    """Where the accepted rows of each sequence stand in a large pass, in the order of the text."""
+    plan, forest = launched.plan, launched.forest
+    verdicts = {
+        item.sequence.request_id: verdict
+        for item, verdict in zip(done.items, done.verdicts, strict=True)
+    }
+    pieces: list[FeatureRows] = []
+    row = 0
+    if forest is not None:
+        grown = done.items[: forest.num_trees]
+        pieces = [
+            _tree_rows(item.sequence, item.first_row, verdicts[item.sequence.request_id])
+            for item in grown
+        ]
+        row = forest.total_rows
+    running = [*plan.decodes, *(sequence for sequence, _ in plan.prefills)]
+    owners = {id(sequence.view): sequence for sequence in running}
+    for piece in launched.slices:
+        sequence = owners[id(piece.view)]
+        if piece.ancestor_masks:
+            pieces.append(_tree_rows(sequence, row, verdicts[sequence.request_id]))
+        else:
+            rows = range(row, row + len(piece.token_ids))
+            pieces.append(FeatureRows(sequence=sequence, first=piece.start_slot, rows=rows))
+        row += len(piece.token_ids)
+    return sorted(pieces, key=lambda piece: piece.first)
+
+
+def _tree_rows(sequence: Sequence, first_row: int, verdict: Verdict) -> FeatureRows:
+    """The rows of a tree's root and accepted nodes; its first row of the pass is `first_row`."""
+    return FeatureRows(
+        sequence=sequence,
+        first=len(sequence.token_ids) - 1,
+        rows=[first_row + node for node in (0, *verdict.accepted_nodes)],
+    )

@@ -1,7 +1,9 @@
-"""Forward passes of both models, their times, and the host work that is done beside them."""
+"""Forward passes of all models, their times, and the host work that is done beside them."""
 
 from collections.abc import Mapping
 from typing import Final
+
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.passes.device_rows import DeviceRows
@@ -28,8 +30,11 @@ class TimedPasses:
         host_work: DeferredHostWork,
         counts: StepCounts,
         config: EngineConfig,
+        head: ModelRunner | None = None,
     ) -> None:
+        """head: of a drafter that reads the large model's hidden states."""
         self._runners = runners
+        self._head = head
         self._scheduler = scheduler
         self._host_work = host_work
         self._counts = counts
@@ -51,6 +56,15 @@ class TimedPasses:
             self.mean_s[tier] += _PASS_TIME_WEIGHT * (done.seconds - self.mean_s[tier])
             if done.num_logit_rows < done.num_rows:
                 self._scheduler.note_pass(tier, num_rows=done.num_rows, elapsed_s=done.seconds)
+        return output
+
+    def forward_head(self, slices: list[ForwardSlice], features: Tensor | None) -> PassOutput:
+        """Start a pass of the head; features: [num_rows, feature_size]."""
+        assert self._head is not None, "a head's pass without a head"
+        output = self._head.forward(slices, None, features)
+        self._host_work.run()
+        for done in self._head.take_finished():
+            self._counts.forward_s += done.seconds
         return output
 
     def num_small_beside_large(self) -> int:

@@ -16,6 +16,7 @@ _BITS: Final[tuple[tuple[NodeSource, int], ...]] = (
     ("prediction", SOURCE_BIT["prediction"]),
     ("suffix", SOURCE_BIT["suffix"]),
     ("model", SOURCE_BIT["model"]),
+    ("head", SOURCE_BIT["head"]),
 )
 
 

@@ -38,6 +38,7 @@ class FakeDrafter:
 
     cache: FakeCache
     views: dict[str, KVView] = field(default_factory=dict)
+    features: None = None
 
     def draft(self, sequence: Sequence) -> None:
         view = self.views.setdefault(sequence.request_id, self.cache.new_view())
