@@ -30,6 +30,7 @@ from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProg
 from gateway.tools.collect.data import CollectQuestion, LabelFile
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
+from gateway.wiring.drafter import measure_budget
 from router.features import FloatRows
 
 SPECULATIVE = "speculative cascade, alpha {alpha:g}"
@@ -192,7 +193,7 @@ def latencies(
     settings = settings_for(arguments, grown_large(arguments), grown_small(arguments))
     with console.status("loading the grown pair, and profiling step times"):
         runners = engine_wiring.load_runners(settings, no_progress)
-        budget = engine_wiring.measure_budget(settings, runners, no_progress)
+        budget = measure_budget(settings, runners, no_progress)
         engine = engine_wiring.join(settings, runners, budget)
     requests = asyncio.run(_requests(arguments, settings, engine, questions))
     ways = _ways(engine, arguments.alphas)

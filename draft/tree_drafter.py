@@ -66,6 +66,7 @@ class TreeDrafter:
         if runner is None and head is None:
             raise ValueError("a drafter needs a small model or a head")
         self._runner = runner
+        self._head = head
         self._config = config or DraftConfig()
         self._budget = budget
         self._token_map = token_map
@@ -119,6 +120,12 @@ class TreeDrafter:
     def gives_logits(self) -> bool:
         """True if a cascade is possible; see `engine.protocols.Drafter`."""
         return self._runner is not None and self._token_map is None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models that draft; see `engine.protocols.Drafter`."""
+        small = () if self._runner is None else ("small",)
+        return small if self._head is None else (*small, self._head.model.kind)
 
     @property
     def features(self) -> FeatureReader | None:

@@ -415,4 +415,9 @@ class Engine:
     def info(self) -> EngineInfo:
         """Describe the loaded tiers."""
         tiers = {tier: tier_info(tier, runner) for tier, runner in self._runners.items()}
-        return EngineInfo(tiers=tiers, speculation=self._drafter is not None)
+        drafter = self._drafter
+        return EngineInfo(
+            tiers=tiers,
+            speculation=drafter is not None,
+            drafters=() if drafter is None else drafter.names,
+        )

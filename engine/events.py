@@ -273,7 +273,11 @@ class TierInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """The tiers of an engine. `speculation`: whether the small tier drafts for the large one."""
+    """The tiers of an engine. `speculation`: whether anything drafts for the large one.
+
+    drafters: what does: "small", the kind of a head ("eagle3", "mtp", "peagle", "dflash"), or both.
+    """
 
     tiers: dict[Tier, TierInfo]
     speculation: bool
+    drafters: tuple[str, ...] = ()

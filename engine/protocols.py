@@ -134,6 +134,10 @@ class Drafter(Protocol):
     """Makes guesses for large-tier sequences with the passes of models that draft."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The models that draft, as `EngineInfo.drafters` names them."""
+
+    @property
     def features(self) -> FeatureReader | None:
         """Where the large model's hidden states go; None for a drafter that reads none."""
 

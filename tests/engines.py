@@ -371,6 +371,9 @@ def assert_idle(engine: Engine) -> None:
     drafter = engine._drafter
     if isinstance(drafter, TreeDrafter):
         assert not drafter._states
+        if drafter._head_texts is not None:
+            assert not drafter._head_texts._texts
+            assert drafter._head_texts.runner.pool.num_used == 0
 
 
 # ---- drafters that need no model ------------------------------------------------------------
@@ -381,6 +384,7 @@ class ScriptedDrafter:
 
     gives_logits = False
     features = None
+    names = ()
 
     def __init__(self, tree_for: Callable[[Sequence], TokenTree]) -> None:
         self._tree_for = tree_for

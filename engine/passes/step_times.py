@@ -231,8 +231,11 @@ def _time_pass(runner: ModelRunner, view: KVView, token_ids: list[int], start: i
     )
     if view.line is not None:  # only the time counts, not what its state is of
         view.line.pretend(start)
+    features = None
+    if (width := runner.model.feature_size) > 0:  # of a head: only the time counts
+        features = torch.zeros((len(token_ids), width), dtype=runner.model.dtype).to(runner.device)
     started_s = time.perf_counter()
-    runner.forward([piece])
+    runner.forward([piece], None, features)
     if runner.device.type != "cpu":
         return runner.wait()
     return time.perf_counter() - started_s

@@ -120,6 +120,10 @@ class ModelSettings(Section):
     """Folder, GGUF file or Hugging Face id of the small model, which answers easy prompts and
     drafts for the large one; "none" for no such tier, "demo" for the one that comes with
     Outrider."""
+    drafter: str | None = None
+    """Folder or Hugging Face id of an EAGLE-3, P-EAGLE or DFlash drafter that was trained for the
+    large model and reads its hidden states; "mtp" for the one in the large model's own checkpoint.
+    Beside a small model, whichever of the two gains more drafts."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""
@@ -247,7 +251,8 @@ class EngineSettings(Section):
 
 
 class SpeculationSettings(Section):
-    """Drafting by the small model for the large one. Requests can only lower these limits."""
+    """Drafting for the large model, by the small one or by models.drafter. Requests can only lower
+    these limits."""
 
     enabled: bool = True
     """Draft at all."""
@@ -264,7 +269,8 @@ class SpeculationSettings(Section):
     max_frontier: int = Field(default=4, ge=1, le=64)
     """Nodes of one answer's tree that one pass of the small model extends."""
     sources: Sources = SOURCES
-    """Sources of drafts: the small model, repeated text, predictions, a grammar."""
+    """Sources of drafts: the small model, repeated text, predictions, a grammar, and models.drafter
+    (head)."""
     on_device: OnDevice = "auto"
     """Grow trees on the device, without the host between passes; auto: on a GPU."""
     allow_vocab_mismatch: bool = False

@@ -21,14 +21,13 @@ from gateway.schema.parsing import JsonBounds
 from gateway.settings.tree import Settings
 from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import named_models
+from gateway.wiring.drafter import allowed_difference, measure_budget
 from gateway.wiring.engine import (
-    allowed_difference,
     build_grammars,
     compile_kernels,
     join,
     load_adapters,
     load_runners,
-    measure_budget,
     saved_times,
 )
 from gateway.wiring.start import engine_recipe

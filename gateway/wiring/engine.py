@@ -8,13 +8,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.cache.recurrent_lines import RecurrentSizes
 from engine.errors import EngineError, InvalidAdapterError
 from engine.events import AdapterInfo
 from engine.model.quantised.formats import DECODE, Decode, Rounding
-from engine.request import TIERS, Tier
+from engine.request import Tier
 from gateway.adapters.files import adapter_ref
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.adapters import parse_adapter
@@ -22,6 +22,16 @@ from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
 from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import named_models
+from gateway.wiring.drafter import (
+    Runners,
+    build_drafter,
+    draft_config,
+    head_of,
+    load_head,
+    make_head,
+    refuse_head,
+    report,
+)
 from gateway.wiring.hardware import usable_physical_cores
 from gateway.wiring.kv_budget import cache_sizes, kv_dtype
 from gateway.wiring.tensor_parallel import has_ranks, start_ranks, threads_of_rank
@@ -30,9 +40,6 @@ if TYPE_CHECKING:
     import torch
 
     from draft.budget import TreeBudget
-    from draft.config import DraftConfig
-    from draft.token_map import TokenMap
-    from draft.tree_drafter import TreeDrafter
     from engine.core import Engine
     from engine.grammar.grammar import GrammarCompiler
     from engine.model.protocol import CausalModel
@@ -45,12 +52,6 @@ log = logging.getLogger(__name__)
 
 _BYTES_PER_THREAD = 16 * 2**20  # about a millisecond of memory traffic
 
-MISMATCH_ADVICE = (
-    "To serve both without drafting: --no-speculation (speculation.enabled = false). To draft "
-    "through the tokens that both have: --allow-vocab-mismatch (speculation.allow_vocab_mismatch "
-    "= true)."
-)
-
 
 def default_num_threads(weight_bytes: int) -> int:
     """Return the threads for a model of this size: all physical cores, fewer if they would wait.
@@ -61,8 +62,8 @@ def default_num_threads(weight_bytes: int) -> int:
     return max(1, min(usable_physical_cores(), round(weight_bytes / _BYTES_PER_THREAD)))
 
 
-def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier, ModelRunner]":
-    """Load the models, each with its KV cache. Raises EngineError."""
+def load_runners(settings: Settings, on_progress: LoadingCallback) -> Runners:
+    """Load the models and the head, each with its KV cache. Raises EngineError."""
     if not settings.models.is_any:
         raise EngineError("No model is configured; name one with --large or --small.")
     device = _pick_device(settings.engine.device)
@@ -71,6 +72,7 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
         tell_products()
     ranks: Ranks | None = None
     if has_ranks(settings):
+        refuse_head(settings)
         ranks = start_ranks(settings, device, _source(settings, "large"))
         device = ranks.device
     try:
@@ -86,7 +88,7 @@ def _load_runners(
     device: "torch.device",
     ranks: "Ranks | None",
     on_progress: LoadingCallback,
-) -> "dict[Tier, ModelRunner]":
+) -> Runners:
     """ranks: the large model's others, None where it is in one piece."""
     import torch
 
@@ -109,7 +111,7 @@ def _load_runners(
             deterministic=source.deterministic,
             max_context=source.max_context,
             rounding=source.rounding,
-            on_progress=partial(_report, on_progress, f"loading the {tier} model"),
+            on_progress=partial(report, on_progress, f"loading the {tier} model"),
             shard=shard,
         )
     if ranks is not None:
@@ -118,9 +120,11 @@ def _load_runners(
     else:
         weight_bytes = max(model.weight_bytes for model in models.values())
         torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
-    sizes = cache_sizes(settings, models, device)
-    runners = {
-        tier: make_runner[tier](
+    head = load_head(settings, models, on_progress)
+    sizes = cache_sizes(settings, models, device, head)
+    runners = Runners()
+    for tier, model in models.items():
+        runners[tier] = make_runner[tier](
             model=model,
             num_blocks=sizes.num_blocks[tier],
             num_window_blocks=sizes.num_window_blocks.get(tier),
@@ -130,9 +134,10 @@ def _load_runners(
             prefix_caching=options.prefix_caching,
             kv_dtype=kv_dtype(settings, model),
             cuda_graphs=options.cuda_graphs,
+            taps=head.tap_layers if head is not None and tier == "large" else (),
         )
-        for tier, model in models.items()
-    }
+    if head is not None:
+        runners.head = make_head(settings, head, runners["large"])
     capture_graphs(runners, on_progress)
     return runners
 
@@ -186,13 +191,16 @@ def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCa
     """
     import torch
 
-    for tier, runner in runners.items():
-        stage = f"capturing graphs of the {tier} model"
+    recorded = {f"{tier} model": runner for tier, runner in runners.items()}
+    if (head := head_of(runners)) is not None:
+        recorded["drafter"] = head.runner
+    for name, runner in recorded.items():
+        stage = f"capturing graphs of the {name}"
         try:
-            runner.capture_graphs(partial(_report, on_progress, stage))
+            runner.capture_graphs(partial(report, on_progress, stage))
         except torch.OutOfMemoryError as error:
             raise EngineError(
-                f"The GPU's memory does not suffice for the CUDA graphs of the {tier} model beside "
+                f"The GPU's memory does not suffice for the CUDA graphs of the {name} beside "
                 "the weights and the KV cache. Lower engine.kv_cache_gib or engine.num_blocks, or "
                 "do without graphs: --no-cuda-graphs (engine.cuda_graphs = false)."
             ) from error
@@ -212,12 +220,12 @@ def compile_kernels(
     from kernels.triton_support import uses_triton
     from verifier.coupled import CoupledVerifier
 
-    drafter = _build_drafter(settings, runners, None)
+    drafter = build_drafter(settings, runners, None)
     engine = Engine(runners=runners, verifier=CoupledVerifier(), drafter=drafter)
     if any(uses_triton(runner.device) for runner in runners.values()):
-        if drafter is not None:
-            warm_up_trees(_draft_config(settings), runners["small"].device)
-        warm_up(engine, partial(_report, on_progress, "compiling kernels"))
+        if drafter is not None and "small" in runners:
+            warm_up_trees(draft_config(settings), runners["small"].device)
+        warm_up(engine, partial(report, on_progress, "compiling kernels"))
     else:
         warm_up_briefly(engine)
 
@@ -245,7 +253,7 @@ def join(
         policy=SloQueue() if settings.slo.queue == "deadlines" else FairQueue(),
         runners=runners,
         verifier=CoupledVerifier(),
-        drafter=_build_drafter(settings, runners, budget),
+        drafter=build_drafter(settings, runners, budget),
         grammars=build_grammars(settings, runners) if grammars is None else grammars,
         config=EngineConfig(
             max_sequences=options.max_sequences,
@@ -273,34 +281,6 @@ def load_adapters(settings: Settings, engine: "Engine") -> None:
             raise EngineError(f"adapter {named.name}: {outcomes[0]}")
 
 
-def measure_budget(
-    settings: Settings,
-    runners: "Mapping[Tier, ModelRunner]",
-    on_progress: LoadingCallback,
-    saved: "CurveStore | None" = None,
-) -> "TreeBudget | None":
-    """Return the times of passes on this machine, which set the trees' sizes.
-
-    None where no tokens are drafted, or where the trees' sizes are fixed. `saved`: measurements of
-    earlier starts, which are taken where there are any.
-    """
-    from draft.budget import TreeBudget
-    from engine.passes.step_times import follow_step_times
-
-    options = settings.speculation
-    if not (options.enabled and options.adaptive) or len(runners) < len(TIERS):
-        return None
-    times = {
-        tier: follow_step_times(
-            runner,
-            on_progress=partial(_report, on_progress, f"timing the {tier} model"),
-            saved=saved,
-        )
-        for tier, runner in runners.items()
-    }
-    return TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
-
-
 def saved_times(settings: Settings) -> "CurveStore | None":
     """Pass times that earlier starts with these settings measured here; None without a folder."""
     from engine.passes.saved_times import SavedTimes
@@ -311,35 +291,6 @@ def saved_times(settings: Settings) -> "CurveStore | None":
     )
     folder = options.cache_folder or cache_folder(os.environ)
     return None if folder is None else SavedTimes(folder, conditions)
-
-
-def allowed_difference(settings: Settings) -> str | None:
-    """Return `vocabulary_difference`, unless it makes a configured drafter useless.
-
-    Raises EngineError in that case.
-    """
-    options = settings.speculation
-    difference = vocabulary_difference(settings)
-    if difference is not None and options.enabled and not options.allow_vocab_mismatch:
-        raise EngineError(
-            "The small model cannot draft for the large one: their tokenizers differ "
-            f"({difference}), so its tokens would mean something else. {MISMATCH_ADVICE}"
-        )
-    return difference
-
-
-def vocabulary_difference(settings: Settings) -> str | None:
-    """Return a sentence on how the two tiers' tokenizers differ; None when they do not.
-
-    Raises EngineError for a tokenizer that cannot be loaded.
-    """
-    from draft.vocabulary import describe_difference
-
-    large, small = (
-        _load_tokenizer(path).backend_tokenizer.get_vocab(with_added_tokens=True)
-        for path in _both_models(settings)
-    )
-    return describe_difference(large, small)
 
 
 def build_grammars(
@@ -402,79 +353,3 @@ def _check_modes(settings: Settings, device: "torch.device") -> None:
             "engine.deterministic on a GPU needs Triton, which is not installed here (it exists on "
             "Linux only). Install triton, use --device cpu, or leave engine.deterministic off."
         )
-
-
-def _build_drafter(
-    settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
-) -> "TreeDrafter | None":
-    """Build the small model as the large one's drafter, if both are loaded."""
-    from draft.tree_drafter import TreeDrafter
-
-    options = settings.speculation
-    if not options.enabled or len(runners) < len(TIERS):
-        return None
-    small, large = runners["small"], runners["large"]
-    config = _draft_config(settings)
-    if allowed_difference(settings) is not None:
-        token_map = _build_token_map(settings, runners)
-        log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
-        return TreeDrafter(runner=small, config=config, budget=budget, token_map=token_map)
-    has_gpu = small.device.type == "cuda"
-    grows_on_device = options.on_device == "on" or (options.on_device == "auto" and has_gpu)
-    return TreeDrafter(
-        runner=small,
-        config=config,
-        budget=budget,
-        device_target=large if grows_on_device else None,
-    )
-
-
-def _draft_config(settings: Settings) -> "DraftConfig":
-    from draft.config import DraftConfig
-
-    options = settings.speculation
-    return DraftConfig(
-        max_draft_nodes=options.max_draft_nodes,
-        max_draft_depth=options.max_draft_depth,
-        max_text_depth=options.max_text_depth,
-        max_branching=options.max_branching,
-        max_frontier=options.max_frontier,
-        sources=options.sources,
-    )
-
-
-def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> "TokenMap":
-    from draft.token_map import SpecialTokens, TokenMap
-
-    target, draft = (_load_tokenizer(path) for path in _both_models(settings))
-    return TokenMap(
-        target=target.backend_tokenizer,
-        draft=draft.backend_tokenizer,
-        target_vocab_size=runners["large"].vocab_size,
-        draft_vocab_size=runners["small"].vocab_size,
-        target_special=SpecialTokens(bos=target.bos_token_id, eos=target.eos_token_id),
-        draft_special=SpecialTokens(bos=draft.bos_token_id, eos=draft.eos_token_id),
-    )
-
-
-def _both_models(settings: Settings) -> tuple[str, str]:
-    """Return paths or hub ids of the large and the small model, where both are named."""
-    named = named_models(settings)
-    return named["large"], named["small"]
-
-
-def _load_tokenizer(path: str) -> Any:
-    """Load the fast tokenizer of a folder or hub id. Raises EngineError."""
-    from gateway.text.plain_tokenizer import load_tokenizer
-
-    try:
-        tokenizer = load_tokenizer(path)
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise EngineError(f"{path}: it has no fast tokenizer (tokenizer.json).")
-    return tokenizer
-
-
-def _report(on_progress: LoadingCallback, stage: str, done: int, total: int) -> None:
-    on_progress(stage, done / max(total, 1))

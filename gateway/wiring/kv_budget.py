@@ -48,9 +48,12 @@ def kv_dtype(settings: Settings, model: "CausalModel") -> "torch.dtype":
 
 
 def cache_sizes(
-    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
+    settings: Settings,
+    models: "Mapping[Tier, CausalModel]",
+    device: "torch.device",
+    head: "CausalModel | None" = None,
 ) -> CacheSizes:
-    """Share the memory out.
+    """Share the memory out. head: a drafter with as many blocks as the large model.
 
     Raises EngineError when it does not hold one answer of full length.
     """
@@ -81,6 +84,9 @@ def cache_sizes(
         )
         for tier, model in models.items()
     }
+    if head is not None:
+        own = blocks["large"]
+        blocks["large"] = replace(own, full=own.full + _head_bytes(settings, head))
     shares = share_blocks(budget_bytes, list(blocks.values()))
     num_blocks = dict(zip(blocks, shares, strict=True))
     fewest = min(shares)
@@ -151,6 +157,14 @@ def _block_bytes(settings: Settings, model: "CausalModel", demand: int) -> Block
         windowed=_bytes_per_block(settings, model, windowed=True),
         demand=demand,
     )
+
+
+def _head_bytes(settings: Settings, head: "CausalModel") -> int:
+    """Return the bytes of a head's block, which is of the model's own type."""
+    from engine.model.kv_cache import KVCache
+
+    block_size = settings.engine.block_size
+    return KVCache.bytes_per_block(head.config, block_size=block_size, dtype=head.dtype)
 
 
 def _bytes_per_block(

@@ -2,7 +2,7 @@
 
 const SPAN_S = 300;
 const GAP_S = 15;  // a longer gap between two samples: no line joins its sides
-const SOURCES = new Set(["model", "suffix", "prediction", "grammar", "reused"]);
+const SOURCES = new Set(["model", "suffix", "prediction", "grammar", "head", "reused"]);
 
 // ---- words and figures ---------------------------------------------------------------------
 

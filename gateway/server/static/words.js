@@ -12,6 +12,7 @@ const HAND_OFFS = {
 const ORIGINS = {
   small: ["small model's answer", "Written by the small model."],
   model: ["drafted by the small model", "Drafted by the small model, accepted by the large one."],
+  head: ["drafted by reading the large model", "Drafted from the large model's hidden states, accepted by it."],
   suffix: ["drafted from repeated text", "Drafted from text that repeats, accepted by the large model."],
   prediction: ["drafted from the prediction", "The request had predicted it, and the large model confirmed it."],
   reused: ["reused at escalation", "The small model had written it before the large one took over, which confirmed it."],

@@ -69,6 +69,13 @@ def serve(  # noqa: PLR0913 - a flag each
     config: ConfigFile = None,
     large: LargeOption = None,
     small: Small = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafter that reads the large model (EAGLE-3, P-EAGLE, DFlash): folder or hub id; "
+            "mtp for the one in its checkpoint."
+        ),
+    ] = None,
     router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
     quantize: QuantizeOption = None,
     chat_template: ChatTemplateOption = None,
@@ -120,6 +127,7 @@ def serve(  # noqa: PLR0913 - a flag each
     refuse_conflicts()
     flags = {
         **model_flags(large, small),
+        "models.drafter": drafter,
         "models.router": router,
         "models.quantize": quantize,
         "models.chat_template": chat_template,

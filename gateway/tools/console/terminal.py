@@ -89,7 +89,8 @@ def print_banner(
             soft_wrap=True,
         )
     if info.tiers:
-        drafts = "on: small drafts for large" if info.speculation else "off"
+        named = " or ".join(info.drafters) or "small"
+        drafts = f"on: {named} drafts for large" if info.speculation else "off"
         console.print(f"  speculation {drafts}", soft_wrap=True)
     if routing:
         console.print(f"  routing {escape(routing)}", soft_wrap=True)

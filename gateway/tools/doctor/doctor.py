@@ -231,7 +231,7 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
 
 def _tokenizers(settings: Settings) -> Finding:
     """Check that the small and the large model share a vocabulary."""
-    from gateway.wiring.engine import MISMATCH_ADVICE, vocabulary_difference
+    from gateway.wiring.drafter import MISMATCH_ADVICE, vocabulary_difference
 
     name = "tokenizers"
     if not all(folder.is_dir() for folder in _folders(settings)):

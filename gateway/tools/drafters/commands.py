@@ -338,9 +338,10 @@ def _tune(
     from draft.training.tune import DraftLimits, Tuner
     from gateway.tools.console.terminal import make_console
     from gateway.wiring import engine as engine_wiring
+    from gateway.wiring.drafter import measure_budget
 
     runners = engine_wiring.load_runners(settings, _say_stage())
-    budget = engine_wiring.measure_budget(settings, runners, _say_stage())
+    budget = measure_budget(settings, runners, _say_stage())
 
     def build(choice: DraftLimits) -> "Engine":
         limits = {

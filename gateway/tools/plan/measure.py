@@ -15,7 +15,8 @@ from gateway.tools.plan.curves import MeasuredCurve
 from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import GuessedStep, Speculation, TierModel
 from gateway.wiring.checkpoints import named_models
-from gateway.wiring.engine import join, load_runners, measure_budget
+from gateway.wiring.drafter import measure_budget
+from gateway.wiring.engine import join, load_runners
 
 if TYPE_CHECKING:
     from engine.core import Engine

@@ -181,7 +181,7 @@ def test_a_list_in_a_file_a_variable_and_a_flag(empty_folder: Path) -> None:
     message = complaint(environ={"OUTRIDER_SPECULATION__SOURCES": "model,ngram"})
     assert message == (
         "speculation.sources.1 (environment variable OUTRIDER_SPECULATION__SOURCES) = 'ngram': "
-        "input should be 'model', 'suffix', 'prediction' or 'grammar'"
+        "input should be 'model', 'suffix', 'prediction', 'grammar' or 'head'"
     )
 
 

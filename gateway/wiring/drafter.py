@@ -1,0 +1,252 @@
+"""The drafter's part of the wiring: what guesses for the large model, and what its passes take.
+
+Everything heavy is imported inside functions, as in `gateway.wiring.engine`.
+"""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError
+from engine.request import TIERS, Tier
+from gateway.backends.step_loop import LoadingCallback
+from gateway.settings.tree import Settings
+from gateway.wiring.checkpoints import named_models
+
+if TYPE_CHECKING:
+    from draft.budget import TreeBudget
+    from draft.config import DraftConfig
+    from draft.head_texts import Head
+    from draft.heads.protocol import HeadModel
+    from draft.token_map import TokenMap
+    from draft.tree_drafter import TreeDrafter
+    from engine.model.protocol import CausalModel
+    from engine.passes.runner import ModelRunner
+    from engine.passes.step_times import CurveStore
+
+log = logging.getLogger(__name__)
+
+MISMATCH_ADVICE = (
+    "To serve both without drafting: --no-speculation (speculation.enabled = false). To draft "
+    "through the tokens that both have: --allow-vocab-mismatch (speculation.allow_vocab_mismatch "
+    "= true)."
+)
+
+
+class Runners(dict[Tier, "ModelRunner"]):
+    """The runners of the tiers. `head`: what drafts for the large one by its hidden states."""
+
+    head: "Head | None" = None
+
+
+def load_head(
+    settings: Settings, models: "Mapping[Tier, CausalModel]", on_progress: LoadingCallback
+) -> "HeadModel | None":
+    """Read the head that `models.drafter` names; None for none. Raises EngineError."""
+    path = settings.models.drafter
+    if path is None or not settings.speculation.enabled:
+        return None
+    from draft.heads.read_head import read_head
+    from engine.model.decoder import DecoderModel
+
+    large = models.get("large")
+    if large is None:
+        raise EngineError(
+            f"models.drafter (--drafter) = {path!r} drafts for the large model, but there is none: "
+            "name one with --large."
+        )
+    if not isinstance(large, DecoderModel):
+        raise EngineError(
+            f"models.drafter (--drafter) = {path!r} reads the hidden states of "
+            f"{large.config.model_id}, which runs through transformers' modules; heads draft for "
+            "models with layers of Outrider's own."
+        )
+    return read_head(
+        path,
+        large,
+        max_context=settings.engine.max_context,
+        on_progress=partial(report, on_progress, "loading the drafter"),
+    )
+
+
+def refuse_head(settings: Settings) -> None:
+    """Raise EngineError for a head beside a large model that is split over devices."""
+    if settings.models.drafter is not None and settings.speculation.enabled:
+        raise EngineError(
+            f"models.drafter (--drafter) = {settings.models.drafter!r} reads the hidden states of a "
+            "large model in one piece; it cannot be split over several devices beside it."
+        )
+
+
+def make_head(settings: Settings, model: "HeadModel", large: "ModelRunner") -> "Head":
+    """Give a head its KV cache, which holds as many tokens as the large model's."""
+    from draft.head_texts import Head
+    from engine.passes.runner import ModelRunner
+
+    options = settings.engine
+    runner = ModelRunner(
+        model=model,
+        num_blocks=large.pool.num_blocks,
+        block_size=options.block_size,
+        max_context=options.max_context,
+        prefix_caching=options.prefix_caching,
+        cuda_graphs=options.cuda_graphs,
+    )
+    return Head(model=model, runner=runner, vocab_size=large.vocab_size)
+
+
+def report(on_progress: LoadingCallback, stage: str, done: int, total: int) -> None:
+    """Tell how far a stage of loading is."""
+    on_progress(stage, done / max(total, 1))
+
+
+def measure_budget(
+    settings: Settings,
+    runners: "Mapping[Tier, ModelRunner]",
+    on_progress: LoadingCallback,
+    saved: "CurveStore | None" = None,
+) -> "TreeBudget | None":
+    """Return the times of passes on this machine, which set the trees' sizes.
+
+    None where no tokens are drafted, or where the trees' sizes are fixed. `saved`: measurements of
+    earlier starts, which are taken where there are any.
+    """
+    from draft.budget import TreeBudget
+    from engine.passes.step_times import follow_step_times
+
+    options = settings.speculation
+    head = head_of(runners)
+    if not (options.enabled and options.adaptive) or (len(runners) < len(TIERS) and head is None):
+        return None
+    timed: dict[str, ModelRunner] = {f"{tier} model": runner for tier, runner in runners.items()}
+    if head is not None:
+        timed["drafter"] = head.runner
+    times = {
+        name: follow_step_times(
+            runner, on_progress=partial(report, on_progress, f"timing the {name}"), saved=saved
+        )
+        for name, runner in timed.items()
+    }
+    of_head = times.get("drafter")
+    of_small = times.get("small model") or of_head
+    assert of_small is not None, "something drafts"
+    return TreeBudget(
+        target_pass_s=times["large model"], draft_pass_s=of_small, head_pass_s=of_head
+    )
+
+
+def head_of(runners: "Mapping[Tier, ModelRunner]") -> "Head | None":
+    """Return the head that was loaded with these runners."""
+    return runners.head if isinstance(runners, Runners) else None
+
+
+def allowed_difference(settings: Settings) -> str | None:
+    """Return `vocabulary_difference`, unless it makes a configured drafter useless.
+
+    Raises EngineError in that case.
+    """
+    options = settings.speculation
+    difference = vocabulary_difference(settings)
+    is_refused = options.enabled and not options.allow_vocab_mismatch
+    if difference is not None and is_refused and settings.models.drafter is None:
+        raise EngineError(
+            "The small model cannot draft for the large one: their tokenizers differ "
+            f"({difference}), so its tokens would mean something else. {MISMATCH_ADVICE}"
+        )
+    return difference
+
+
+def vocabulary_difference(settings: Settings) -> str | None:
+    """Return a sentence on how the two tiers' tokenizers differ; None when they do not.
+
+    Raises EngineError for a tokenizer that cannot be loaded.
+    """
+    from draft.vocabulary import describe_difference
+
+    large, small = (
+        _load_tokenizer(path).backend_tokenizer.get_vocab(with_added_tokens=True)
+        for path in _both_models(settings)
+    )
+    return describe_difference(large, small)
+
+
+def build_drafter(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
+) -> "TreeDrafter | None":
+    """Build the large model's drafter: the small model if both are loaded, a head, or both."""
+    from draft.tree_drafter import TreeDrafter
+
+    options, head = settings.speculation, head_of(runners)
+    if not options.enabled or (len(runners) < len(TIERS) and head is None):
+        return None
+    config = draft_config(settings)
+    if len(runners) < len(TIERS):
+        return TreeDrafter(runner=None, head=head, config=config, budget=budget)
+    small, large = runners["small"], runners["large"]
+    if allowed_difference(settings) is not None:
+        if not options.allow_vocab_mismatch:
+            log.warning("the small model does not draft reason=tokenizer")
+            return TreeDrafter(runner=None, head=head, config=config, budget=budget)
+        token_map = _build_token_map(settings, runners)
+        log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
+        return TreeDrafter(
+            runner=small, head=head, config=config, budget=budget, token_map=token_map
+        )
+    has_gpu = small.device.type == "cuda"
+    grows_on_device = options.on_device == "on" or (options.on_device == "auto" and has_gpu)
+    return TreeDrafter(
+        runner=small,
+        head=head,
+        config=config,
+        budget=budget,
+        device_target=large if grows_on_device else None,
+    )
+
+
+def draft_config(settings: Settings) -> "DraftConfig":
+    """Return the limits of trees."""
+    from draft.config import DraftConfig
+
+    options = settings.speculation
+    return DraftConfig(
+        max_draft_nodes=options.max_draft_nodes,
+        max_draft_depth=options.max_draft_depth,
+        max_text_depth=options.max_text_depth,
+        max_branching=options.max_branching,
+        max_frontier=options.max_frontier,
+        sources=options.sources,
+    )
+
+
+def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> "TokenMap":
+    from draft.token_map import SpecialTokens, TokenMap
+
+    target, draft = (_load_tokenizer(path) for path in _both_models(settings))
+    return TokenMap(
+        target=target.backend_tokenizer,
+        draft=draft.backend_tokenizer,
+        target_vocab_size=runners["large"].vocab_size,
+        draft_vocab_size=runners["small"].vocab_size,
+        target_special=SpecialTokens(bos=target.bos_token_id, eos=target.eos_token_id),
+        draft_special=SpecialTokens(bos=draft.bos_token_id, eos=draft.eos_token_id),
+    )
+
+
+def _both_models(settings: Settings) -> tuple[str, str]:
+    """Return paths or hub ids of the large and the small model, where both are named."""
+    named = named_models(settings)
+    return named["large"], named["small"]
+
+
+def _load_tokenizer(path: str) -> Any:
+    """Load the fast tokenizer of a folder or hub id. Raises EngineError."""
+    from gateway.text.plain_tokenizer import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(path)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise EngineError(f"{path}: it has no fast tokenizer (tokenizer.json).")
+    return tokenizer
