@@ -74,8 +74,8 @@ def refuse_head(settings: Settings) -> None:
     """Raise EngineError for a head beside a large model that is split over devices."""
     if settings.models.drafter is not None and settings.speculation.enabled:
         raise EngineError(
-            f"models.drafter (--drafter) = {settings.models.drafter!r} reads the hidden states of a "
-            "large model in one piece; it cannot be split over several devices beside it."
+            f"models.drafter (--drafter) = {settings.models.drafter!r} reads the hidden states of "
+            "a large model in one piece; it cannot be split over several devices beside it."
         )
 
 
