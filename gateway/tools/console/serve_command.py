@@ -72,7 +72,7 @@ def serve(  # noqa: PLR0913 - a flag each
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="Drafter that reads the large model (EAGLE-3, P-EAGLE, DFlash): folder or hub id; "
+            help="Drafter that reads the large model (EAGLE-3, MTP): folder or hub id; "
             "mtp for the one in its checkpoint."
         ),
     ] = None,
