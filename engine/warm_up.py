@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from engine.core import Engine
+from engine.events import AnswerHeld
 from engine.request import CascadeParams, EngineRequest, SamplingParams, Tier
 
 # A row of a decode, chunks of a prompt as they come; text that repeats lets every source guess.
@@ -34,11 +35,9 @@ def warm_up(engine: Engine, on_progress: Callable[[int, int], None] | None = Non
         for request in batch:
             engine.submit(request)
         while engine.has_work:
-            engine.step()
-        for request in batch:  # those that might have escalated are held
-            engine.settle(request.request_id)
-        if engine.has_work:
-            engine.step()
+            for event in engine.step():
+                if isinstance(event, AnswerHeld):  # at once: its blocks may be what others wait for
+                    engine.settle(event.request_id)
         done += len(batch)
         if on_progress is not None:
             on_progress(done, total)
