@@ -1,20 +1,27 @@
-"""`outrider draft train | tune`: make a drafter for a large model, and find its best settings."""
+"""`outrider draft`: make a drafter for a large model, find its best settings, compare several."""
 
-import contextlib
-import importlib.util
-import logging
-import os
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.errors import EngineError
-from gateway.settings.tree import NONE, Settings, SettingsError, load_settings
+from gateway.settings.tree import NONE, Settings, SettingsError
 from gateway.tools.console.command import DeviceOption, DtypeOption
-from gateway.tools.console.user_errors import EXIT_FAILED, user_errors
+from gateway.tools.drafters.compare_command import COMPARE_HELP, compare
+from gateway.tools.drafters.shared import (
+    EngineConfigFile,
+    EngineThreads,
+    LargeModel,
+    PromptDataPath,
+    TrainingSeed,
+    draft_errors,
+    draft_settings,
+    found_data,
+    need,
+    quiet_transformers,
+    say_stage,
+)
 from gateway.tools.drafters.tables import print_head, print_training, print_tuning
 
 if TYPE_CHECKING:
@@ -24,13 +31,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="draft",
-    help="Train a drafter for a large model and tune how it drafts.",
+    help="Train a drafter for a large model, tune how it drafts, compare several.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
 )
 
-DATA_VARIABLE = "OUTRIDER_DATA"
+app.command(name="compare", help=COMPARE_HELP)(compare)
+
 DEFAULT_OUT = "outrider-draft.toml"
 _DEFAULT_STEPS = 1000
 _DEFAULT_UNROLL = 7
@@ -42,30 +50,6 @@ class DrafterKind(StrEnum):
     small = "small"
     eagle3 = "eagle3"
     mtp = "mtp"
-
-
-LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
-PromptDataPath = Annotated[
-    Path,
-    typer.Option(
-        help="JSONL or CSV with prompt, messages or text, or a .txt of a prompt a line. A relative "
-        f"path is also looked up under ${DATA_VARIABLE}."
-    ),
-]
-EngineConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")]
-EngineThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
-TrainingSeed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled answers.")]
-
-
-@contextlib.contextmanager
-def _user_errors(after_interruption: str) -> Iterator[None]:
-    """Print errors that the user can fix, and exit."""
-    from draft.training.distill import DistillError
-    from draft.training.prompt_file import PromptDataError
-
-    fixable = (DistillError, PromptDataError, EngineError, SettingsError)
-    with user_errors(failed=fixable, interrupted=after_interruption):
-        yield
 
 
 _TRAIN_HELP = """
@@ -146,13 +130,13 @@ def train(  # noqa: PLR0913 - a flag each
     num_threads: EngineThreads = None,
 ) -> None:
     """Train a drafter; the help is `_TRAIN_HELP`."""
-    _need("tqdm", "the training's progress bars")
+    need("tqdm", "the training's progress bars")
     _refuse_options(
         kind,
         {"--small": small, "--layers": layers, "--width": width},
         {"--draft-vocab": draft_vocab, "--unroll": unroll},
     )
-    with _user_errors("go on with --resume"):
+    with draft_errors("go on with --resume"):
         from draft.training.distill import DistillPlan
         from draft.training.drafter_job import DrafterJob, train_drafter
         from draft.training.own_answers import AnswerPlan
@@ -160,7 +144,7 @@ def train(  # noqa: PLR0913 - a flag each
         from gateway.wiring import engine as engine_wiring
         from gateway.wiring import start as wiring
 
-        settings = _settings(
+        settings = draft_settings(
             config,
             {
                 "models.large": large,
@@ -172,10 +156,12 @@ def train(  # noqa: PLR0913 - a flag each
         )
         wiring.check_models(settings)
         if small is not None:
-            wiring.check_models(_settings(config, {"models.large": large, "models.small": small}))
+            wiring.check_models(
+                draft_settings(config, {"models.large": large, "models.small": small})
+            )
         common: dict[str, Any] = {
             "large": large,
-            "data": _found(data),
+            "data": found_data(data),
             "out": out,
             "on_policy": on_policy,
             "answers": AnswerPlan(
@@ -195,10 +181,10 @@ def train(  # noqa: PLR0913 - a flag each
         }
 
         def load() -> "tuple[Engine, ModelRunner]":
-            runners = engine_wiring.load_runners(settings, _say_stage())
+            runners = engine_wiring.load_runners(settings, say_stage())
             return engine_wiring.join(settings, runners, None), runners["large"]
 
-        _quiet_transformers()
+        quiet_transformers()
         if kind is not DrafterKind.small:
             from draft.training.head_job import HeadJob, train_head
 
@@ -267,10 +253,10 @@ def tune(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Measure and choose; the help is `_TUNE_HELP`."""
     if plots is not None:
-        _need("matplotlib", "--plots")
+        need("matplotlib", "--plots")
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} exists already; name another with --out, or --force")
-    with _user_errors("nothing was written"):
+    with draft_errors("nothing was written"):
         from transformers import AutoTokenizer
 
         from draft.training.prompt_file import read_prompts
@@ -286,7 +272,7 @@ def tune(  # noqa: PLR0913 - a flag each
             "max_frontier": frontier,
         }
         grid = {limit: _values(given[limit], limit, DEFAULT_GRID[limit]) for limit in DEFAULT_GRID}
-        settings = _settings(
+        settings = draft_settings(
             config,
             {
                 "models.large": large,
@@ -300,10 +286,10 @@ def tune(  # noqa: PLR0913 - a flag each
             },
         )
         wiring.check_models(settings)
-        _quiet_transformers()
+        quiet_transformers()
         model = read_model_config(large)
         traffic = sample_traffic(
-            read_prompts(_found(data))[:prompts],
+            read_prompts(found_data(data))[:prompts],
             AutoTokenizer.from_pretrained(large, trust_remote_code=False),
             SamplingParams(
                 max_tokens=max_tokens,
@@ -340,8 +326,8 @@ def _tune(
     from gateway.wiring import engine as engine_wiring
     from gateway.wiring.drafter import measure_budget
 
-    runners = engine_wiring.load_runners(settings, _say_stage())
-    budget = measure_budget(settings, runners, _say_stage())
+    runners = engine_wiring.load_runners(settings, say_stage())
+    budget = measure_budget(settings, runners, say_stage())
 
     def build(choice: DraftLimits) -> "Engine":
         limits = {
@@ -377,28 +363,6 @@ def _tune(
         return tuner.tune(grid, start=start)
 
 
-def _need(package: str, purpose: str) -> None:
-    """Exit with what to install if an optional package is not there."""
-    if importlib.util.find_spec(package) is None:
-        typer.secho(
-            f"outrider: {purpose} need {package}, which is not installed: pip install {package}",
-            fg=typer.colors.RED,
-            err=True,
-        )
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _settings(config: Path | None, flags: dict[str, Any]) -> Settings:
-    return load_settings(config_file=config, flags=flags)
-
-
-def _found(path: Path) -> Path:
-    root = os.environ.get(DATA_VARIABLE)
-    if root and not path.is_absolute() and not path.exists():
-        return Path(root) / path
-    return path
-
-
 def _values(text: str | None, limit: "Limit", default: tuple[int, ...]) -> tuple[int, ...]:
     """`4,8,16` as numbers. Raises SettingsError for anything else and what no tree can have."""
     from draft.config import DraftConfig
@@ -415,23 +379,3 @@ def _values(text: str | None, limit: "Limit", default: tuple[int, ...]) -> tuple
     if min(values) < 1:
         raise SettingsError(f"{text!r}: 0 means no drafting, which is measured anyway")
     return values
-
-
-def _quiet_transformers() -> None:
-    """Its bars for loading and saving a handful of tensors would bury ours."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-
-
-def _say_stage() -> Any:
-    """A progress callback that writes a line for each stage."""
-    seen: set[str] = set()
-
-    def report(stage: str, _: float) -> None:
-        if stage not in seen:
-            seen.add(stage)
-            typer.echo(f"{stage} ...", err=True)
-
-    return report

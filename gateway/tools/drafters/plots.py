@@ -1,4 +1,4 @@
-"""The pictures of `outrider draft tune`: acceptance by depth, tokens per second by tree size."""
+"""The pictures of `outrider draft tune` and `compare`: acceptance by depth, tokens per second."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ mpl.use("Agg")  # files only: a machine that serves models has no display
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from draft.training.compare import Compared, plain_tokens_per_s
 from draft.training.tune import Tried, TuneReport
 
 if TYPE_CHECKING:
@@ -33,6 +34,37 @@ def draw_plots(report: TuneReport, folder: Path) -> list[Path]:
         figure.savefig(folder / name, dpi=_DPI)
         paths.append(folder / name)
     return paths
+
+
+def draw_comparison(found: Sequence[Compared], path: Path) -> Path:
+    """Write a picture of several drafters: acceptance by depth, and tokens per second."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(2 * _SIZE_INCHES[0], _SIZE_INCHES[1]), layout="constrained")
+    acceptance, speed = figure.subplots(1, 2)
+    for axes in (acceptance, speed):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
+    for drafter in found:
+        levels = drafter.level_acceptance
+        label = f"{drafter.name} ({drafter.kind}, {1e3 * drafter.level_s:.2f} ms a level)"
+        acceptance.plot(range(1, len(levels) + 1), levels, marker="o", markersize=4, label=label)
+    acceptance.set_title("First choices accepted where those above were", loc="left", fontsize=11)
+    acceptance.set_ylim(0.0, 1.03)
+    acceptance.set_xlabel("depth in tokens")
+    acceptance.xaxis.set_major_locator(MaxNLocator(integer=True))
+    acceptance.grid(axis="y", color="#e3e5e8", linewidth=0.8)
+    acceptance.legend(frameon=False)
+    pace = plain_tokens_per_s(found)
+    names = [drafter.name for drafter in found]
+    rates = [drafter.tree_ratio * pace for drafter in found]
+    bars = speed.barh(names, rates, color=[f"C{number}" for number in range(len(found))])
+    speed.bar_label(bars, [f" {drafter.tree_ratio:.2f} x plain" for drafter in found])
+    speed.axvline(pace, color=_GREY, linestyle="--", linewidth=1.2)
+    speed.invert_yaxis()
+    speed.margins(x=0.2)
+    speed.set_title("Tokens per second with trees (dashed: plain)", loc="left", fontsize=11)
+    figure.savefig(path, dpi=_DPI)
+    return path
 
 
 def _new_figure(title: str) -> "tuple[Figure, Axes]":

@@ -1,5 +1,6 @@
 """Final output of `outrider draft`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from gateway.tools.console.terminal import make_console
 
 if TYPE_CHECKING:
+    from draft.training.compare import Compared
     from draft.training.distill import DistillReport
     from draft.training.head_distil import HeadReport
     from draft.training.tune import TuneReport
@@ -78,3 +80,37 @@ def print_tuning(report: "TuneReport") -> None:
     console.print(table)
     if report.gain <= 1.0:
         console.print("Drafting does not pay off on this machine: the settings file turns it off.")
+
+
+def print_comparison(found: "Sequence[Compared]") -> None:
+    """A row a drafter: size, cost of a level, acceptance by depth, speed; the fastest in green."""
+    from draft.training.compare import plain_tokens_per_s
+
+    console = make_console()
+    pace = plain_tokens_per_s(found)
+    table = Table(
+        title="First choices accepted where those above were, in % by depth; speed over plain",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("drafter", min_width=10)
+    depth = max(len(drafter.level_acceptance) for drafter in found)
+    for name in ("kind", "ms", *map(str, range(1, depth + 1)), "chains", "trees", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    best = max(drafter.tree_ratio for drafter in found)
+    for drafter in found:
+        levels = [f"{100 * share:.0f}" for share in drafter.level_acceptance]
+        table.add_row(
+            drafter.name,
+            drafter.kind,
+            f"{1e3 * drafter.level_s:.2f}",
+            *levels,
+            *[""] * (depth - len(levels)),
+            f"{drafter.chain_ratio:.2f}",
+            f"{drafter.tree_ratio:.2f}",
+            f"{drafter.tree_ratio * pace:.0f}",
+            style="bold green" if drafter.tree_ratio == best else None,
+        )
+    console.print(table)
+    console.print(f"Plain decoding: {pace:.1f} tok/s. ms: a level. Trees are sized by cost.")

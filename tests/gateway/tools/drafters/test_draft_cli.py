@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from gateway.backends.step_loop import no_progress
 from gateway.cli import app
 from gateway.settings.tree import load_settings
-from gateway.tools.drafters import commands as draft_cli
+from gateway.tools.drafters import shared
 from gateway.wiring import build as wiring
 from tests.models import save_hf_model
 
@@ -155,7 +155,7 @@ def test_values_that_no_tree_can_have(values: str, large: Path, data: Path, tmp_
 def test_a_missing_extra_says_what_to_install(
     large: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_cli.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shared.importlib.util, "find_spec", lambda name: None)
     for result, extra in (
         (train(large, data, tmp_path / "out"), "pip install tqdm"),
         (tune(large, large, data, tmp_path / "o.toml", "--plots", "p"), "pip install matplotlib"),

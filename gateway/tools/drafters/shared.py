@@ -1,0 +1,84 @@
+"""What the commands of `outrider draft` have in common: options, settings, errors."""
+
+import contextlib
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.errors import EngineError
+from gateway.settings.tree import Settings, SettingsError, load_settings
+from gateway.tools.console.user_errors import EXIT_FAILED, user_errors
+
+DATA_VARIABLE = "OUTRIDER_DATA"
+
+LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
+PromptDataPath = Annotated[
+    Path,
+    typer.Option(
+        help="JSONL or CSV with prompt, messages or text, or a .txt of a prompt a line. A relative "
+        f"path is also looked up under ${DATA_VARIABLE}."
+    ),
+]
+EngineConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")]
+EngineThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+TrainingSeed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled answers.")]
+
+
+@contextlib.contextmanager
+def draft_errors(after_interruption: str) -> Iterator[None]:
+    """Print errors that the user can fix, and exit."""
+    from draft.training.distill import DistillError
+    from draft.training.prompt_file import PromptDataError
+
+    fixable = (DistillError, PromptDataError, EngineError, SettingsError)
+    with user_errors(failed=fixable, interrupted=after_interruption):
+        yield
+
+
+def need(package: str, purpose: str) -> None:
+    """Exit with what to install if an optional package is not there."""
+    if importlib.util.find_spec(package) is None:
+        typer.secho(
+            f"outrider: {purpose} need {package}, which is not installed: pip install {package}",
+            fg=typer.colors.RED,
+            err=True,
+        )
+        raise typer.Exit(EXIT_FAILED)
+
+
+def draft_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
+    """Return the settings of a file and these flags. Raises SettingsError."""
+    return load_settings(config_file=config, flags=flags)
+
+
+def found_data(path: Path) -> Path:
+    """Return a path, below $OUTRIDER_DATA where there is no such file here."""
+    root = os.environ.get(DATA_VARIABLE)
+    if root and not path.is_absolute() and not path.exists():
+        return Path(root) / path
+    return path
+
+
+def quiet_transformers() -> None:
+    """Its bars for loading and saving a handful of tensors would bury ours."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+
+
+def say_stage() -> Any:
+    """A progress callback that writes a line for each stage."""
+    seen: set[str] = set()
+
+    def report(stage: str, _: float) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            typer.echo(f"{stage} ...", err=True)
+
+    return report
