@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from draft.budget import StepBudget
@@ -20,7 +22,7 @@ from draft.node_selection import least_chance, select_nodes, weighted_probs
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ModelRunner
-from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
+from engine.protocols import DraftLogits, DraftModel, DraftPass, Proposal, Trees
 from engine.sequences.sequence import Sequence
 from engine.trees.forest import (
     Forest,
@@ -38,21 +40,23 @@ class DeviceGrowth:
 
     How many passes a step has, and how many nodes, is decided before it, by what earlier trees came
     to (`draft.forecast`). Sequences with rules, a grammar or a cascade need the host between the
-    levels: `host` grows their trees in the same passes. `target`: the large model's runner.
+    levels: `host` grows their trees in the same passes. `source`: which model drafts; `target`: the
+    large one's runner.
     """
 
     def __init__(
         self,
         *,
-        runner: ModelRunner,
         target: ModelRunner,
         model: ModelGuesses,
         host: HostGrowth,
         config: DraftConfig,
         lessons: Lessons,
         clock: Callable[[], float],
+        source: DraftModel = "small",
     ) -> None:
-        self._runner = runner
+        self._source: DraftModel = source
+        runner = self._runner = model.runner
         self._target = target
         self._levels = LevelClock(host.host_times, mark_maker(runner.device, clock))
         self._steps = StepClock(clock)
@@ -109,9 +113,13 @@ class DeviceGrowth:
         forest = trees.forest(
             caps,
             min(num_nodes, sum(caps)),
-            GrownDrafts(trees, runner=self._runner, lessons=self._lessons, forecast=self._forecast),
+            self._grown(trees),
         )
         return Trees(host=select_nodes(drafts, floor), forest=forest)
+
+    def _grown(self, trees: DeviceTrees) -> "GrownDrafts":
+        kind = GrownHeadDrafts if self._source == "head" else GrownDrafts
+        return kind(trees, runner=self._runner, lessons=self._lessons, forecast=self._forecast)
 
     def _run_passes(
         self,
@@ -131,38 +139,48 @@ class DeviceGrowth:
         slices = [pair for pair in slices if id(pair[0]) not in begun]
         rows: DeviceRows | None = None
         while slices or roots or rows is not None:
-            pieces = [piece for _, piece in [*slices, *roots]]
-            owners = [draft.sequence for draft, _ in [*slices, *roots]]
+            wanted = self._model.draft_pass([*slices, *roots])
             if rows is not None and trees is not None:
-                owners += [draft.sequence for draft in trees.drafts]
+                wanted = _with_device_rows(wanted, trees, rows)
             if step is not None:
-                num_rows = sum(len(piece.token_ids) for piece in pieces)
-                num_rows += 0 if rows is None else rows.total_rows
+                num_rows = sum(wanted.num_rows_each())
                 spent_s += step.level_s(num_rows)
                 pass_s = step.draft_pass_s(num_rows, step.context)
-                self._levels.begin_level(num_trees=len(owners), pass_s=pass_s)
-            logits = yield DraftPass(slices=pieces, owners=owners, device_rows=rows)
+                self._levels.begin_level(num_trees=len(wanted.owners), pass_s=pass_s)
+            logits = yield wanted
             num_host_rows = sum(piece.num_logit_rows for _, piece in slices)
-            self._model.receive(slices, logits.of_slices[:num_host_rows])
+            hidden = logits.hidden
+            if slices:
+                own = None if hidden is None else hidden[:num_host_rows]
+                self._model.receive(slices, logits.of_slices[:num_host_rows], own)
             if roots:
-                trees = self._begin(roots, logits.of_slices[num_host_rows:], step, spent_s)
+                own = None if hidden is None else hidden[num_host_rows:]
+                trees = self._begin(roots, logits.of_slices[num_host_rows:], own, step, spent_s)
                 roots = []
             elif rows is not None and trees is not None:
                 assert logits.of_device_rows is not None
-                trees.receive(logits.of_device_rows)
+                trees.receive(logits.of_device_rows, logits.hidden_of_device_rows)
             slices = self._model.next_slices(self._host.next_level(growers, drafts, step, spent_s))
             rows = None if trees is None else trees.next_rows()
         return trees, spent_s
 
     def _begin(
-        self, roots: Slices, logits: Tensor, step: StepBudget | None, spent_s: float
+        self,
+        roots: Slices,
+        logits: Tensor,
+        hidden: Tensor | None,
+        step: StepBudget | None,
+        spent_s: float,
     ) -> DeviceTrees | None:
-        """Begin the trees whose roots were computed, if any; logits: [len(roots), vocab_size]."""
+        """Begin the trees whose roots were computed, if any; logits: [len(roots), vocab_size].
+
+        hidden: what a head's rows gave, [len(roots), hidden_size].
+        """
         drafts: list[Draft] = []
         keep: list[int] = []
         for row, (draft, _) in enumerate(roots):
             # A view may have been reclaimed while the pass was planned.
-            if draft.state.view is not None and draft.state.caught_up():
+            if self._model.has_root(draft):
                 draft.state.was_asked = True
                 drafts.append(draft)
                 keep.append(row)
@@ -175,10 +193,11 @@ class DeviceGrowth:
         trees = init_trees_on_device(
             drafts,
             growers,
+            model=self._model,
             runner=self._runner,
-            vocab_size=min(self._runner.vocab_size, self._target.vocab_size),
+            vocab_size=self._vocab_size,
             config=config,
-            table=self._calibration.table(),
+            table=self._calibration.table(self._source),
             num_levels=num_levels(
                 growers,
                 step,
@@ -187,8 +206,17 @@ class DeviceGrowth:
                 min_gain=config.min_path_prob,
             ),
         )
-        trees.expand_roots(logits if len(keep) == len(roots) else logits[keep])
+        if len(keep) < len(roots):
+            logits, hidden = logits[keep], None if hidden is None else hidden[keep]
+        trees.expand_roots(logits, hidden)
         return trees
+
+    @property
+    def _vocab_size(self) -> int:
+        """Ids that both models know: a head reads all of the target's."""
+        if self._model.token_ids is not None:
+            return self._target.vocab_size
+        return min(self._runner.vocab_size, self._target.vocab_size)
 
     def _grower(self, draft: Draft) -> Grower:
         if draft.state.forecast is None:
@@ -247,7 +275,9 @@ class GrownDrafts:
     def _learn(self, known: HostForest) -> None:
         """Learn about guesses and about how many nodes trees of this kind come to."""
         trees = self.trees
-        grown = GrownTrees(known.drafter_payload, len(trees.drafts))
+        grown = GrownTrees(
+            known.drafter_payload, len(trees.drafts), model_bit=trees.table.model_bit
+        )
         for tree, draft in enumerate(trees.drafts):
             verdict = known.verdicts[tree]
             path = [0, *(known.candidates[tree][node] for node in verdict.accepted_nodes)]
@@ -258,6 +288,31 @@ class GrownDrafts:
             probs, depths = grown.guesses(tree)
             for forecast in (trees.growers[tree].forecast, self._forecast):
                 forecast.observe(probs, depths, num_levels=1 + trees.level)
+
+
+class GrownHeadDrafts(GrownDrafts):
+    """The head's texts behind a forest: nothing of a tree stays in its cache."""
+
+    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
+        """Keep nothing: accepted nodes are computed again with the large model's hidden states."""
+
+    def commit(self, known: HostForest) -> Callable[[], None]:
+        """Give the trees' slots back; see `engine.trees.forest.ForestDrafts`."""
+        for draft in self.trees.drafts:
+            draft.state.tree = None
+            self.trees.model.drop_tree(draft)
+        return partial(self._learn, known)
+
+
+def _with_device_rows(wanted: DraftPass, trees: DeviceTrees, rows: DeviceRows) -> DraftPass:
+    """Put the device's rows, and what they carry, in front of a pass."""
+    features = [part for part in (trees.features(), wanted.features) if part is not None]
+    return replace(
+        wanted,
+        device_rows=rows,
+        owners=[*wanted.owners, *(draft.sequence for draft in trees.drafts)],
+        features=torch.cat(features) if len(features) > 1 else next(iter(features), None),
+    )
 
 
 def _is_plain(sequence: Sequence) -> bool:

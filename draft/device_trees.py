@@ -20,10 +20,12 @@ from draft.draft_state import Draft
 from draft.forecast import Grower
 from draft.growing_tree import Candidate
 from draft.grown_trees import pack_state
+from draft.model_guesses import ModelGuesses
 from engine.cache.block_pool import OutOfBlocksError
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ModelRunner
+from engine.protocols import DraftModel
 from engine.sequences.sampling import forest_sampling_rows
 from engine.trees.forest import Forest, ForestDrafts, num_free_slots
 from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
@@ -37,11 +39,17 @@ from kernels.trees.build_tree import (
     choose_frontier,
     expand_tree,
     init_trees,
+    parent_rows,
     select_trees,
 )
 from kernels.trees.tree_state import MAX_CAPACITY
 from kernels.upload import upload
 
+# The source that each model is.
+MODEL_BIT: Final[dict[DraftModel, int]] = {
+    "small": SOURCE_BIT["model"],
+    "head": SOURCE_BIT["head"],
+}
 # The kernels name so many children of a node at most.
 MAX_BRANCHING: Final = 8
 
@@ -59,8 +67,8 @@ class DeviceCalibration:
         self._depth_edges = upload(edges.astype(np.int32), device)
         self._table: EdgeTable | None = None
 
-    def table(self) -> EdgeTable:
-        """The present one; table number 1 is for greedy requests, 0 for the others."""
+    def table(self, model: DraftModel = "small") -> EdgeTable:
+        """The present one for what a model names; number 1 is for greedy requests, 0 for others."""
         if self._table is None or self._version != self._calibration.version:
             self._version = self._calibration.version
             self._table = EdgeTable(
@@ -69,22 +77,25 @@ class DeviceCalibration:
                 depth_edges=self._depth_edges,
                 least=LEAST_LIKELY,
                 most=MOST_LIKELY,
-                model_bit=SOURCE_BIT["model"],
+                model_bit=MODEL_BIT["small"],
             )
-        return self._table
+        return self._table if model == "small" else replace(self._table, model_bit=MODEL_BIT[model])
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class DeviceTrees:
-    """Trees of a step whose roots the small model has computed.
+    """Trees of a step whose roots the model that drafts has computed.
 
     views: each draft's, with slots reserved for its root and `width` nodes a level; a tree that got
     none has its root expanded only. num_levels: passes behind the roots', of which `level` were
-    made. max_depth: bound of all candidates' depths.
+    made. max_depth: bound of all candidates' depths. token_ids: the target's, of each logit of a
+    head; None for the same vocabulary. hidden: what a head's rows gave, by draft offset,
+    [num_trees, number of offsets, feature_size]; None for a model that reads no features.
     """
 
     drafts: list[Draft]
     growers: list[Grower]
+    model: ModelGuesses
     views: list[KVView]
     config: DraftConfig
     num_levels: int
@@ -94,14 +105,22 @@ class DeviceTrees:
     table: EdgeTable
     sampling: SamplingTable
     vocab_size: int
+    token_ids: Tensor | None = None
+    hidden: Tensor | None = None
     level: int = 0
     _rows: FrontierRows | None = None
 
     # ---- the levels ------------------------------------------------------------------------
 
-    def expand_roots(self, logits: Tensor) -> None:
-        """Name the children of all roots; logits: float32 [num_trees, vocab_size]."""
+    def expand_roots(self, logits: Tensor, hidden: Tensor | None = None) -> None:
+        """Name the children of all roots; logits: float32 [num_trees, vocab_size].
+
+        hidden: what the roots' rows gave, [num_trees, feature_size], where features are read.
+        """
         width = self.config.max_frontier
+        if self.hidden is not None:
+            assert hidden is not None, "a head's pass gives hidden states"
+            self.hidden[:, 0] = hidden
         index = self.state.sequence_index[::width]
         self._expand(logits, index, torch.zeros_like(index))
 
@@ -111,7 +130,8 @@ class DeviceTrees:
         They grow no further once a view has been reclaimed, for its blocks are others' now.
         """
         are_there = all(
-            draft.state.view is view for draft, view in zip(self.drafts, self.views, strict=True)
+            self.model.view_of(draft) is view
+            for draft, view in zip(self.drafts, self.views, strict=True)
         )
         if self.level >= self.num_levels or not are_there:
             return None
@@ -120,6 +140,7 @@ class DeviceTrees:
             self.state,
             min_path_prob=self.config.min_path_prob,
             most_believed=MOST_BELIEVED,
+            is_stepwise=self.hidden is not None,
         )
         return DeviceRows(
             views=list(self.views),
@@ -134,17 +155,31 @@ class DeviceTrees:
             kv_lens=rows.kv_lens,
         )
 
-    def receive(self, logits: Tensor) -> None:
-        """Name the children of the nodes of `next_rows`; float32 [num_rows, vocab_size]."""
+    def features(self) -> Tensor | None:
+        """Return what the rows of `next_rows` carry: what their parents' gave, zeros in padding."""
+        return None if self.hidden is None else parent_rows(self.state, self.hidden)
+
+    @torch.inference_mode()
+    def receive(self, logits: Tensor, hidden: Tensor | None = None) -> None:
+        """Name the children of the nodes of `next_rows`; float32 [num_rows, vocab_size].
+
+        hidden: what their rows gave, [num_rows, feature_size], where features are read.
+        """
         assert self._rows is not None
+        if self.hidden is not None:
+            assert hidden is not None, "a head's pass gives hidden states"
+            width = self.config.max_frontier
+            end = 1 + self.level * width
+            self.hidden[:, end - width : end] = hidden.view(len(self.drafts), width, -1)
         self._expand(logits, self._rows.sequence_index, self._rows.depth)
 
     def _expand(self, logits: Tensor, sequence_index: Tensor, depth: Tensor) -> None:
         """Add the best children, ranked as the target will rank."""
-        logits = logits[:, : self.vocab_size]
+        if self.token_ids is None:
+            logits = logits[:, : self.vocab_size]
         branching = min(self.config.max_branching, MAX_BRANCHING, logits.shape[1])
         rows = self.sampling.rows(sequence_index.contiguous(), depth)
-        best = top_tokens(logits, rows, branching, with_totals=True)
+        best = top_tokens(logits, rows, branching, with_totals=True, ids=self.token_ids)
         assert best.log_totals is not None
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
         probs = (best.scores - best.log_totals[:, None]).exp()
@@ -186,10 +221,11 @@ class DeviceTrees:
         )
 
 
-def init_trees_on_device(
+def init_trees_on_device(  # noqa: PLR0913 - all that trees are begun with
     drafts: list[Draft],
     growers: list[Grower],
     *,
+    model: ModelGuesses,
     runner: ModelRunner,
     vocab_size: int,
     config: DraftConfig,
@@ -198,17 +234,22 @@ def init_trees_on_device(
 ) -> DeviceTrees:
     """Take the drafts' trees as they are to the device; nothing waits for it.
 
-    The drafts' roots are computed in their views. vocab_size: of ids that both models know.
+    model: whose passes have computed the drafts' roots in its views, and runner: its runner.
+    vocab_size: of ids that both models know.
     num_levels: passes that are wanted behind the roots'; as many are made as there are slots for.
     """
     width, branching = config.max_frontier, min(config.max_branching, MAX_BRANCHING)
-    levels = _reserve_levels(runner, drafts, num_levels, width)
+    views = [model.view_of(draft) for draft in drafts]
+    known = [view for view in views if view is not None]
+    assert len(known) == len(drafts), "the roots are computed"
+    levels = _reserve_levels(runner, drafts, known, num_levels, width)
     num_levels = max(levels)
     room = max(MAX_CAPACITY - branching * (1 + num_levels * width), 1)
     initial = [
         InitialTree(
             candidates=_known_to_both(draft.tree.candidates, vocab_size)[:room],
             root_slot=draft.tree.root_slot,
+            target_slot=len(draft.sequence.token_ids) - 1,
             max_nodes=draft.tree.max_nodes,
             max_depth=min(draft.tree.max_depth, 1 + own_levels),  # and so many passes
             table=int(draft.sequence.request.sampling.is_greedy),
@@ -221,10 +262,15 @@ def init_trees_on_device(
     max_depth = max(deepest, min(max(tree.max_depth for tree in initial), deepest + 1 + num_levels))
     capacity = capacity_for(num_initial, num_levels=num_levels, width=width, branching=branching)
     sequences = [draft.sequence for draft in drafts]
+    hidden = None
+    if feature_size := runner.model.feature_size:
+        shape = (len(drafts), 1 + num_levels * width, feature_size)
+        hidden = torch.empty(shape, dtype=runner.model.dtype, device=runner.device)
     return DeviceTrees(
         drafts=drafts,
         growers=growers,
-        views=[draft.state.view for draft in drafts if draft.state.view is not None],
+        model=model,
+        views=known,
         config=config,
         num_levels=num_levels,
         num_initial=num_initial,
@@ -239,20 +285,25 @@ def init_trees_on_device(
         table=table,
         sampling=forest_sampling_rows(sequences, max_depth, runner.device),
         vocab_size=vocab_size,
+        token_ids=model.token_ids,
+        hidden=hidden,
     )
 
 
 def _reserve_levels(
-    runner: ModelRunner, drafts: list[Draft], num_levels: int, width: int
+    runner: ModelRunner,
+    drafts: list[Draft],
+    views: list[KVView],
+    num_levels: int,
+    width: int,
 ) -> list[int]:
     """Reserve draft slots behind the roots; return the number of levels reserved for each draft.
 
     Drafts never pre-empt a sequence; where free blocks are scarce the drafts share them.
     """
     levels = []
-    for number, draft in enumerate(drafts):
-        view, first_slot = draft.state.view, draft.tree.root_slot + 1
-        assert view is not None
+    for number, (draft, view) in enumerate(zip(drafts, views, strict=True)):
+        first_slot = draft.tree.root_slot + 1
         room = num_free_slots(view, first_slot, num_sharing=len(drafts) - number)
         own_levels = min(num_levels, room // width)
         try:

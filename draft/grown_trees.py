@@ -27,7 +27,6 @@ from kernels.trees.tree_state import (
 )
 
 Whole = npt.NDArray[np.int32]
-_MODEL = SOURCE_BIT["model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +46,13 @@ def pack_state(state: TreeState, num_candidates: int) -> Tensor:
 
 
 class GrownTrees:
-    """The candidates of several trees; packed: `pack_state` on the host."""
+    """The candidates of several trees; packed: `pack_state` on the host.
 
-    def __init__(self, packed: Whole, num_trees: int) -> None:
+    model_bit: the source that the model which drafted is.
+    """
+
+    def __init__(self, packed: Whole, num_trees: int, model_bit: int = SOURCE_BIT["model"]) -> None:
+        self._model_bit = model_bit
         numbers, candidates = np.split(packed, [num_trees * number(NUM_NUMBERS)])
         self._counts = numbers.reshape(num_trees, -1)[:, number(NUM_CANDIDATES)].tolist()
         self._candidates = candidates.reshape(num_trees, number(NUM_FIELDS), -1)
@@ -60,9 +63,9 @@ class GrownTrees:
         return probs.astype(np.float64), self._whole(tree, number(DEPTH))[1:].astype(np.int64)
 
     def first_guess(self, tree: int) -> int | None:
-        """The token that the small model thought likeliest behind the root; None: it named none."""
+        """The token that the model thought likeliest behind the root; None: it named none."""
         is_named = (self._whole(tree, number(PARENT)) == 0) & (
-            self._whole(tree, number(SOURCES)) & _MODEL > 0
+            self._whole(tree, number(SOURCES)) & self._model_bit > 0
         )
         named = np.flatnonzero(is_named)
         if not len(named):

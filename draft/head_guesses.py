@@ -17,6 +17,7 @@ from draft.draft_state import Draft
 from draft.head_texts import Head, HeadText, HeadTexts
 from draft.model_guesses import ModelGuesses, Slices
 from engine.cache.block_pool import OutOfBlocksError
+from engine.cache.kv_view import KVView
 from engine.protocols import DraftPass
 from engine.trees.token_tree import SOURCE_BIT
 
@@ -45,19 +46,41 @@ class HeadGuesses(ModelGuesses):
         self._texts = texts
         self._model = head.model
         self._vocab_size = head.vocab_size
-        self._features: Tensor | None = None  # of the pass that comes next
+        self._features: dict[int, Tensor] = {}  # of the pass that comes next, by draft
 
     def can_grow(self, draft: Draft) -> bool:
         """True if the head has computed the draft's root, or may do so."""
         return self._texts.of(draft.sequence) is not None
 
+    @property
+    def token_ids(self) -> Tensor | None:
+        """The target's token of each of the logits; None for the same vocabulary."""
+        return self._model.target_token_ids
+
+    def view_of(self, draft: Draft) -> KVView | None:
+        """Where a draft's nodes are computed; None where that was taken away."""
+        text = self._texts.of(draft.sequence)
+        return None if text is None else text.view
+
+    def has_root(self, draft: Draft) -> bool:
+        """Note that the rows of accepted tokens were computed; False if they were taken away."""
+        text = self._texts.of(draft.sequence)
+        if text is not None and text.num_taken:
+            text.advance()
+        return text is not None
+
+    def drop_tree(self, draft: Draft) -> None:
+        """Give back the slots of a tree that was judged."""
+        self._texts.drop_tree(draft.sequence)
+
     def draft_pass(self, slices: Slices) -> DraftPass:
-        """The pass of these slices, which were made last."""
+        """The pass of these slices, some of those made last, in any order."""
+        features = [self._features[id(draft)] for draft, _ in slices]
         return DraftPass(
             slices=[piece for _, piece in slices],
             owners=[draft.sequence for draft, _ in slices],
             model="head",
-            features=self._features,
+            features=torch.cat(features) if features else None,
         )
 
     def catch_up_slices(self, growers: SequenceOf[Draft]) -> Slices:
@@ -81,7 +104,12 @@ class HeadGuesses(ModelGuesses):
             text.hidden.clear()
             slices.append((draft, piece))
             taps.append(own)
-        self._features = self._model.features_of_taps(torch.cat(taps)) if taps else None
+        if taps:
+            features = self._model.features_of_taps(torch.cat(taps))
+            parts = torch.split(features, [len(own) for own in taps])
+            self._features = {
+                id(draft): part for (draft, _), part in zip(slices, parts, strict=True)
+            }
         return slices
 
     def _text(self, draft: Draft) -> HeadText:
@@ -92,7 +120,7 @@ class HeadGuesses(ModelGuesses):
     def next_slices(self, growing: SequenceOf[Draft]) -> Slices:
         """The chosen frontiers of these trees."""
         slices: Slices = []
-        rows: list[Tensor] = []
+        self._features.clear()
         for draft in growing:
             tree, text = draft.tree, self._text(draft)
             num_slots = tree.root_slot + tree.num_slots + tree.num_frontier_rows
@@ -101,9 +129,9 @@ class HeadGuesses(ModelGuesses):
             except OutOfBlocksError:
                 tree.stop()
                 continue
-            rows += [text.hidden[tree.candidates[node].parent] for node in tree.frontier]
+            rows = [text.hidden[tree.candidates[node].parent] for node in tree.frontier]
+            self._features[id(draft)] = torch.stack(rows)
             slices.append((draft, tree.frontier_slice(text.view)))
-        self._features = torch.stack(rows) if rows else None
         return slices
 
     def receive(self, slices: Slices, logits: Tensor, hidden: Tensor | None = None) -> None:
@@ -113,9 +141,7 @@ class HeadGuesses(ModelGuesses):
         growing: list[Draft] = []
         for draft, piece in slices:
             text = self._text(draft)
-            if text.num_taken:
-                text.advance()
-            if piece.num_logit_rows:
+            if self.has_root(draft) and piece.num_logit_rows:
                 growing.append(draft)
                 text.hidden.update(zip(draft.tree.frontier, kept, strict=False))
             else:

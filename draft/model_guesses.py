@@ -9,6 +9,7 @@ from draft.config import DraftConfig
 from draft.draft_state import Draft
 from draft.token_map import TokenMap
 from engine.cache.block_pool import OutOfBlocksError
+from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.protocols import DraftPass
 from engine.sequences.sampling import RowGroup, perturbed_scores
@@ -42,6 +43,27 @@ class ModelGuesses:
     def can_grow(self, draft: Draft) -> bool:
         """True unless the draft's view was taken away."""
         return draft.state.view is not None
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The model's runner."""
+        return self._runner
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """The target's token of each of the logits; None for the same vocabulary."""
+        return None
+
+    def view_of(self, draft: Draft) -> KVView | None:
+        """Where a draft's nodes are computed; None where that was taken away."""
+        return draft.state.view
+
+    def has_root(self, draft: Draft) -> bool:
+        """Note that the root was computed; False if its view was taken away meanwhile."""
+        return draft.state.view is not None and draft.state.caught_up()
+
+    def drop_tree(self, draft: Draft) -> None:
+        """Give back the slots of a tree that was judged, where nothing of it is kept."""
 
     def draft_pass(self, slices: Slices) -> DraftPass:
         """The pass of these slices."""
@@ -121,7 +143,7 @@ class ModelGuesses:
         for draft, piece in slices:
             num_rows = piece.num_logit_rows
             # A view may have been reclaimed while the pass was planned.
-            if draft.state.view is not None and draft.state.caught_up():
+            if self.has_root(draft):
                 growing.append(draft)
                 keep.extend(range(row, row + num_rows))
             else:

@@ -76,43 +76,40 @@ class TreeDrafter:
         self._text = TextSources(max_depth=self._config.max_text_depth)
         self._lessons = Lessons(calibration or EdgeCalibration())
         self._choice = ModelChoice(clock)
-        self._growths: dict[DraftModel, HostGrowth] = {}
         self._head_texts: HeadTexts | None = None
+        guesses: dict[DraftModel, ModelGuesses] = {}
         if head is not None:
             self._head_texts = HeadTexts(head, sources=self._config.sources)
-            guesses = HeadGuesses(
+            guesses["head"] = HeadGuesses(
                 head, texts=self._head_texts, config=self._config, on_new=self._force
             )
-            self._growths["head"] = HostGrowth(model=guesses, config=self._config, clock=clock)
-        # The last one that grows in a step, which also chooses the nodes.
-        self._growth: Growth
-        if runner is None:
-            self._growth = self._growths["head"]
-        else:
-            self._growth = self._small_growth(runner, device_target)
-
-    def _small_growth(self, runner: ModelRunner, device_target: ModelRunner | None) -> Growth:
-        """Make the parts that grow trees with the small model."""
-        model = ModelGuesses(
-            runner=runner,
-            config=self._config,
-            token_map=self._token_map,
-            make_room=self._make_room,
-            on_new=self._force,
-        )
-        host = HostGrowth(model=model, config=self._config, clock=self._clock)
-        self._growths["small"] = host
-        if device_target is None:
-            return host
-        return DeviceGrowth(
-            runner=runner,
-            target=device_target,
-            model=model,
-            host=host,
-            config=self._config,
-            lessons=self._lessons,
-            clock=self._clock,
-        )
+        if runner is not None:
+            guesses["small"] = ModelGuesses(
+                runner=runner,
+                config=self._config,
+                token_map=self._token_map,
+                make_room=self._make_room,
+                on_new=self._force,
+            )
+        self._growths: dict[DraftModel, HostGrowth] = {
+            model: HostGrowth(model=each, config=self._config, clock=clock)
+            for model, each in guesses.items()
+        }
+        # What grows last in a step chooses the nodes, too.
+        self._last: dict[DraftModel, Growth] = dict(self._growths)
+        if device_target is not None:
+            self._last = {
+                model: DeviceGrowth(
+                    target=device_target,
+                    model=each,
+                    host=self._growths[model],
+                    config=self._config,
+                    lessons=self._lessons,
+                    clock=clock,
+                    source=model,
+                )
+                for model, each in guesses.items()
+            }
 
     # ---- the engine's protocol ------------------------------------------------------------
 
@@ -135,20 +132,28 @@ class TreeDrafter:
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
         if self._paces is not None and not self._paces.wants_guesses(sequences):
-            self._growth.note_plain_step()
+            self._note_steps_without()
             return Trees(host={})
         drafts = [self._init_tree(sequence) for sequence in sequences]
         for draft in drafts:
             self._guess_from_text(draft)
         growers = self._choose_growers(drafts)
+        last: DraftModel = "small" if self._runner is not None else "head"
         spent_s = 0.0
-        step = self._step_budget(drafts, "head")
-        if self._runner is None:
-            return (yield from self._growth.grow(growers["head"], drafts, step))
-        if growers["head"]:
+        if growers["head"] and growers["small"]:  # a forest has one model's trees
+            step = self._step_budget(drafts, "head")
             spent_s = yield from self._growths["head"].run_passes(growers["head"], drafts, step)
-        step = self._step_budget(drafts, "small")
-        return (yield from self._growth.grow(growers["small"], drafts, step, spent_s))
+        elif growers["head"]:
+            last = "head"
+        self._note_steps_without(last)
+        step = self._step_budget(drafts, last)
+        return (yield from self._last[last].grow(growers[last], drafts, step, spent_s))
+
+    def _note_steps_without(self, last: DraftModel | None = None) -> None:
+        """Tell the growths that a step is not theirs, but for the one that grows last in it."""
+        for model, growth in self._last.items():
+            if model != last:
+                growth.note_plain_step()
 
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
@@ -291,7 +296,7 @@ class TreeDrafter:
             context=sum(lengths) / max(len(lengths), 1),
             base_tokens=sum(draft.urgency for draft in drafts),
             level_host_s=0.0 if growth is None else growth.host_times(len(drafts)),
-            beside_s=self._growth.beside_s(len(drafts)),
+            beside_s=self._last[model].beside_s(len(drafts)) if model in self._last else 0.0,
         )
 
     # ---- guesses that cost no pass --------------------------------------------------------

@@ -42,7 +42,8 @@ class DraftPass:
 
     device_rows: tree nodes that only the device knows, in front of the slices' rows, equally many
     for each of its views. owners: the sequences of the slices, in order, then those of the views.
-    features: what a head's rows carry beside their tokens, [num_rows, feature_size].
+    features: what a head's rows carry beside their tokens, [num_rows, feature_size], those of the
+    device rows first.
     """
 
     slices: list[ForwardSlice]
@@ -66,12 +67,13 @@ class DraftLogits:
 
     of_slices: [num_logit_rows, vocab_size], in the slices' order. of_device_rows: [total_rows,
     vocab_size], where such rows were wanted. hidden: of a head's pass, in the slices' order,
-    [num_logit_rows, hidden_size].
+    [num_logit_rows, hidden_size]; hidden_of_device_rows: [total_rows, hidden_size].
     """
 
     of_slices: Tensor
     of_device_rows: Tensor | None = None
     hidden: Tensor | None = None
+    hidden_of_device_rows: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

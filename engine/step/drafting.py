@@ -96,9 +96,15 @@ class Drafting:
 
     def _head_pass(self, wanted: DraftPass) -> DraftLogits:
         """Run a head's pass, which has no answers beside the drafts."""
-        output = self._passes.forward_head(wanted.slices, wanted.features)
+        output = self._passes.forward_head(wanted.slices, wanted.device_rows, wanted.features)
         self._count_rows(wanted, "large")
-        return DraftLogits(of_slices=output.logits, hidden=output.hidden)
+        num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
+        return DraftLogits(
+            of_slices=output.logits[num_front:],
+            of_device_rows=output.logits[:num_front],
+            hidden=output.hidden[num_front:],
+            hidden_of_device_rows=output.hidden[:num_front],
+        )
 
     def _count_rows(self, wanted: DraftPass, tier: Tier) -> None:
         """Count draft rows as work of a tier; a head is a part of the large one."""

@@ -58,10 +58,15 @@ class TimedPasses:
                 self._scheduler.note_pass(tier, num_rows=done.num_rows, elapsed_s=done.seconds)
         return output
 
-    def forward_head(self, slices: list[ForwardSlice], features: Tensor | None) -> PassOutput:
+    def forward_head(
+        self,
+        slices: list[ForwardSlice],
+        device_rows: DeviceRows | None,
+        features: Tensor | None,
+    ) -> PassOutput:
         """Start a pass of the head; features: [num_rows, feature_size]."""
         assert self._head is not None, "a head's pass without a head"
-        output = self._head.forward(slices, None, features)
+        output = self._head.forward(slices, device_rows, features)
         self._host_work.run()
         for done in self._head.take_finished():
             self._counts.forward_s += done.seconds

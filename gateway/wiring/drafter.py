@@ -187,28 +187,29 @@ def build_drafter(
     options, head = settings.speculation, head_of(runners)
     if not options.enabled or (len(runners) < len(TIERS) and head is None):
         return None
-    config = draft_config(settings)
-    if len(runners) < len(TIERS):
-        return TreeDrafter(runner=None, head=head, config=config, budget=budget)
-    small, large = runners["small"], runners["large"]
-    if allowed_difference(settings) is not None:
-        if not options.allow_vocab_mismatch:
-            log.warning("the small model does not draft reason=tokenizer")
-            return TreeDrafter(runner=None, head=head, config=config, budget=budget)
-        token_map = _build_token_map(settings, runners)
-        log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
-        return TreeDrafter(
-            runner=small, head=head, config=config, budget=budget, token_map=token_map
-        )
-    has_gpu = small.device.type == "cuda"
+    config, large = draft_config(settings), runners["large"]
+    has_gpu = large.device.type == "cuda"
     grows_on_device = options.on_device == "on" or (options.on_device == "auto" and has_gpu)
-    return TreeDrafter(
-        runner=small,
+    with_head = partial(
+        TreeDrafter,
         head=head,
         config=config,
         budget=budget,
         device_target=large if grows_on_device else None,
     )
+    if len(runners) < len(TIERS):
+        return with_head(runner=None)
+    small = runners["small"]
+    if allowed_difference(settings) is not None:
+        if not options.allow_vocab_mismatch:
+            log.warning("the small model does not draft reason=tokenizer")
+            return with_head(runner=None)
+        token_map = _build_token_map(settings, runners)
+        log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
+        return TreeDrafter(
+            runner=small, head=head, config=config, budget=budget, token_map=token_map
+        )
+    return with_head(runner=small)
 
 
 def draft_config(settings: Settings) -> "DraftConfig":

@@ -119,8 +119,8 @@ def test_a_drafter_learns_both_while_it_serves() -> None:
     engine = make_engine(tiny_pair(), on_device=True, budget=budget)
     drafter = engine._drafter
     assert isinstance(drafter, TreeDrafter)
-    growth = drafter._growth
+    growth = drafter._last["small"]
     assert isinstance(growth, DeviceGrowth)
     serve(engine, [make_request("r", random_prompt(6), max_tokens=12)])
     assert growth.beside_s(1) > 0.0
-    assert drafter._host_times(1) > 0.0
+    assert drafter._growths["small"].host_times(1) > 0.0

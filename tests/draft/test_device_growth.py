@@ -50,7 +50,7 @@ def drafter_of(engine: Engine) -> TreeDrafter:
 
 
 def growth_of(engine: Engine) -> DeviceGrowth:
-    growth = drafter_of(engine)._growth
+    growth = drafter_of(engine)._last["small"]
     assert isinstance(growth, DeviceGrowth)
     return growth
 
@@ -357,7 +357,7 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
         root_slots=on_meta(num_trees, dtype=torch.int32),
     )
 
-    def top(logits: Tensor, rows: Any, num_tokens: int, *, with_totals: bool) -> TopTokens:
+    def top(logits: Tensor, rows: Any, num_tokens: int, **options: Any) -> TopTokens:
         shape = (logits.shape[0], num_tokens)
         return TopTokens(
             token_ids=on_meta(*shape),
@@ -380,7 +380,8 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
         has_truncation=True,
     )
     trees = DeviceTrees(
-        drafts=drafts, growers=growers, views=[draft.state.view for draft in drafts],  # type: ignore[misc]
+        drafts=drafts, growers=growers, model=growth._model,
+        views=[draft.state.view for draft in drafts],  # type: ignore[misc]
         config=DraftConfig(), num_levels=2, num_initial=1, max_depth=8, state=state,
         table=growth._calibration.table(), sampling=table, vocab_size=100,
     )  # fmt: skip

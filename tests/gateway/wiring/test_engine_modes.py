@@ -221,7 +221,7 @@ def test_kernels_are_compiled_before_anyone_waits_for_them(
         engine = wiring.build_engine(settings, no_progress)
     assert order == ["warm_up"] * (kernels == "triton") + ["measure_budget"]
     assert isinstance(engine._drafter, TreeDrafter)
-    assert isinstance(engine._drafter._growth, DeviceGrowth)
+    assert isinstance(engine._drafter._last["small"], DeviceGrowth)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "off"])
@@ -229,7 +229,7 @@ def test_on_the_cpu_trees_grow_on_the_host(wanted: str) -> None:
     settings = settings_of(speculation__on_device=wanted)
     engine = wiring.build_engine(settings, no_progress)
     assert isinstance(engine._drafter, TreeDrafter)
-    assert isinstance(engine._drafter._growth, HostGrowth)
+    assert isinstance(engine._drafter._last["small"], HostGrowth)
 
 
 def test_the_start_log_tells_of_a_library_that_is_not_this_version_s(
