@@ -243,8 +243,9 @@ class Engine:
             if self._has_runnable:
                 plan = self.scheduler.plan_step(self._clock())
                 trees = self._drafting.run(plan, on_events and partial(self._send, on_events))
-                self._accept_all(self._large.run(plan, trees))
-                self._end_step(plan)
+                done = self._large.run(plan, trees)
+                self._accept_all(done)
+                self._end_step(plan, done)
             if not self._has_runnable:  # there may be no next pass to wait beside
                 self._host_work.run()
         return self._take_events()
@@ -258,11 +259,16 @@ class Engine:
         events, self._events = self._events, []
         return events
 
-    def _end_step(self, plan: PassPlan) -> None:
+    def _end_step(self, plan: PassPlan, done: VerifiedPass | None) -> None:
         """Count the step, and end the sequences whose own part of it could not be done."""
         self._steps.num_steps += 1
         if not plan.prefills:
-            self.scheduler.times.note_step(self._steps.elapsed_s)
+            times, elapsed_s = self.scheduler.times, self._steps.elapsed_s
+            times.note_step(elapsed_s)
+            if done is not None:
+                num_tokens = sum(len(verdict.token_ids) for verdict in done.verdicts)
+                num_answers = len(done.verdicts)
+                times.pace.note(num_answers=num_answers, num_tokens=num_tokens, elapsed_s=elapsed_s)
         for sequence in [s for s in self._sequences.values() if s.failure is not None]:
             self._fail(sequence)  # no verdict was reached for it in this step
 

@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from engine.config import EngineConfig
+from engine.queue.answer_pace import AnswerPace
 from engine.request import Tier
 from engine.sequences.sequence import Sequence
 
@@ -35,12 +36,13 @@ class ServiceTimes:
 
     `step_s`: a step without prompts of the large tier. `best_row_s`: a prompt row in the fastest
     pass of late, which no bad moment of the machine has made longer; `best_token_s` between two
-    tokens of the fastest answer.
+    tokens of the fastest answer; `pace`: of the large tier's answers, by how many there are.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.step_s: float | None = None
+        self.pace = AnswerPace()
         self.best_row_s: dict[Tier, float] = {}
         self.best_token_s: dict[Tier, float] = {}
         self._row_s: dict[Tier, float] = {}

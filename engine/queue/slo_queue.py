@@ -6,6 +6,9 @@ no longer make it lets those pass that can: under overload the deadlines that ar
 few, instead of all (the domino effect of earliest deadline first; Locke, "Best-Effort Decision
 Making for Real-Time Scheduling", 1986). Batch requests fill what is left.
 
+A newcomer waits where one answer more would make all of them slower than they may be: under
+overload some requests are late then, and the others keep their pace.
+
 No sequence starves: one that was passed over for long gets one of every few starts, oldest
 first, and a pause or a loss of one's place happens a bounded number of times.
 """
@@ -45,7 +48,7 @@ class SloQueueConfig:
     """
 
     unstated_ttft_s: float = 10.0
-    late_aging_s: float = 1.0
+    late_aging_s: float = 20.0
     batch_aging_s: float = 120.0
     aged_every: int = 4
     batch_share: float = 0.5
@@ -191,11 +194,41 @@ class SloQueue(FairQueue):
         is_full = len(self._batch_running) >= self._max_batch_running
         if is_batch and is_full and self._num_here > len(self._batch):
             return False
-        if not self._is_pressed or sequence in self._aged:
+        if sequence in self._aged:
+            return True
+        if self._slows_answers(sequence, now_s):
+            return False
+        if not self._is_pressed:
             return True
         if is_batch or self._is_late(sequence, now_s):
             return False
         return not self._has_time(sequence, now_s)
+
+    def _slows_answers(self, sequence: Sequence, now_s: float) -> bool:
+        """True if, with its answer beside them, answers would miss their time between tokens.
+
+        Batch beside them does not count for a request of another kind: it stands still. What not
+        even a lone answer could keep holds nothing back.
+        """
+        if self._times is None or sequence.tier != "large":
+            return False
+        pace = self._times.pace
+        running = [
+            other
+            for other in self._stated
+            if other.status is SequenceStatus.RUNNING and other.tier == "large"
+        ]
+        num_answers = 1 + len(running)
+        if sequence in self._batch:
+            num_answers += len(self._batch_running)
+        wanted = [
+            wanted_s
+            for other in (*running, sequence)
+            if (inter_token_s := other.request.objective.inter_token_s) is not None
+            and (wanted_s := inter_token_s * self._slo.pace) >= pace.expected_s(1)
+            and not self._is_behind(other, inter_token_s, now_s)
+        ]
+        return bool(wanted) and pace.expected_s(num_answers) > min(wanted)
 
     def _has_time(self, sequence: Sequence, now_s: float) -> bool:
         """True if it can wait until no running sequence is short of time."""
@@ -293,11 +326,18 @@ class SloQueue(FairQueue):
             return left_s - self._step_s - _GUARDED_SHARE * objective.ttft_s
         if objective.inter_token_s is None or sequence.status is not SequenceStatus.RUNNING:
             return math.inf
-        num_tokens, inter_token_s = sequence.num_own_tokens, objective.inter_token_s
+        inter_token_s = objective.inter_token_s
+        if self._is_behind(sequence, inter_token_s, now_s + self._step_s):
+            return math.inf
         begun_s = sequence.first_token_s - now_s - self._step_s
-        if begun_s + num_tokens * inter_token_s + self._gain_s(sequence, inter_token_s) < 0.0:
-            return math.inf  # too far behind for any pause to help
-        return begun_s + num_tokens * inter_token_s * self._slo.pace
+        return begun_s + sequence.num_own_tokens * inter_token_s * self._slo.pace
+
+    def _is_behind(self, sequence: Sequence, inter_token_s: float, now_s: float) -> bool:
+        """True if it is too far behind its pace for the rest of its answer to make it good."""
+        if sequence.first_token_s is None:
+            return False
+        due_s = sequence.first_token_s + sequence.num_own_tokens * inter_token_s
+        return due_s + self._gain_s(sequence, inter_token_s) < now_s
 
     def _gain_s(self, sequence: Sequence, inter_token_s: float) -> float:
         """Seconds behind that the rest of an answer could make good, at the best pace."""

@@ -357,6 +357,62 @@ def test_a_tenant_that_has_had_much_more_takes_no_place_of_anothers_batch() -> N
         assert batch.num_preemptions == num_preemptions
 
 
+def slow_in_company(place: Place) -> None:
+    """Teach the place that an answer takes 10 ms a token for each answer beside it."""
+    for number in (1, 2, 3, 4) * 50:
+        place.scheduler.times.pace.note(
+            num_answers=number, num_tokens=number, elapsed_s=0.01 * number
+        )
+
+
+@pytest.mark.parametrize(("inter_token_s", "num_running"), [(0.03, 2), (0.045, 3), (1.0, 5)])
+def test_no_newcomer_starts_that_would_make_answers_too_slow(
+    inter_token_s: float, num_running: int
+) -> None:
+    place = Place(step_s=0.001)
+    slow_in_company(place)
+    chats = [place.ask(soon(100.0, inter_token_s), max_tokens=50) for _ in range(5)]
+    place.step()
+    assert place.scheduler.num_running == num_running
+    place.run()
+    assert all(chat.num_output_tokens == 50 for chat in chats)
+    place.assert_forgotten()
+
+
+def test_batch_counts_beside_batch_but_not_beside_others() -> None:
+    place = Place(step_s=0.001)
+    slow_in_company(place)
+    place.ask(BATCH, max_tokens=50)
+    place.step()
+    chat = place.ask(soon(100.0, 0.02), max_tokens=50)  # alone it has 10 ms a token
+    more = place.ask(BATCH, max_tokens=50)
+    place.step()
+    assert chat.status is SequenceStatus.RUNNING
+    assert more.status is SequenceStatus.WAITING
+    place.run()
+
+
+def test_what_not_even_a_lone_answer_could_keep_holds_nothing_back() -> None:
+    place = Place(step_s=0.001)
+    slow_in_company(place)
+    chats = [place.ask(soon(100.0, 0.001), max_tokens=50) for _ in range(5)]
+    place.step()
+    assert all(chat.status is SequenceStatus.RUNNING for chat in chats)
+
+
+def test_one_that_was_passed_over_for_long_starts_beside_slow_answers() -> None:
+    place = Place(step_s=0.001)
+    slow_in_company(place)
+    place.ask(soon(100.0, 0.02), max_tokens=200)
+    place.step()
+    waiting = place.ask(soon(1.0, 0.02), max_tokens=2)
+    place.step()
+    assert waiting.status is SequenceStatus.WAITING
+    place.now_s += 1.0 + CONFIG.late_aging_s
+    place.step()
+    assert waiting.status is not SequenceStatus.WAITING
+
+
 def test_blocks_are_made_free_like_places() -> None:
     place = Place(large=30, max_sequences=64)
     batch = [place.ask(BATCH, num_prompt=30, max_tokens=8) for _ in range(3)]
