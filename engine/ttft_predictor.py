@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from engine.answer_pace import AnswerPace
 from engine.config import EngineConfig
-from engine.queue.answer_pace import AnswerPace
 from engine.request import Tier
 from engine.sequences.sequence import Sequence
 

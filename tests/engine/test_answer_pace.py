@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.queue.answer_pace import AnswerPace
+from engine.answer_pace import AnswerPace
 
 
 def learnt(
