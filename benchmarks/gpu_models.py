@@ -36,6 +36,11 @@ class RandomReader:
         """16 hexadecimal digits that no checkpoint has."""
         return "0" * 16
 
+    @property
+    def num_whole_parameters(self) -> int:
+        """All that were read: the model is in one piece."""
+        return self.num_parameters
+
     def __contains__(self, name: str) -> bool:
         """Whatever is wanted is there, but a second table for a tied head."""
         return not (self._is_tied and name.startswith("lm_head"))

@@ -19,6 +19,7 @@ from gateway.wiring.checkpoints import named_models
 from gateway.wiring.hardware import may_have_gpu, usable_physical_cores
 
 _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
+_OWN_DRAFTER: Final = "mtp"  # in the place of a path: see draft/heads/read_head.py
 
 
 def openmp_environment(settings: Settings) -> dict[str, str]:
@@ -118,6 +119,25 @@ def check_models(settings: Settings) -> None:
             )
         chat_template(settings, tier)
         check_checkpoint(path)
+    _check_drafter(settings, named)
+
+
+def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:
+    """Raise SettingsError for a drafter that is not there, or has no large model to draft for."""
+    path = settings.models.drafter
+    if path is None or not settings.speculation.enabled:
+        return
+    if "large" not in named:
+        raise SettingsError(
+            f"models.drafter (--drafter) = {path!r} drafts for the large model, but there is none "
+            "on this machine: name one with --large."
+        )
+    if path != _OWN_DRAFTER and is_missing_folder(path):
+        raise SettingsError(
+            f"models.drafter (--drafter) = {path!r}: no such folder. Name a folder with an EAGLE-3 "
+            "or MTP drafter, a Hugging Face id, or mtp for the drafter in the large model's own "
+            "checkpoint."
+        )
 
 
 def _check_templates(settings: Settings, named: Mapping[Tier, str]) -> None:

@@ -206,3 +206,26 @@ def test_a_gpu_that_cannot_be_there_is_refused_before_torch_is_imported(
         "tiers.cloud.model": "m",
     }
     check_models(load_settings(flags=only_upstream, environ={}, config_file=None))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "large", "message"),
+    [
+        ("/nowhere", "", "no such folder. Name a folder with an EAGLE-3"),
+        ("head", "", "no such folder"),
+        ("mtp", "none", "there is none on this machine: name one with --large"),
+    ],
+)
+def test_a_drafter_that_cannot_be_there_is_refused_before_torch_is_imported(
+    drafter: str, large: str, message: str
+) -> None:
+    flags: dict[str, object] = {"models.drafter": drafter}
+    if large:
+        flags["models.large"] = large
+    with pytest.raises(SettingsError, match=message):
+        check_models(load_settings(flags=flags, environ={}, config_file=None))
+
+
+@pytest.mark.parametrize("drafter", ["mtp", str(SMALL), "owner/name"])
+def test_drafters_that_may_be_there_are_left_to_the_engine(drafter: str) -> None:
+    check_models(load_settings(flags={"models.drafter": drafter}, environ={}, config_file=None))
