@@ -60,7 +60,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "draft": _Entry(
         "gateway.tools.drafters.commands",
-        "Train a drafter for a large model and tune how it drafts.",
+        "Train a drafter for a large model, tune how it drafts, compare several.",
     ),
 }
 

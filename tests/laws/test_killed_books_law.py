@@ -227,7 +227,8 @@ def check_limits(
 @pytest.mark.slow
 def test_work_of_a_killed_engine_is_not_charged(tmp_path: Path) -> None:
     limits = LimitSpec(tokens_per_day=1_000_000, concurrent_requests=6)
-    with accounts(tmp_path, {"engine.process": True}) as made:
+    options = {"engine.process": True, "engine.resume_within_s": 0}  # else answers go on
+    with accounts(tmp_path, options) as made:
         key = made.new_key("tester", limits)
         endless = {**PROMPT, "temperature": 2.0, "min_tokens": 3000, "max_tokens": 3000, "n": 2}
         asks = [

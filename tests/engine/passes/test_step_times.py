@@ -1,6 +1,7 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,10 +111,10 @@ def test_timed_tokens_are_the_same_in_every_pass_and_in_a_small_vocabulary(
     runner = ModelRunner(model=tiny_mixture, num_blocks=32)
     forward = runner.forward
 
-    def noted(slices: Sequence[ForwardSlice]) -> PassOutput:
+    def noted(slices: Sequence[ForwardSlice], *others: Any) -> PassOutput:
         (piece,) = slices
         seen.setdefault(len(piece.token_ids), set()).add(tuple(piece.token_ids))
-        return forward(slices)
+        return forward(slices, *others)
 
     monkeypatch.setattr(runner, "forward", noted)
     monkeypatch.setattr(ModelRunner, "vocab_size", 60)

@@ -33,7 +33,7 @@ def config_of(num_full: int, num_windowed: int) -> ModelConfig:
 def sizes_of(*configs: ModelConfig, **engine: Any) -> CacheSizes:
     settings = Settings.model_validate({"engine": {"max_sequences": 8, **engine}})
     models: Any = {
-        tier: SimpleNamespace(config=config, dtype=torch.float32, can_record=False)
+        tier: SimpleNamespace(config=config, dtype=torch.float32, can_record=False, device=CPU)
         for tier, config in zip(("large", "small"), configs, strict=False)
     }
     return cache_sizes(settings, models, CPU)
