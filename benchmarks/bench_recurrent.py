@@ -1,7 +1,7 @@
 """What does a token tree cost on a model with recurrent layers, against chains and plain decoding?
 
-Question: elsewhere a tree's paths are as many chains, each with a state of its own, or there are no
-trees at all. Here the rows of a tree share the state at the last boundary. What do both cost?
+Question: a tree's paths can be run as chains, each with a recurrent state of its own. Here the rows
+of a tree share the state at the last block boundary. What does each way cost?
 
 Method: a model of random weights in the shape of a small Qwen 3.5 (9 of 12 layers recurrent; 0.14 G
 parameters, bfloat16), and passes of the engine's runner behind a text, in turn:

@@ -1,4 +1,4 @@
-"""What a step takes beside its passes where trees grow on the device.
+"""Measures a step's time beside its passes where trees grow on the device.
 
 A pass's own time begins where its inputs are there and ends with its logits. Ranking, the kernels
 that grow trees and the gaps in which the device waits for the host come on top, for every level;

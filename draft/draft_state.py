@@ -203,5 +203,9 @@ class Draft:
     @property
     def may_ask_model(self) -> bool:
         """True if the model that drafts in this step may add to the tree."""
-        source: Source = "head" if self.state.model == "head" else "model"
+        return self.may_ask(self.state.model)
+
+    def may_ask(self, model: DraftModel) -> bool:
+        """True if this model may add to the tree."""
+        source: Source = "head" if model == "head" else "model"
         return source in self.sources and min(self.tree.max_nodes, self.tree.max_depth) > 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Final
 
+from draft.pace import Pace
 from engine.protocols import DraftModel
 from engine.sequences.sequence import Sequence
 
@@ -20,37 +21,14 @@ _TRY_STEPS: Final = 12
 _UNMEASURED_STEPS: Final = 2
 _TRY_AFTER: Final = 400  # steps
 _KEPT: Final = 0.98  # of older steps, with every new one
-_LONGEST: Final = 3.0  # a step that took longer than so many usual ones had prompts beside it
-
-
-@dataclass(slots=True)
-class _Yield:
-    """Tokens and seconds of recent steps of one model."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    steps: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second; 0 while nothing is known."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """Learn from a step."""
-        if self.steps > 1 and seconds > _LONGEST * self.seconds / self.steps:
-            return
-        self.tokens = _KEPT * self.tokens + tokens
-        self.seconds = _KEPT * self.seconds + seconds
-        self.steps = _KEPT * self.steps + 1
 
 
 @dataclass(slots=True)
 class _Choice:
     """What is known of one kind of request. It begins with a try of each model."""
 
-    yields: dict[DraftModel, _Yield] = field(
-        default_factory=lambda: {model: _Yield() for model in _MODELS}
+    paces: dict[DraftModel, Pace] = field(
+        default_factory=lambda: {model: Pace(kept=_KEPT) for model in _MODELS}
     )
     num_steps: int = 0
     model: DraftModel = "head"
@@ -59,7 +37,7 @@ class _Choice:
     def next_model(self) -> DraftModel:
         """Choose for one step."""
         place = self.num_steps % _TRY_AFTER
-        better, other = sorted(_MODELS, key=lambda model: -self.yields[model].rate)
+        better, other = sorted(_MODELS, key=lambda model: -self.paces[model].rate)
         model = better
         if self.num_steps < 2 * _TRY_STEPS:
             model = _MODELS[place // _TRY_STEPS]
@@ -73,7 +51,7 @@ class _Choice:
     def note(self, num_tokens: int, seconds: float) -> None:
         """Learn what the last step came to."""
         if self.num_of_model > _UNMEASURED_STEPS and num_tokens > 0 and seconds > 0:
-            self.yields[self.model].add(num_tokens, seconds)
+            self.paces[self.model].add(num_tokens, seconds)
 
 
 class ModelChoice:

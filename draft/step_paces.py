@@ -11,6 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Final
 
+from draft.pace import Pace
 from engine.sequences.sequence import Sequence
 
 # Below, guesses gain more than such probes could find out: measured on two cores, 1.4 times the
@@ -23,36 +24,15 @@ _FIRST_PROBE_AFTER: Final = 24
 # Steps until the next probe where the better kind is at most so many times as fast.
 _PROBE_AFTER: Final = ((1.15, 64), (1.5, 192), (float("inf"), 512))
 _KEPT: Final = 0.95  # of older steps, with every new one
-_LONGEST: Final = 3.0  # a step that took longer than so many usual ones had prompts beside it
-
-
-@dataclass(slots=True)
-class _Pace:
-    """Tokens and seconds of recent steps of one kind."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    steps: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second; 0 while nothing is known."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """Learn from a step."""
-        if self.steps > 1 and seconds > _LONGEST * self.seconds / self.steps:
-            return
-        self.tokens = _KEPT * self.tokens + tokens
-        self.seconds = _KEPT * self.seconds + seconds
-        self.steps = _KEPT * self.steps + 1
 
 
 @dataclass(slots=True)
 class _Company:
     """What is known of about so many sequences. Kinds of steps: True with guesses."""
 
-    paces: dict[bool, _Pace] = field(default_factory=lambda: {True: _Pace(), False: _Pace()})
+    paces: dict[bool, Pace] = field(
+        default_factory=lambda: {kind: Pace(kept=_KEPT) for kind in (True, False)}
+    )
     until_probe: int = _FIRST_PROBE_AFTER
     probes_left: int = 0
     probed: bool = False

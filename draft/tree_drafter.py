@@ -365,25 +365,24 @@ class TreeDrafter:
         able: dict[DraftModel, list[Draft]] = {"small": [], "head": []}
         for draft in drafts:
             models = self._able_models(draft)
+            draft.state.model = models[0] if models else "small"
+            if len(models) > 1:
+                draft.state.model = self._choice.choose(draft.sequence)
             if models:
-                draft.state.model = models[0]
-                if len(models) > 1:
-                    draft.state.model = self._choice.choose(draft.sequence)
                 able[draft.state.model].append(draft)
         return {model: self._worth_asking(model, able[model], drafts) for model in able}
 
     def _able_models(self, draft: Draft) -> list[DraftModel]:
         """The models that can draft for a sequence in this step. A cascade wants the small one."""
-        state, models = draft.state, list[DraftModel]()
-        state.model = "head"
-        texts = self._head_texts
-        if texts is not None and not draft.needs_root and draft.may_ask_model:
+        models: list[DraftModel] = []
+        texts, runner = self._head_texts, self._runner
+        if texts is not None and not draft.needs_root and draft.may_ask("head"):
             models += ["head"] if texts.can_draft(draft.sequence) else []
-        state.model = "small"
-        if (runner := self._runner) is not None and (draft.may_ask_model or draft.needs_root):
+        if runner is not None and (draft.may_ask("small") or draft.needs_root):
             assert runner.max_context is not None
             has_room = draft.needs_root or len(draft.sequence.token_ids) < runner.max_context
-            models += ["small"] if has_room and state.can_be_read(runner.vocab_size) else []
+            can_read = draft.state.can_be_read(runner.vocab_size)
+            models += ["small"] if has_room and can_read else []
         return models
 
     def _worth_asking(
