@@ -41,7 +41,7 @@ define run_twice
 	test "$$shared $$alone" = "passed passed"
 endef
 
-test: $(VENV)/.installed-dev ## run the quick tests, 10 minutes; ARGS="tests/engine -k prefix" for a part
+test: $(VENV)/.installed-dev ## run the quick tests, 12 minutes; ARGS="tests/engine -k prefix" for a part
 ifdef ARGS
 	@$(QUICK) $(ARGS)
 else

@@ -49,15 +49,30 @@ class Proxies:
     urls: list[str] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     cuts: deque[Cut] = field(default_factory=deque)
+    num_awaited: int = 0
+    """No server gets a request before so many have come, to whichever."""
     refuses: bool = False
     """New connections, and requests on old ones, are cut at once."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    _came: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def cut(self, *cuts: Cut) -> None:
         """Do so from the next request on; forget what was sent before."""
+        self.num_awaited = 0
         self.sent.clear()
         self.cuts.clear()
         self.cuts.extend(cuts)
+
+    async def note(self, sent: Sent) -> None:
+        """Keep what was sent."""
+        async with self._came:
+            self.sent.append(sent)
+            self._came.notify_all()
+
+    async def others(self) -> None:
+        """Wait until as many requests have come as are awaited."""
+        async with self._came:
+            await self._came.wait_for(lambda: len(self.sent) >= self.num_awaited)
 
 
 @contextmanager
@@ -145,9 +160,10 @@ class _Connections:
                     return
                 if head.startswith(b"POST"):
                     path = head.split()[1].decode()
-                    self._proxies.sent.append(Sent(self._place, path, json.loads(body)))
+                    await self._proxies.note(Sent(self._place, path, json.loads(body)))
                     cuts = self._proxies.cuts
                     answer.begin(cuts.popleft() if cuts else None)
+                    await self._proxies.others()
                 server.write(head + body)
                 await server.drain()
 

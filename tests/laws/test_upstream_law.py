@@ -467,6 +467,7 @@ def test_a_hedge_gives_the_same_answer(clouds: Clouds) -> None:
                 for _ in range(40):
                     learned.add(1e-4)  # so that every answer is late
                 clouds.proxies.cut(*cuts)
+                clouds.proxies.num_awaited = 2  # else the first may win before the hedge is sent
                 told = front.ask(model="cloud", **document, **way)
                 check_whole(told, clouds.right(**document))
                 assert told.report["hedged"]
