@@ -1,6 +1,7 @@
 """GET /v1/usage: the usage of a key; for administrators, of all keys."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final, get_args
@@ -9,7 +10,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors.tree import BadRequestError, NotFoundError, PermissionDeniedError
+from gateway.errors.tree import (
+    BadRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    StorageError,
+)
+from gateway.ledger.book import Ledger
 from gateway.ledger.dimensions import Dimension
 from gateway.ledger.queries import UsageFilter
 from gateway.ledger.timestamps import PATTERN, parse_time
@@ -24,6 +31,8 @@ _MAX_GROUPS: Final = 1000
 _MAX_WORD_CHARS: Final = 256
 _MAX_AT_ONCE: Final = 2
 """Sums over years read much: however many ask, the database's other users get their turn."""
+_FLUSH_TIMEOUT_S: Final = 2.0
+"""While the database is slow to take new rows, a report comes without them after this time."""
 _DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 _WORD: Final = {"type": "string", "minLength": 1, "maxLength": _MAX_WORD_CHARS}
 _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -94,15 +103,22 @@ class UsageApi:
     """Answers questions about the ledger."""
 
     def __init__(
-        self, database: Database | None, *, wall_clock: Callable[[], float] = time.time
+        self,
+        database: Database | None,
+        ledger: Ledger,
+        *,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Store the arguments. Without a database no usage is recorded or reported."""
         self._database = database
+        self._ledger = ledger
         self._wall_clock = wall_clock
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def usage(self, request: Request, principal: Principal) -> Response:
         """Return a report: a key's own charges; for an administrator, all keys and our costs.
+
+        What this process has answered before is in it.
 
         Raises BadRequestError, PermissionDeniedError, NotFoundError, StorageError.
         """
@@ -113,6 +129,9 @@ class UsageApi:
                 code="no_ledger",
             )
         async with self._turns:
+            # Rows are stored in batches: without this, a client would miss its last requests.
+            with contextlib.suppress(StorageError, TimeoutError):
+                await asyncio.wait_for(self._ledger.flush(), _FLUSH_TIMEOUT_S)
             report = await asyncio.to_thread(usage_report, self._database, question)
         # Others must not find it in a shared cache.
         headers = {"cache-control": "private, no-store"}

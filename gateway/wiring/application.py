@@ -75,7 +75,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             status=status,
             pages=Pages(),
             dashboard=dashboard,
-            usage=UsageApi(parts.tenancy.database),
+            usage=UsageApi(parts.tenancy.database, parts.tenancy.ledger),
             admin=AdminApi(keys, intake.read_small_body),
             adapters=AdapterApi(keys.authenticator, adapters, intake.read_small_body),
             experiments=ExperimentApi(

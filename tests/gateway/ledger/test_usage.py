@@ -5,6 +5,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -15,14 +16,17 @@ from starlette.requests import Request
 from typer.testing import CliRunner
 
 from gateway.errors.tree import BadRequestError, NotFoundError, PermissionDeniedError
+from gateway.ledger.book import Ledger
+from gateway.ledger.null import NullLedger
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.storing import RowStore
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
+from gateway.settings.ledger import LedgerSettings
 from gateway.storage.database import Database
 from gateway.storage.tables import keys
 from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
 from gateway.tools.admin.usage_cli import USAGE_HELP, usage
-from tests.gateway.ledger.ledgers import NOON, FrailDatabase, row
+from tests.gateway.ledger.ledgers import NOON, FrailDatabase, make_ledger, row
 from tests.gateway.ledger.rows import DAY_S, PRICES, some_rows, store
 
 ONE = Principal(key_id="one", name="app", tenant="red", team_id="red")
@@ -30,22 +34,28 @@ ADMIN = Principal(key_id="root", name="root", tenant="root", scopes=Scopes(is_ad
 COSTS = ("cost_usd", "cost_nanos", "cost_usd_per_million_tokens")
 
 
-def ask(database: Database | None, principal: Principal, query: str = "") -> dict[str, Any]:
-    async def run() -> bytes:
-        scope = {"type": "http", "method": "GET", "path": "/v1/usage", "headers": []}
-        request = Request(scope | {"query_string": query.encode()})
-        api = UsageApi(database, wall_clock=lambda: NOON + DAY_S + 60)
-        response = await api.usage(request, principal)
-        assert response.headers["cache-control"] == "private, no-store"
-        return bytes(response.body)
-
-    report: dict[str, Any] = json.loads(asyncio.run(run()))
+async def asked(
+    database: Database | None,
+    principal: Principal,
+    query: str = "",
+    ledger: Ledger | None = None,
+) -> dict[str, Any]:
+    scope = {"type": "http", "method": "GET", "path": "/v1/usage", "headers": []}
+    request = Request(scope | {"query_string": query.encode()})
+    api = UsageApi(database, ledger or NullLedger(), wall_clock=lambda: NOON + DAY_S + 60)
+    response = await api.usage(request, principal)
+    assert response.headers["cache-control"] == "private, no-store"
+    report: dict[str, Any] = json.loads(bytes(response.body))
     _, definitions = models_json_schema(
         [(model, "validation") for model in USAGE_MODELS], ref_template="#/$defs/{model}"
     )
     schema = {"$ref": "#/$defs/UsageReport", "$defs": definitions["$defs"]}
     jsonschema_rs.validate(schema, report)
     return report
+
+
+def ask(database: Database | None, principal: Principal, query: str = "") -> dict[str, Any]:
+    return asyncio.run(asked(database, principal, query))
 
 
 @pytest.fixture
@@ -74,6 +84,26 @@ def test_a_key_sees_what_it_pays_for_and_nothing_of_others(filled: Database) -> 
 def test_another_keys_usage_is_refused(filled: Database, query: str) -> None:
     with pytest.raises(PermissionDeniedError, match="own usage only"):
         ask(filled, ONE, query)
+
+
+def test_a_report_has_the_rows_that_wait_for_the_database(
+    database: FrailDatabase, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        slow = LedgerSettings(flush_ms=60_000, batch_ms=600_000)
+        ledger = make_ledger(database, tmp_path / "journal", slow)
+        await ledger.start()
+        for number in (1, 2):
+            ledger.add(row(number, key_id="one"))
+        assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 2
+        database.is_away = True
+        ledger.add(row(3, key_id="one"))
+        assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 2
+        database.is_away = False
+        assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 3
+        await ledger.close()
+
+    asyncio.run(run())
 
 
 def test_another_team_shows_nothing(filled: Database) -> None:
