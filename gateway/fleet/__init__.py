@@ -1,0 +1,1 @@
+"""One engine out of many: replicas, and which of them a request is sent to."""
