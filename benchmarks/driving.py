@@ -15,6 +15,9 @@ from torch import Tensor
 from benchmarks.prompts import Prompt
 from draft.budget import PassTimeEstimate, TreeBudget
 from draft.config import DraftConfig
+from draft.head_texts import Head
+from draft.heads.protocol import HeadModel
+from draft.heads.read_head import read_head
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -36,6 +39,26 @@ from verifier.coupled import CoupledVerifier
 BLOCK_SIZE = 16
 
 # ---- the engine -------------------------------------------------------------------------------
+
+
+def load_with_head(
+    folder: Path,
+    head_folder: Path,
+    *,
+    dtype: DtypeName,
+    device: str,
+    num_blocks: int,
+    scheme: SchemeName | None = None,
+) -> tuple[ModelRunner, Head]:
+    """Load a large model and the head that reads it, each with a cache of `num_blocks` blocks."""
+    rounding = None if scheme is None else Rounding(scheme=scheme)
+    model = load_model(str(folder), dtype=dtype, device=device, rounding=rounding)
+    head: HeadModel = read_head(str(head_folder), model)  # type: ignore[arg-type]
+    large = ModelRunner(
+        model=model, num_blocks=num_blocks, block_size=BLOCK_SIZE, taps=head.tap_layers
+    )
+    runner = ModelRunner(model=head, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    return large, Head(model=head, runner=runner, vocab_size=large.vocab_size)
 
 
 def load_runner(
@@ -143,7 +166,7 @@ class ForwardCpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """An engine with handles on its parts."""
+    """An engine with handles on its parts. `runners["small"]` drafts, be it a head's."""
 
     engine: Engine
     runners: Mapping[Tier, ModelRunner]
@@ -159,19 +182,25 @@ def build_bench(
     config: EngineConfig | None = None,
     policy: QueuePolicy | None = None,
     forward_cpu: ForwardCpu | None = None,
+    head: Head | None = None,
 ) -> Bench:
     """An engine over runners that may be shared with other engines, one engine at work at a time.
 
-    With a small model it drafts; a request can switch that off, which is plain decoding.
+    With a small model it drafts, without one the head; a request can switch that off, which is
+    plain decoding.
     forward_cpu: of another engine over the same runners, whose passes are counted already.
     """
     verifier = RecordingVerifier()
     drafter = None
     if "small" in runners and "large" in runners:
         drafter = TreeDrafter(runner=runners["small"], config=draft_config, budget=budget)
+    elif head is not None:
+        drafter = TreeDrafter(runner=None, head=head, config=draft_config, budget=budget)
     engine = Engine(
         runners=runners, verifier=verifier, drafter=drafter, config=config, policy=policy
     )
+    if head is not None:
+        runners = {**runners, "small": head.runner}
     gc.collect()  # as the engine's process does: what was loaded is not searched again and again
     gc.freeze()
     if forward_cpu is None:
@@ -182,15 +211,21 @@ def build_bench(
 
 
 def tree_budget(
-    runners: Mapping[Tier, ModelRunner], *, target_pass_s: PassTimeEstimate | None = None
+    runners: Mapping[Tier, ModelRunner],
+    *,
+    target_pass_s: PassTimeEstimate | None = None,
+    head: Head | None = None,
 ) -> TreeBudget:
     """The budget that serving uses: from both models' step times, measured now and followed.
 
-    A runner's passes are followed by one curve: budgets that share the target give it on.
+    head: drafts in the small model's place. A runner's passes are followed by one curve: budgets
+    that share the target give it on.
     """
+    draft_pass_s = follow_step_times(runners["small"] if head is None else head.runner)
     return TreeBudget(
         target_pass_s=target_pass_s or follow_step_times(runners["large"]),
-        draft_pass_s=follow_step_times(runners["small"]),
+        draft_pass_s=draft_pass_s,
+        head_pass_s=None if head is None else draft_pass_s,
     )
 
 

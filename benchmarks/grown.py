@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.disagreeing import disagreeing
+from benchmarks.grown_head import grow_head
 from benchmarks.harness import CACHE, console
 from draft.training.expand import expand
 from draft.training.expand_shape import shape_for_parameters
@@ -44,6 +45,20 @@ def grown_large(arguments: argparse.Namespace) -> Path:
     folder = Path(arguments.large)
     size = arguments.expand_target
     return grown(folder, size, seed=arguments.seed) if size else folder
+
+
+def grown_head(arguments: argparse.Namespace, large: Path) -> Path | None:
+    """The folder of `--drafter` for `large`, which has grown after `--expand-target` or not."""
+    if arguments.drafter is None:
+        return None
+    head, source = Path(arguments.drafter), Path(arguments.large)
+    if large == source:
+        return head
+    folder = _FOLDER / f"head-{large.name}-{fingerprint(head, arguments.seed)}"
+    if not (folder / "config.json").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        grow_head(head, source, large, folder)
+    return folder
 
 
 def small_folder(arguments: argparse.Namespace) -> Path:

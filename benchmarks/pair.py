@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ from benchmarks.driving import (
     build_bench,
     draft_config,
     load_runner,
+    load_with_head,
     tree_budget,
 )
-from benchmarks.grown import grown_large, grown_small
+from benchmarks.grown import grown_head, grown_large, grown_small
 from benchmarks.harness import choose_threads, console
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
+from draft.head_texts import Head
 from engine.model.quantised.formats import SchemeName
 from engine.passes.runner import ModelRunner
 from engine.request import SamplingParams, Tier
@@ -32,7 +34,8 @@ from engine.request import SamplingParams, Tier
 class Pair:
     """Both models in our engine, and how serving would draft with them.
 
-    `stop`: the ids that end an answer. `budget`: from step times measured when it was loaded.
+    `head`: drafts in the small model's place, which is not loaded then. `stop`: the ids that end an
+    answer. `budget`: from step times measured when it was loaded.
     """
 
     large_folder: Path
@@ -42,6 +45,7 @@ class Pair:
     runners: dict[Tier, ModelRunner]
     budget: TreeBudget
     config: DraftConfig
+    head: Head | None = None
     _forward_cpu: ForwardCpu | None = field(default=None)
 
     def bench(self, config: DraftConfig | None = None, *, with_budget: bool = True) -> Bench:
@@ -50,6 +54,7 @@ class Pair:
             self.runners,
             draft_config=config or self.config,
             budget=self.budget if with_budget else None,
+            head=self.head,
             forward_cpu=self._forward_cpu,
         )
         self._forward_cpu = bench.forward_cpu
@@ -57,12 +62,13 @@ class Pair:
 
     def describe(self) -> dict[str, Any]:
         """For the results."""
-        large, small = self.runners["large"].model, self.runners["small"].model
+        large = self.runners["large"].model
+        small = self.head.model if self.head else self.runners["small"].model
         return {
             "target_parameters": large.num_parameters,
             "drafter_parameters": small.num_parameters,
             "dtype": str(large.dtype).removeprefix("torch."),
-            "agreement": measured_agreement(self.small_folder),
+            "agreement": None if self.head else measured_agreement(self.small_folder),
             "draft_config": self.config,
         }
 
@@ -88,13 +94,19 @@ class Folders:
     large: Path
     small: Path
     tokenizer: Any
+    head: Path | None = None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Folders":
         """Also chooses torch's threads for a target of this size."""
         large = grown_large(arguments)
         choose_threads(arguments, large)
-        return cls(large=large, small=grown_small(arguments), tokenizer=load_tokenizer(large))
+        return cls(
+            large=large,
+            small=grown_small(arguments),
+            tokenizer=load_tokenizer(large),
+            head=grown_head(arguments, large) if hasattr(arguments, "drafter") else None,
+        )
 
     def task_prompts(self, arguments: argparse.Namespace, num_prompts: int) -> list[Prompt]:
         """Held-out tasks, or the file that the arguments name."""
@@ -119,18 +131,22 @@ class Folders:
         scheme: how the large model's weights are rounded.
         """
         longest = max(len(prompt.token_ids) for prompt in prompts) + arguments.max_new
-        load = partial(
-            load_runner,
-            dtype=arguments.dtype,
-            device=arguments.device,
-            num_blocks=blocks_for(num_sequences=num_sequences, num_tokens=longest),
-        )
+        options: dict[str, Any] = {
+            "dtype": arguments.dtype,
+            "device": arguments.device,
+            "num_blocks": blocks_for(num_sequences=num_sequences, num_tokens=longest),
+        }
+        head: Head | None = None
+        runners: dict[Tier, ModelRunner] = {}
         with console.status("loading, and profiling step times"):
-            runners: dict[Tier, ModelRunner] = {
-                "large": load(self.large, scheme=scheme),
-                "small": load(self.small),
-            }
-            budget = tree_budget(runners)
+            if self.head is None:
+                runners["large"] = load_runner(self.large, scheme=scheme, **options)
+                runners["small"] = load_runner(self.small, **options)
+            else:
+                runners["large"], head = load_with_head(
+                    self.large, self.head, scheme=scheme, **options
+                )
+            budget = tree_budget(runners, head=head)
         model = runners["large"].model
         console.print(
             f"target {model.num_parameters / 1e6:.1f} M parameters, {model.dtype}, "
@@ -144,6 +160,7 @@ class Folders:
             runners=runners,
             budget=budget,
             config=draft_config(arguments),
+            head=head,
         )
 
 

@@ -126,7 +126,7 @@ def _plan(checkpoint: Checkpoint, shape: Shape, *, dtype: torch.dtype, seed: int
             "query": _head_axis(query_heads, shape.num_heads, checkpoint.head_dim),
             "key": _head_axis(key_heads, shape.num_kv_heads, checkpoint.head_dim),
         },
-        layers=_spread(old.num_layers, shape.num_layers),
+        layers=spread(old.num_layers, shape.num_layers),
         stream_scale=math.sqrt(shape.hidden_size / old.hidden_size),
         head_dim=checkpoint.head_dim,
         is_tied="lm_head.weight" not in checkpoint,
@@ -170,8 +170,8 @@ def _head_axis(heads: list[tuple[int, int]], num_heads: int, head_dim: int) -> A
     return Axis(size=num_heads * head_dim, places=places, sources=sources)
 
 
-def _spread(num_old: int, num_new: int) -> tuple[int | None, ...]:
-    """Old layers in order, evenly between added ones."""
+def spread(num_old: int, num_new: int) -> tuple[int | None, ...]:
+    """Return the old layer that each new one is, in order, evenly between added ones (None)."""
     layers: list[int | None] = [None] * num_new
     for old in range(num_old):
         layers[old * num_new // num_old] = old
