@@ -65,7 +65,8 @@ class StepBudget:
 
     base_tokens: what the step yields without a guess, in tokens weighted by urgency. longest_s: how
     long the step may take where it has guesses. level_host_s: what a level of drafts takes beside
-    its pass. beside_s: what any step takes beside its levels and its large pass.
+    its pass. beside_s: what any step takes beside its levels and its large pass. num_block_rows:
+    of the one pass that guesses all depths for a sequence; 0 where every level is a pass.
     """
 
     target_pass_s: PassTimeEstimate
@@ -76,6 +77,7 @@ class StepBudget:
     longest_s: float
     level_host_s: float = 0.0
     beside_s: float = 0.0
+    num_block_rows: int = 0
 
     def level_s(self, num_rows: int) -> float:
         """Expected seconds of a level of drafts with so many rows."""
@@ -121,7 +123,12 @@ class StepBudget:
         gained = text_tokens + weights @ added  # [max_depth]
         num_nodes = np.maximum(number * depths, num_text_nodes)
         target_s = self.target_pass_s.upto(self.num_sequences + int(num_nodes[-1]), self.context)
-        step_s = self.beside_s + depths * self.level_s(number)
+        if self.num_block_rows:
+            step_s = np.full(
+                len(depths), self.beside_s + self.level_s(number * self.num_block_rows)
+            )
+        else:
+            step_s = self.beside_s + depths * self.level_s(number)
         step_s = step_s + target_s[self.num_sequences + num_nodes]
         rates: Floats = gained / step_s
         return float(rates.max(initial=0.0, where=step_s <= self.longest_s))
@@ -181,6 +188,7 @@ class TreeBudget:
         base_tokens: float,
         level_host_s: float = 0.0,
         beside_s: float = 0.0,
+        num_block_rows: int = 0,
     ) -> StepBudget:
         """The budget of one step that `model` drafts in; see `StepBudget`."""
         plain_s = beside_s + self.target_pass_s(num_sequences, context)
@@ -193,6 +201,7 @@ class TreeBudget:
             base_tokens=base_tokens,
             level_host_s=level_host_s,
             beside_s=beside_s,
+            num_block_rows=num_block_rows,
             longest_s=max(self.max_stretch * plain_s, unseen_s),
         )
 

@@ -15,10 +15,10 @@ from draft.calibration import (
     MOST_LIKELY,
     EdgeCalibration,
 )
+from draft.candidate import Candidate
 from draft.config import DraftConfig
 from draft.draft_state import Draft
 from draft.forecast import Grower
-from draft.growing_tree import Candidate
 from draft.grown_trees import pack_state
 from draft.model_guesses import ModelGuesses
 from engine.cache.block_pool import OutOfBlocksError

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from draft.budget import MOST_BELIEVED
 from draft.calibration import MODEL_SILENT
+from draft.candidate import Candidate
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice
 from engine.sequences.sequence import Candidates
@@ -32,38 +33,6 @@ def _agreed(first: float, second: float) -> float:
     """Return what two independent opinions of one event come to (the odds are multiplied)."""
     both, neither = first * second, (1.0 - first) * (1.0 - second)
     return both / (both + neither) if both + neither > 0.0 else 0.5
-
-
-@dataclass(slots=True, kw_only=True)
-class Candidate:
-    """A guess.
-
-    sources: its origins (`SOURCE_BIT`). model_confidence is the drafting model's, text_confidence
-    the highest of the others'; `confidence` is what they come to together, and `evidence` the
-    sources and `MODEL_SILENT`. edge_prob: the chance that it is right where its parent was;
-    path_prob: that its whole path is accepted. `covered` is the sum of its children's edge
-    probabilities.
-    `offset` and `mask`: its place behind the root's slot in the draft view and the slots it sees
-    (bit 0 is the root); None and 0 until the small model has computed it.
-    """
-
-    token_id: int
-    parent: int
-    depth: int
-    sources: int = 0
-    model_confidence: float = 0.0
-    text_confidence: float = 0.0
-    confidence: float = 1.0
-    evidence: int = 0
-    edge_prob: float = 1.0
-    path_prob: float = 1.0
-    children: dict[int, int] = field(default_factory=dict)  # token id -> candidate
-    covered: float = 0.0
-    is_expanded: bool = False  # the small model has named its children
-    is_forced: bool = False  # a grammar leaves one child only
-    is_recalled: bool = False  # a retracted answer has it
-    offset: int | None = None
-    mask: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -279,6 +248,15 @@ class GrowingTree:
             # A cascade emits a token behind every accepted node that the small model has computed.
             gains = [candidates[node].path_prob for node in self.frontier]
         return gains
+
+    def choose_open(self, *, most: int, min_path_prob: float) -> bool:
+        """Pick the likeliest nodes whose children are not named yet; False where there are none."""
+        self.frontier = [
+            node
+            for path_prob, node in self.ranked()[: self.max_nodes - 1]
+            if path_prob >= min_path_prob and self._is_open(self.candidates[node])
+        ][:most]
+        return bool(self.frontier)
 
     def _is_open(self, candidate: Candidate) -> bool:
         """True if the drafting model may name a candidate's children."""

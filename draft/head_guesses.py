@@ -46,7 +46,7 @@ class HeadGuesses(ModelGuesses):
         self._texts = texts
         self._model = head.model
         self._vocab_size = head.vocab_size
-        self._features: dict[int, Tensor] = {}  # of the pass that comes next, by draft
+        self._features: dict[int, Tensor] = {}  # of the pass that comes next, by slice
 
     def can_grow(self, draft: Draft) -> bool:
         """True if the head has computed the draft's root, or may do so."""
@@ -75,7 +75,7 @@ class HeadGuesses(ModelGuesses):
 
     def draft_pass(self, slices: Slices) -> DraftPass:
         """The pass of these slices, some of those made last, in any order."""
-        features = [self._features[id(draft)] for draft, _ in slices]
+        features = [self._features[id(piece)] for _, piece in slices]
         return DraftPass(
             slices=[piece for _, piece in slices],
             owners=[draft.sequence for draft, _ in slices],
@@ -108,7 +108,7 @@ class HeadGuesses(ModelGuesses):
             features = self._model.features_of_taps(torch.cat(taps))
             parts = torch.split(features, [len(own) for own in taps])
             self._features = {
-                id(draft): part for (draft, _), part in zip(slices, parts, strict=True)
+                id(piece): part for (_, piece), part in zip(slices, parts, strict=True)
             }
         return slices
 
@@ -130,8 +130,9 @@ class HeadGuesses(ModelGuesses):
                 tree.stop()
                 continue
             rows = [text.hidden[tree.candidates[node].parent] for node in tree.frontier]
-            self._features[id(draft)] = torch.stack(rows)
-            slices.append((draft, tree.frontier_slice(text.view)))
+            piece = tree.frontier_slice(text.view)
+            self._features[id(piece)] = torch.stack(rows)
+            slices.append((draft, piece))
         return slices
 
     def receive(self, slices: Slices, logits: Tensor, hidden: Tensor | None = None) -> None:

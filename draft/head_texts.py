@@ -141,7 +141,10 @@ class HeadTexts:
     def num_positions(self, text: HeadText) -> int:
         """Levels that a tree may have before the head's longest context ends."""
         assert self._runner.max_context is not None
-        return self._runner.max_context - text.root_slot - 1
+        room = self._runner.max_context - text.root_slot - 1
+        if (block := self._model.block) is None:
+            return room
+        return block.num_depths if block.num_slots_behind <= room else 0
 
     def note_asked(self, was_asked: bool) -> None:
         """Learn whether a step asks the head for a sequence that it could draft for."""

@@ -7,6 +7,7 @@ from typing import Protocol
 from draft.budget import StepBudget
 from draft.config import DraftConfig
 from draft.draft_state import Draft
+from draft.heads.protocol import BlockLayout
 from draft.level_host_times import LevelHostTimes
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
@@ -46,6 +47,11 @@ class HostGrowth:
         self._config = config
         self._clock = clock
         self.host_times = LevelHostTimes()
+
+    @property
+    def block(self) -> BlockLayout | None:
+        """The rows of the one pass that guesses all depths; None where a pass guesses one."""
+        return self._model.block
 
     def beside_s(self, num_sequences: int) -> float:
         """Return 0: on the CPU the times of passes include the host's part."""

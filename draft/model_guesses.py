@@ -7,6 +7,7 @@ from torch import Tensor
 
 from draft.config import DraftConfig
 from draft.draft_state import Draft
+from draft.heads.protocol import BlockLayout
 from draft.token_map import TokenMap
 from engine.cache.block_pool import OutOfBlocksError
 from engine.cache.kv_view import KVView
@@ -16,6 +17,7 @@ from engine.sequences.sampling import RowGroup, perturbed_scores
 from kernels.sampling.likeliest import likeliest_tokens
 
 Slices = list[tuple[Draft, ForwardSlice]]
+Children = list[tuple[int, float]]  # token ids and their chances
 
 
 class ModelGuesses:
@@ -39,6 +41,11 @@ class ModelGuesses:
         self._token_map = token_map
         self._make_room = make_room
         self._on_new = on_new
+
+    @property
+    def block(self) -> BlockLayout | None:
+        """The rows of the one pass that guesses all depths; None where a pass guesses one."""
+        return None
 
     def can_grow(self, draft: Draft) -> bool:
         """True unless the draft's view was taken away."""
@@ -166,14 +173,7 @@ class ModelGuesses:
             )
             for draft in growing
         ]
-        scores = perturbed_scores(logits, groups)
-        # Given the shared noise, the chance that the target agrees follows from a token's lead.
-        best = likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
-        floor = self._config.min_path_prob
-        children = [
-            [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob >= floor]
-            for tokens, probs in zip(best.token_ids.tolist(), best.probs.tolist(), strict=True)
-        ]
+        children = self._likeliest(logits, groups)
         first = 0
         for draft in growing:
             tree = draft.tree
@@ -184,3 +184,14 @@ class ModelGuesses:
             new = tree.grow(children[first:last] if may_add else [[]] * (last - first))
             self._on_new(draft, new)
             first = last
+
+    def _likeliest(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> list[Children]:
+        """Each row's best tokens, ranked as the target will rank, with their chances."""
+        scores = perturbed_scores(logits, groups)
+        # Given the shared noise, the chance that the target agrees follows from a token's lead.
+        best = likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
+        floor = self._config.min_path_prob
+        return [
+            [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob >= floor]
+            for tokens, probs in zip(best.token_ids.tolist(), best.probs.tolist(), strict=True)
+        ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from math import inf
 
+from draft.block_guesses import BlockGuesses
 from draft.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
@@ -80,7 +81,8 @@ class TreeDrafter:
         guesses: dict[DraftModel, ModelGuesses] = {}
         if head is not None:
             self._head_texts = HeadTexts(head, sources=self._config.sources)
-            guesses["head"] = HeadGuesses(
+            kind = HeadGuesses if head.model.block is None else BlockGuesses
+            guesses["head"] = kind(
                 head, texts=self._head_texts, config=self._config, on_new=self._force
             )
         if runner is not None:
@@ -98,7 +100,8 @@ class TreeDrafter:
         # What grows last in a step chooses the nodes, too.
         self._last: dict[DraftModel, Growth] = dict(self._growths)
         if device_target is not None:
-            self._last = {
+            # A block drafter has one pass, behind which the host has no other to wait for.
+            self._last |= {
                 model: DeviceGrowth(
                     target=device_target,
                     model=each,
@@ -109,6 +112,7 @@ class TreeDrafter:
                     source=model,
                 )
                 for model, each in guesses.items()
+                if each.block is None
             }
 
     # ---- the engine's protocol ------------------------------------------------------------
@@ -290,6 +294,7 @@ class TreeDrafter:
             return None
         lengths = [len(draft.sequence.token_ids) for draft in drafts]
         growth = self._growths.get(model)
+        block = None if growth is None else growth.block
         return self._budget.of_step(
             model,
             num_sequences=len(drafts),
@@ -297,6 +302,7 @@ class TreeDrafter:
             base_tokens=sum(draft.urgency for draft in drafts),
             level_host_s=0.0 if growth is None else growth.host_times(len(drafts)),
             beside_s=self._last[model].beside_s(len(drafts)) if model in self._last else 0.0,
+            num_block_rows=0 if block is None else block.num_rows,
         )
 
     # ---- guesses that cost no pass --------------------------------------------------------
@@ -393,6 +399,8 @@ class TreeDrafter:
         if step is None:
             return able
         max_depth = self._config.max_draft_depth
+        if (block := self._growths[model].block) is not None:
+            max_depth = min(max_depth, block.num_depths)
         gains = [(self._draft_gain(draft), draft) for draft in able if draft.may_ask_model]
         gains.sort(key=lambda item: -item[0].gain(max_depth))
         number = step.num_worth_drafting(

@@ -8,9 +8,9 @@ import torch
 
 from draft.budget import MOST_BELIEVED
 from draft.calibration import EdgeCalibration
+from draft.candidate import Candidate
 from draft.config import DraftConfig
 from draft.device_trees import MAX_BRANCHING, DeviceCalibration
-from draft.growing_tree import Candidate
 from engine.trees.token_tree import RECALLED_BIT
 from kernels.trees.build_tree import (
     InitialTree,

@@ -64,6 +64,11 @@ class BlockLayout:
         """Return how many tokens a pass guesses."""
         return self.num_rows - self.first_row
 
+    @property
+    def num_slots_behind(self) -> int:
+        """Return how many slots behind those of the text a pass writes to."""
+        return self.num_rows if self.is_behind_text else self.num_rows - 1
+
     def token_ids(self, last_token: int) -> list[int]:
         """Return the tokens of a block's rows."""
         return [last_token, *[self.mask_token_id] * (self.num_rows - 1)]

@@ -121,9 +121,9 @@ class ModelSettings(Section):
     drafts for the large one; "none" for no such tier, "demo" for the one that comes with
     Outrider."""
     drafter: str | None = None
-    """Folder or Hugging Face id of an EAGLE-3 or MTP drafter that was trained for the large model
-    and reads its hidden states; "mtp" for the one in the large model's own checkpoint.
-    Beside a small model, whichever of the two gains more drafts."""
+    """Folder or Hugging Face id of an EAGLE-3, MTP, P-EAGLE or DFlash drafter that was trained for
+    the large model and reads its hidden states; "mtp" for the one in the large model's own
+    checkpoint. Beside a small model, whichever of the two gains more drafts."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""

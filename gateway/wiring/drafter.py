@@ -62,19 +62,12 @@ def load_head(
             f"{large.config.model_id}, which runs through transformers' modules; heads draft for "
             "models with layers of Outrider's own."
         )
-    head = read_head(
+    return read_head(
         path,
         large,
         max_context=settings.engine.max_context,
         on_progress=partial(report, on_progress, "loading the drafter"),
     )
-    if head.block is not None:
-        raise EngineError(
-            f"models.drafter (--drafter) = {path!r} is a {head.kind} drafter, which guesses a "
-            "block of tokens in a pass; it can be read, but not served yet. "
-            "EAGLE-3 and MTP drafters can."
-        )
-    return head
 
 
 def refuse_head(settings: Settings) -> None:

@@ -134,9 +134,9 @@ def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:
         )
     if path != _OWN_DRAFTER and is_missing_folder(path):
         raise SettingsError(
-            f"models.drafter (--drafter) = {path!r}: no such folder. Name a folder with an EAGLE-3 "
-            "or MTP drafter, a Hugging Face id, or mtp for the drafter in the large model's own "
-            "checkpoint."
+            f"models.drafter (--drafter) = {path!r}: no such folder. Name a folder with an "
+            "EAGLE-3, MTP, P-EAGLE or DFlash drafter, a Hugging Face id, or mtp for the drafter in "
+            "the large model's own checkpoint."
         )
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from draft import device_trees
 from draft.calibration import EdgeCalibration
+from draft.candidate import Candidate
 from draft.config import DraftConfig
 from draft.device_growth import DeviceGrowth, GrownDrafts
 from draft.device_trees import DeviceTrees
-from draft.growing_tree import Candidate
 from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
 from engine.protocols import DraftLogits, Trees

@@ -21,7 +21,8 @@ from draft.calibration import (
     MOST_LIKELY,
     EdgeCalibration,
 )
-from draft.growing_tree import Candidate, GrowingTree
+from draft.candidate import Candidate
+from draft.growing_tree import GrowingTree
 from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
 from kernels.trees import choose_frontier as choosing
 from kernels.trees import select_trees as selecting

@@ -72,8 +72,8 @@ def serve(  # noqa: PLR0913 - a flag each
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="Drafter that reads the large model (EAGLE-3, MTP): folder or hub id; "
-            "mtp for the one in its checkpoint."
+            help="Drafter that reads the large model (EAGLE-3, MTP, P-EAGLE, DFlash): folder or "
+            "hub id; mtp for the one in its checkpoint."
         ),
     ] = None,
     router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,

@@ -211,7 +211,7 @@ def test_a_gpu_that_cannot_be_there_is_refused_before_torch_is_imported(
 @pytest.mark.parametrize(
     ("drafter", "large", "message"),
     [
-        ("/nowhere", "", "no such folder. Name a folder with an EAGLE-3"),
+        ("/nowhere", "", "no such folder. Name a folder with an EAGLE-3, MTP"),
         ("head", "", "no such folder"),
         ("mtp", "none", "there is none on this machine: name one with --large"),
     ],
