@@ -4,7 +4,7 @@
 VENV ?= .venv
 PYTHON ?=
 PY := $(VENV)/bin/python
-SETUP := .ci/install pyproject.toml setup.py constraints.txt $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
+SETUP := .ci/install pyproject.toml setup.py $(wildcard constraints*.txt kernels/cpu/*.cpp kernels/cpu/*.h)
 # Tests that need a GPU run where there is one.
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null)
 NO_GPU := $(if $(HAS_GPU),, and not gpu)

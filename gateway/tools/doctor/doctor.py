@@ -1,10 +1,11 @@
 """`outrider doctor`: is this a place where Outrider can run, and what to do if it is not."""
 
 import contextlib
+import functools
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from gateway.server.listening import listen
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
 from gateway.tools.doctor.findings import Finding, FindingStatus
-from gateway.tools.doctor.gpu_compiler import check_triton
+from gateway.tools.doctor.gpu_compiler import check_compiler, check_kernel_cache, check_triton
+from gateway.tools.doctor.gpu_device import check_device, gpu_state, is_gpu_wanted
 from gateway.tools.doctor.prices import check_prices
 from gateway.tools.doctor.storage import STORAGE_CHECKS
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
 _GIB = 2**30
+# None from a check that does not matter here.
+_Check = Callable[[], Finding | None]
 _OVERHEAD_BYTES = 600 * 2**20  # both processes with their libraries
 
 
@@ -31,7 +35,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield Finding(name="packages", status="failed", detail=conflict, advice=UNINSTALL)
         return
     yield Finding(name="packages", status="ok", detail="no other package is called kernels")
-    checks = _local_checks(settings) if settings.models.is_any else [("models", _no_models)]
+    checks: list[tuple[str, _Check]] = [("models", _no_models)]
+    if settings.models.is_any:
+        checks = _local_checks(settings)
     checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
     if settings.tiers:
         checks.append(("prices", partial(check_prices, settings)))
@@ -39,7 +45,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     checks.append(("port", lambda: _port(settings)))
     for name, check in checks:
         try:
-            yield check()
+            if (found := check()) is not None:
+                yield found
         except Exception as error:  # noqa: BLE001 - a doctor reports, whatever it meets
             yield Finding(
                 name=name,
@@ -49,14 +56,21 @@ def examine(settings: Settings) -> Iterator[Finding]:
             )
 
 
-def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Finding]]]:
+def _local_checks(settings: Settings) -> list[tuple[str, _Check]]:
     """Return the checks for a machine that runs a model."""
-    checks: list[tuple[str, Callable[[], Finding]]] = [
+    gpu, device = functools.cache(gpu_state), settings.engine.device
+
+    def if_gpu(check: Callable[[Mapping[str, str]], Finding]) -> Finding | None:
+        return check(os.environ) if is_gpu_wanted(gpu(), device) else None
+
+    checks: list[tuple[str, _Check]] = [
         ("torch", _torch),
-        ("device", lambda: _device(settings)),
+        ("device", lambda: check_device(gpu(), device, cpu=_vector_extension())),
         ("bfloat16", lambda: _bfloat16(settings)),
         ("products", lambda: _products(settings)),
-        ("triton", _triton),
+        ("triton", lambda: check_triton(is_gpu_wanted=is_gpu_wanted(gpu(), device))),
+        ("compiler", lambda: if_gpu(check_compiler)),
+        ("kernel cache", lambda: if_gpu(check_kernel_cache)),
         ("threads", lambda: _threads(settings)),
     ]
     for tier, path in settings.models.resolved().items():
@@ -87,27 +101,10 @@ def _torch() -> Finding:
     return Finding(name="torch", status="ok", detail=f"{torch.__version__}, built for {built_for}")
 
 
-def _device(settings: Settings) -> Finding:
+def _vector_extension() -> str:
     import torch
 
-    wanted = settings.engine.device
-    if torch.cuda.is_available():
-        if wanted == "cpu":
-            detail = f"cpu as configured; {torch.cuda.get_device_name()} stays unused"
-            return Finding(name="device", status="ok", detail=detail)
-        free, total = torch.cuda.mem_get_info()
-        detail = f"{torch.cuda.get_device_name()}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
-        return Finding(name="device", status="ok", detail=detail)
-    if wanted == "cuda":
-        return Finding(
-            name="device",
-            status="failed",
-            detail="engine.device is cuda, but torch finds no usable GPU",
-            advice="Use --device cpu, or install a CUDA build of torch and a driver.",
-        )
-    return Finding(
-        name="device", status="ok", detail=f"cpu, {torch.backends.cpu.get_cpu_capability()}"
-    )
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def _bfloat16(settings: Settings) -> Finding:
@@ -150,12 +147,6 @@ def _products(settings: Settings) -> Finding:
     support = product_support()
     status: FindingStatus = "warning" if support.advice else "ok"
     return Finding(name="products", status=status, detail=support.detail, advice=support.advice)
-
-
-def _triton() -> Finding:
-    import torch
-
-    return check_triton(has_gpu=torch.cuda.is_available(), environ=os.environ)
 
 
 def _threads(settings: Settings) -> Finding:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from engine.events import EngineStats, TierStats
 from gateway.edge.metrics import EdgeMetrics
@@ -30,6 +32,7 @@ from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.otel import SpanCounts
 from gateway.tenants.loopback import listen_host
 from gateway.tenants.metrics import TenantMetrics
+from gateway.tools.doctor.gpu_compiler import triton_of_torch
 from gateway.upstream.metrics import UpstreamMetrics
 
 ROOT = Path(__file__).parents[3]
@@ -220,6 +223,10 @@ def test_triton_has_a_compiler_and_a_folder_in_the_image_and_under_the_unit() ->
     assert re.search(r"^ +TRITON_CACHE_DIR=/var/lib/outrider/triton ", final, re.MULTILINE)
     assert '"/var/lib/outrider"' in last("VOLUME")
     assert "TRITON_CACHE_DIR=/var/lib/outrider/triton" in unit()["Environment"]
+    assert (
+        "gateway-state:/var/lib/outrider"
+        in parsed("compose.yaml")["services"]["gateway"]["volumes"]
+    )
 
 
 def test_the_image_has_every_package_and_no_secret() -> None:
@@ -243,25 +250,57 @@ def test_torch_comes_from_the_index_that_is_asked_for() -> None:
     assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
-def test_triton_of_the_image_is_the_one_that_torch_pins() -> None:
+def test_triton_of_the_image_and_of_make_is_the_one_that_fits_torch() -> None:
+    """Builds for CUDA ask for a version of their own, which the CPU's constraint contradicts."""
     (install,) = [rest for word, rest in instructions() if word == "RUN" and "pip check" in rest]
-    assert install.startswith("grep -v '^triton==' constraints.txt > kept.txt")
-    assert "--constraint kept.txt" in install
+    makes = (ROOT / ".ci" / "install").read_text()
+    assert '--constraint "constraints-${BUILD}.txt"' in install
+    assert '--constraint "constraints-$build.txt"' in makes
+    for text in (install, makes):
+        assert "pip show torch | grep -q '^Requires:.*triton'; then" in text
+    shown = subprocess.run(
+        [sys.executable, "-m", "pip", "show", "torch"], capture_output=True, text=True, check=True
+    )
+    needs = re.search(r"^Requires:.*triton", shown.stdout, re.MULTILINE)
+    build = "cuda" if needs else "cpu"
+    asked = triton_of_torch()
+    assert (asked is not None) == (build == "cuda")
+    (held,) = pins(f"constraints-{build}.txt").values()
+    assert asked is None or asked.specifier.contains(held)
+
+
+# What torch's wheels for CUDA ask for, from their METADATA (Requires-Dist); also those of other
+# versions that the code is to run with.
+TRITON_OF_TORCH = {
+    "2.11.0": "==3.6.0", "2.12.0": "==3.7.0", "2.12.1": "==3.7.1", "2.13.0": "==3.7.1",
+    "2.14.0": "~=3.8.0", "2.14.1": "~=3.8.0",
+}  # fmt: skip
+
+
+def pins(name: str) -> dict[str, str]:
+    """Versions by package, of a file of constraints."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_the_constraints_for_cuda_have_the_triton_that_torchs_wheel_asks_for() -> None:
+    torch_version = pins("constraints.txt")["torch"]
+    assert torch_version in TRITON_OF_TORCH, "look at the wheel's Requires-Dist and add a line"
+    assert "triton" not in pins("constraints.txt")
+    held = pins("constraints-cuda.txt")
+    assert held.keys() == pins("constraints-cpu.txt").keys() == {"triton"}
+    assert SpecifierSet(TRITON_OF_TORCH[torch_version]).contains(held["triton"])
 
 
 def test_wheels_of_the_image_are_named_by_their_hashes() -> None:
-    """All but torch, which comes from the index that is asked for, and what it brings."""
+    """All but torch, which comes from the index that is asked for, and its triton."""
     lines = (DEPLOY / "requirements-x86_64.txt").read_text().splitlines()
     listed = [line for line in lines if not line.startswith("#")]
     pattern = re.compile(r"([a-z0-9-]+)==([\w.]+) --hash=sha256:[0-9a-f]{64}")
     found = [pattern.fullmatch(line) for line in listed]
     versions = {match[1]: match[2] for match in found if match}
     assert len(versions) == len(listed) > 80
-    held = dict(
-        line.split("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    )
+    held = pins("constraints.txt")
     assert {name: held[name] for name in versions.keys() & held} == {
         name: versions[name] for name in versions.keys() & held
     }
@@ -271,7 +310,7 @@ def test_wheels_of_the_image_are_named_by_their_hashes() -> None:
         *(each for extra in IMAGE_EXTRAS for each in project["optional-dependencies"][extra]),
     ]
     names = {re.split(r"[\[>=;]", each)[0] for each in wanted}
-    assert names - versions.keys() == {"torch"}
+    assert names - versions.keys() == {"torch", "triton"}
     runs = " ".join(rest for word, rest in instructions() if word == "RUN")
     assert "--require-hashes --no-deps" in runs
     assert f".[{','.join(IMAGE_EXTRAS)}]" in runs
@@ -308,6 +347,14 @@ def test_compose_names_what_is_there() -> None:
     assert services["gateway"]["cap_drop"] == ["ALL"]
     policy = services["redis"]["command"]
     assert policy[policy.index("--maxmemory-policy") + 1] == "noeviction"
+
+
+def test_gpus_are_given_to_the_gateway_alone() -> None:
+    added = parsed("compose.gpu.yaml")["services"]
+    assert set(added) == {"gateway"}
+    assert load_settings(environ=added["gateway"]["environment"]).engine.device == "cuda"
+    (device,) = added["gateway"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
 
 
 def test_every_image_can_be_pinned_by_its_digest() -> None:
