@@ -141,6 +141,7 @@ class Engine:
             submitted_s=self._clock(),
             token_ids=[*prompt, *(resumed or ())],
             num_resumed_tokens=len(resumed or ()),
+            proposal_token_ids=list(request.retracted_token_ids),
             prefill_was_reported=bool(resumed),
             rules=build_rules(request.sampling, num_prompt_tokens=len(prompt)),
         )

@@ -262,6 +262,8 @@ class EngineRequest:
     emitted says where it came from (engine/trace.py). `adapters`: at most one of each tier; the
     tier's answer is that of its model with the adapter. The small model drafts without one.
 
+    `retracted_token_ids`: what the other tier had answered, in another engine, before the request
+    changed its tier: the large tier drafts from it, as from an answer that it retracts itself.
     `resumed_token_ids`: the client has this beginning of the answer already, from an engine that
     ended. They count as emitted: they are prefilled behind the prompt and never judged again, and
     the answer goes on with the next token, as it would have done. An empty tuple resumes a request
@@ -290,6 +292,7 @@ class EngineRequest:
     traces: bool = False
     adapters: tuple[AdapterRef, ...] = ()
     resumed_token_ids: tuple[int, ...] | None = None
+    retracted_token_ids: tuple[int, ...] = ()
 
     def adapter(self, tier: Tier) -> AdapterRef | None:
         """Return the adapter of a tier's answer; None for the model as it is."""

@@ -33,6 +33,7 @@ def check_prompt(request: EngineRequest, runner: ModelRunner) -> None:
         ("prompt", prompt),
         ("prediction", request.prediction_token_ids),
         ("resumed", request.resumed_token_ids or ()),
+        ("retracted", request.retracted_token_ids),
     ):
         if tokens and (min(tokens) < 0 or max(tokens) >= runner.vocab_size):
             raise InvalidRequestError(

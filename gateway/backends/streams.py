@@ -109,13 +109,13 @@ class EventStreams:
         """Hand a request to another tier; unknown ids are ignored."""
         command = SwitchTier(request_id, tier, keeps_answer)
         if stream := self._streams.get(request_id):
-            stream.switch = command
+            stream.answer.switch = command
         self._send(command)
 
     def settle(self, request_id: str) -> None:
         """Leave the answer with its tier; unknown ids are ignored."""
         if stream := self._streams.get(request_id):
-            stream.is_settled = True
+            stream.answer.is_settled = True
         self._send(Settle(request_id))
 
     def abort(self, request_id: str) -> None:

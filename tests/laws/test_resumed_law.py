@@ -177,6 +177,19 @@ def test_the_large_tier_goes_on_behind_a_resumed_small_answer() -> None:
         assert serve(engine_of(), [again])["w"].token_ids == answer[at:]
 
 
+def test_an_answer_of_another_engines_small_tier_is_drafted_from() -> None:
+    """It changes no token, is counted as reused, and saves large passes."""
+    request = make_request("r", heldout_prompts(1)[0], max_tokens=20, temperature=0.8, seed=2)
+    alone = serve(engine_of(), [request])["r"]
+    wrong = alone.token_ids[:12] + alone.token_ids[:4]
+    for retracted in (alone.token_ids, wrong):
+        told = replace(request, retracted_token_ids=tuple(retracted), resumed_token_ids=())
+        answer = serve(engine_of(), [told])["r"]
+        assert answer.token_ids == alone.token_ids
+        assert answer.stats.num_reused_tokens >= 11
+        assert answer.stats.num_steps < alone.stats.num_steps
+
+
 # ---- at the door -----------------------------------------------------------------------------
 
 

@@ -157,6 +157,7 @@ requests = st.builds(
     arrival_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     return_hidden_state=st.booleans(),
     prediction_token_ids=st.lists(token_ids, max_size=4).map(tuple),
+    retracted_token_ids=st.lists(token_ids, max_size=4).map(tuple),
     may_escalate=st.booleans(),
     tenant=ids,
     weight=st.floats(0, 1e9, exclude_min=True),
