@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from engine.cache.block_news import BlockFeed
 from engine.config import EngineConfig
 from engine.errors import InvalidRequestError, TierUnavailableError, as_utf8
 from engine.events import (
@@ -66,6 +67,7 @@ class Engine:
         if not runners:
             raise ValueError("an engine needs at least one model; runners is empty")
         self._runners = dict(runners)
+        self.blocks = BlockFeed([runner.block_news() for runner in self._runners.values()])
         self._drafter = drafter
         self._config = config or EngineConfig()
         self._clock = clock

@@ -254,6 +254,10 @@ class TierInfo:
     with. `deterministic`: an answer's tokens do not depend on other requests, in any precision.
     `numerics`: the fingerprint of its arithmetic (engine/model/numerics.py). `adapter`: where it is
     the tier's model with one, whose name is the `model_id` then.
+
+    Of its prefix cache: `kv_dtype`, as torch names it, `block_size` in tokens (0 where it is not
+    known), `num_blocks`, and `checkpoint_tokens`: hits end at kept checkpoints, which lie at
+    multiples of so many tokens; 0 where any kept block will do.
     """
 
     tier: Tier
@@ -269,6 +273,10 @@ class TierInfo:
     deterministic: bool = False
     numerics: str = ""
     adapter: AdapterRef | None = None
+    kv_dtype: str = ""
+    block_size: int = 0
+    num_blocks: int = 0
+    checkpoint_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

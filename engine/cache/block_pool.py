@@ -3,7 +3,8 @@
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from engine.cache.window_blocks import WindowBlocks
 
@@ -22,9 +23,49 @@ def root_hash(*parts: str) -> BlockHash:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
 
 
+def prefix_root(
+    numerics: str, kv_dtype: str, cache_salt: str, adapter_digest: str = ""
+) -> BlockHash:
+    """Return where the chain of a model's texts starts, with an adapter's digest where it has one.
+
+    numerics: the fingerprint of the model and its arithmetic. kv_dtype: as torch names it.
+    """
+    if adapter_digest:
+        numerics += f"+{adapter_digest}"
+    return root_hash(numerics, kv_dtype, cache_salt)
+
+
 def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """The hash of a full block: its own tokens and, through `parent`, all tokens before them."""
     return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+def prefix_hashes(
+    root: BlockHash, token_ids: Sequence[int], block_size: int
+) -> Iterator[BlockHash]:
+    """Yield the chain of the full blocks that a text begins with."""
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        root = chain_hash(root, token_ids[start : start + block_size])
+        yield root
+
+
+class PoolListener(Protocol):
+    """Told what a pool lets be found, and what not any more."""
+
+    def note_published(
+        self,
+        source: "BlockPool",
+        block: int,
+        block_hash: BlockHash,
+        *,
+        parent: BlockHash,
+        root: BlockHash,
+        token_ids: Sequence[int],
+    ) -> None:
+        """A block can be found by its hash from now on."""
+
+    def note_forgotten(self, source: "BlockPool", block_hash: BlockHash) -> None:
+        """The hash finds no block any more."""
 
 
 class BlockPool:
@@ -41,6 +82,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.window = window
+        self.listener: PoolListener | None = None
         self._step_blocks = _STEP_TOKENS // block_size
         # popped from the end, so low numbers first: a lone sequence gets ascending blocks
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -95,11 +137,34 @@ class BlockPool:
                 else:
                     self._evictable[block] = None
 
-    def publish(self, block: int, block_hash: BlockHash) -> None:
-        """Make a full block findable. Where an equal block is known already, that one stays."""
+    def publish(
+        self,
+        block: int,
+        block_hash: BlockHash,
+        *,
+        parent: BlockHash = b"",
+        root: BlockHash = b"",
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        """Make a full block findable. Where an equal block is known already, that one stays.
+
+        parent, root, token_ids: what the hash is made of, for the listener.
+        """
         if block_hash not in self._block_of_hash and self._hashes[block] is None:
             self._block_of_hash[block_hash] = block
             self._hashes[block] = block_hash
+            if self.listener is not None:
+                self.listener.note_published(
+                    self, block, block_hash, parent=parent, root=root, token_ids=token_ids
+                )
+
+    def published(self) -> ItemsView[BlockHash, int]:
+        """Return all hashes that find a block, with the blocks."""
+        return self._block_of_hash.items()
+
+    def hash_of(self, block: int) -> BlockHash | None:
+        """Return the hash that finds the block; None where none does."""
+        return self._hashes[block]
 
     def is_published(self, block: int) -> bool:
         """True if others may find the block: then it must not be written to."""
@@ -121,3 +186,5 @@ class BlockPool:
         if block_hash is not None:
             del self._block_of_hash[block_hash]
             self._hashes[block] = None
+            if self.listener is not None:
+                self.listener.note_forgotten(self, block_hash)

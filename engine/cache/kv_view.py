@@ -4,7 +4,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.cache.block_pool import BlockHash, BlockPool, OutOfBlocksError, chain_hash
+from engine.cache.block_pool import (
+    BlockHash,
+    BlockPool,
+    OutOfBlocksError,
+    chain_hash,
+    prefix_hashes,
+)
 from engine.cache.recurrent_lines import TREE_SLOTS, RecurrentLine, RecurrentPool
 
 if TYPE_CHECKING:  # it loads torch, which the queue does without
@@ -73,15 +79,13 @@ class KVView:
         still there.
         """
         block_size, window = self.pool.block_size, self.pool.window
-        parent = self._root
         found: list[tuple[int, BlockHash]] = []
         num_usable, first_present = 0, 0
-        for start in range(0, len(token_ids) - block_size + 1, block_size):
-            parent = chain_hash(parent, token_ids[start : start + block_size])
-            block = self.pool.find(parent)
+        for block_hash in prefix_hashes(self._root, token_ids, block_size):
+            block = self.pool.find(block_hash)
             if block is None:
                 break
-            found.append((block, parent))
+            found.append((block, block_hash))
             if window is None:
                 num_usable = len(found)
                 continue
@@ -179,10 +183,15 @@ class KVView:
         while (len(self._hashes) + 1) * block_size <= num_computed_tokens:
             index = len(self._hashes)
             parent = self._hashes[-1] if self._hashes else self._root
-            block_hash = chain_hash(
-                parent, token_ids[index * block_size : (index + 1) * block_size]
+            own = token_ids[index * block_size : (index + 1) * block_size]
+            block_hash = chain_hash(parent, own)
+            self.pool.publish(
+                self.block_table[index],
+                block_hash,
+                parent=parent,
+                root=self._root,
+                token_ids=own,
             )
-            self.pool.publish(self.block_table[index], block_hash)
             self._hashes.append(block_hash)
 
     def _pass_window(self) -> None:

@@ -1,7 +1,7 @@
 """The smaller cache of the layers that see a window: its blocks, lent to blocks of the pool."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # Tokens behind a window that are kept, for a drafter's view that goes back a few tokens.
@@ -76,13 +76,15 @@ class WindowBlocks:
     window block is read and written there, and is never used.
 
     `changes`: block to window block, since they were last taken; `copies`: (source, copy) window
-    blocks whose content must be copied before the next pass. `window`: in tokens.
+    blocks whose content must be copied before the next pass. `window`: in tokens. `on_detach`: told
+    each block that loses its window block.
     """
 
     def __init__(self, *, num_blocks: int, window: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.changes: dict[int, int] = {}
         self.copies: list[tuple[int, int]] = []
+        self.on_detach: Callable[[int], None] | None = None
         self._reach = window - 1
         self._block_size = block_size
         self._free = list(range(num_blocks - 1, 0, -1))
@@ -163,4 +165,6 @@ class WindowBlocks:
 
     def _detach(self, block: int) -> int:
         self.changes[block] = 0
+        if self.on_detach is not None:
+            self.on_detach(block)
         return self._of_block.pop(block)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.block_pool import BlockPool, root_hash
+from engine.cache.block_news import BlockNews
+from engine.cache.block_pool import BlockPool, prefix_root
 from engine.cache.kv_view import KVView
 from engine.cache.recurrent_lines import RecurrentSizes
 from engine.cache.window_blocks import WindowBlocks
@@ -140,16 +141,19 @@ class ModelRunner:
 
         is_shared: off, it neither takes blocks from the prefix cache nor leaves any there.
         """
-        numerics = self.model.numerics
-        if adapter is not None:
-            numerics += f"+{adapter.digest}"
+        digest = "" if adapter is None else adapter.digest
         return KVView(
             self.pool,
-            root=root_hash(numerics, str(self.kv_cache.dtype), cache_salt),
+            root=prefix_root(self.model.numerics, str(self.kv_cache.dtype), cache_salt, digest),
             prefix_caching=self.prefix_caching and is_shared,
             adapter=adapter,
             recurrent=None if self._recurrent is None else self._recurrent.pool,
         )
+
+    def block_news(self) -> BlockNews:
+        """Return what collects the news of the prefix cache, once it is told to listen."""
+        states = None if self._recurrent is None else self._recurrent.pool.states
+        return BlockNews(self.pool, states)
 
     # ---- keys and values that move --------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Final
 
+from engine.cache.recurrent_lines import BOUNDARY
 from engine.config import EngineConfig
 from engine.errors import (
     InfeasibleObjectiveError,
@@ -203,4 +204,8 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
         scheme=model.scheme,
         deterministic=model.deterministic,
         numerics=model.numerics,
+        kv_dtype=str(runner.kv_cache.dtype),
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        checkpoint_tokens=0 if model.config.recurrence is None else BOUNDARY,
     )

@@ -1,14 +1,17 @@
 """The part of an `EngineClient` that is the same wherever the engine runs: commands and streams."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from engine.errors import EngineDiedError
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import OnEnd
 from gateway.backends.streams import NOT_READY_MESSAGE, EventStreams
-from gateway.backends.wire import Command
+from gateway.backends.wire import BlocksChanged, BlocksReset, Command, GetBlocks
+
+OnBlocks = Callable[[BlocksChanged | BlocksReset], None]
+"""Told the news of an engine's prefix cache, in the event loop; it must be quick."""
 
 
 class CommandClient(ABC):
@@ -17,6 +20,7 @@ class CommandClient(ABC):
     def __init__(self) -> None:
         self._streams = EventStreams(self._send)
         self._info: EngineInfo | None = None  # None: no engine was started, or it was closed
+        self._on_blocks: OnBlocks | None = None
 
     @abstractmethod
     def _send(self, command: Command) -> None:
@@ -53,3 +57,20 @@ class CommandClient(ABC):
     async def stats(self) -> EngineStats:
         """Return a snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""
         return await self._streams.call_stats()
+
+    def watch_blocks(self, on_blocks: OnBlocks) -> None:
+        """Have the news of the prefix cache told, beginning with all that is kept (`BlocksReset`).
+
+        Called again, the engine begins anew: for where a message is missing.
+        """
+        self._on_blocks = on_blocks
+        self._watch_again()
+
+    def _watch_again(self) -> None:
+        """Ask an engine that has just come for its news, if they are wanted."""
+        if self._on_blocks is not None:
+            self._send(GetBlocks())
+
+    def _note_blocks(self, news: BlocksChanged | BlocksReset) -> None:
+        if self._on_blocks is not None:
+            self._on_blocks(news)

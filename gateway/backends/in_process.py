@@ -14,6 +14,8 @@ from gateway.backends.step_loop import LoadingCallback, StepEngine, no_progress,
 from gateway.backends.streams import SHUT_DOWN_MESSAGE
 from gateway.backends.wire import (
     AdapterReply,
+    BlocksChanged,
+    BlocksReset,
     Command,
     Events,
     Refused,
@@ -75,6 +77,7 @@ class InProcessEngineClient(CommandClient):
             await self.close()
             raise
         self._streams.is_open = True
+        self._watch_again()
 
     async def close(self) -> None:
         """Stop the engine after the step it is in. In-flight requests end with `Failed`."""
@@ -137,6 +140,8 @@ class InProcessEngineClient(CommandClient):
     def _handle(self, reply: Reply) -> None:
         if isinstance(reply, Events | Refused | StatsReply | AdapterReply):
             self._streams.receive(reply)
+        elif isinstance(reply, BlocksChanged | BlocksReset):
+            self._note_blocks(reply)
 
 
 class _QueueChannel:

@@ -23,6 +23,8 @@ from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.backends.streams import SHUT_DOWN_MESSAGE
 from gateway.backends.wire import (
     AdapterReply,
+    BlocksChanged,
+    BlocksReset,
     Command,
     Events,
     Loading,
@@ -168,6 +170,7 @@ class ProcessEngineClient(CommandClient):
         self._info = await self._worker.loaded()
         self._is_quiet = False
         self._cancel_giving_up()
+        self._watch_again()
         if num_resumed := self._streams.resume():
             log.info("requests are resumed count=%d", num_resumed)
         if self._recipe.importer is not None and self._reserve is None:
@@ -249,5 +252,7 @@ class ProcessEngineClient(CommandClient):
         match reply:
             case Events() | Refused() | StatsReply() | AdapterReply():
                 self._streams.receive(reply)
+            case BlocksChanged() | BlocksReset():
+                self._note_blocks(reply)
             case Loading(stage, fraction):
                 self._on_progress(stage, fraction)

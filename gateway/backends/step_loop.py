@@ -5,14 +5,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from engine.cache.block_news import BlockChanges, BlockFeed
 from engine.errors import EngineError, InvalidAdapterError
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.wire import (
     Abort,
     AdapterReply,
+    BlocksChanged,
+    BlocksReset,
     Command,
     Events,
+    GetBlocks,
     GetStats,
     Ping,
     Pong,
@@ -24,6 +28,7 @@ from gateway.backends.wire import (
     Stop,
     Submit,
     SwitchTier,
+    join_hashes,
     pack_error,
 )
 
@@ -59,6 +64,10 @@ class StepEngine(Protocol):
         self, ref: AdapterRef, on_prepared: Callable[[AdapterInfo | InvalidAdapterError], None]
     ) -> None:
         """Read and check an adapter beside the steps; `on_prepared` is told what came of it."""
+
+    @property
+    def blocks(self) -> BlockFeed:
+        """News of the prefix cache."""
 
     @property
     def overlaps(self) -> bool:
@@ -102,6 +111,7 @@ def run_step_loop(engine: StepEngine, channel: Channel) -> None:
     Where the engine overlaps, a step's events are packed and sent, and new commands taken in, while
     the device is busy with the next step.
     """
+    blocks = _BlockSender(engine.blocks, channel)
     unsent: list[EngineEvent] = []
     arrived: list[Command] = []
 
@@ -125,10 +135,37 @@ def run_step_loop(engine: StepEngine, channel: Channel) -> None:
             if isinstance(command, Stop):
                 send_unsent()
                 return
-            _apply(command, engine, channel)
+            if isinstance(command, GetBlocks):
+                blocks.reset()
+            else:
+                _apply(command, engine, channel)
         unsent += engine.step(send_events, while_busy)
+        engine.blocks.deliver()
         if not (engine.overlaps and engine.has_work):
             send_unsent()
+
+
+class _BlockSender:
+    """Sends the news of a prefix cache, from when they are first asked for."""
+
+    def __init__(self, feed: BlockFeed, channel: Channel) -> None:
+        self._feed = feed
+        self._channel = channel
+        self._generation: int | None = None
+
+    def reset(self) -> None:
+        """Send all that is kept."""
+        if self._generation is None:
+            self._generation = 0
+            self._feed.add_sink(self._send)
+        hashes = self._feed.hashes()  # it may send changes first
+        self._channel.send(BlocksReset(self._generation, join_hashes(hashes)))
+
+    def _send(self, changes: BlockChanges) -> None:
+        assert self._generation is not None
+        self._generation += 1
+        kept = join_hashes(block.block_hash for block in changes.kept)
+        self._channel.send(BlocksChanged(self._generation, kept, join_hashes(changes.dropped)))
 
 
 def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:

@@ -8,10 +8,11 @@ plain dataclasses (the engine must not need msgspec). So each event travels in a
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from engine.cache.block_pool import BlockHash
 from engine.errors import EngineError, as_utf8
 from engine.events import (
     AdapterInfo,
@@ -94,6 +95,10 @@ class PrepareAdapter(_Message, frozen=True, tag="prepare_adapter"):
     ref: AdapterRef
 
 
+class GetBlocks(_Message, frozen=True, tag="get_blocks"):
+    """Ask for `BlocksReset` now, and for `BlocksChanged` from then on."""
+
+
 class Ping(_Message, frozen=True, tag="ping"):
     """Ask for a sign of life; answered between two steps."""
 
@@ -102,7 +107,7 @@ class Stop(_Message, frozen=True, tag="stop"):
     """Leave the step loop."""
 
 
-Command = Submit | SwitchTier | Settle | Abort | GetStats | PrepareAdapter | Ping | Stop
+Command = Submit | SwitchTier | Settle | Abort | GetStats | PrepareAdapter | GetBlocks | Ping | Stop
 
 
 # Replies: engine → gateway.
@@ -167,6 +172,25 @@ class Pong(_Message, frozen=True, tag="pong"):
     """The answer to `Ping`."""
 
 
+class BlocksChanged(_Message, frozen=True, tag="blocks"):
+    """The prefixes that requests can go on from, and those that are gone (`engine.cache`).
+
+    At most one a step. Hashes stand as `join_hashes` writes them. `generation` is one more than
+    that of the message before: where a number is missing, `GetBlocks` puts it right.
+    """
+
+    generation: int
+    kept: bytes
+    dropped: bytes
+
+
+class BlocksReset(_Message, frozen=True, tag="blocks_reset"):
+    """All prefixes that are kept, as of a generation; the next change has the next number."""
+
+    generation: int
+    kept: bytes
+
+
 class _PrefillDone(_Message, frozen=True, tag="prefill"):
     event: PrefillDone
 
@@ -217,7 +241,22 @@ class Events(_Message, frozen=True, tag="events"):
         return [envelope.event for envelope in self.envelopes]
 
 
-Reply = Loading | Ready | LoadFailed | Crashed | Refused | StatsReply | AdapterReply | Pong | Events
+Reply = (
+    Loading
+    | Ready
+    | LoadFailed
+    | Crashed
+    | Refused
+    | StatsReply
+    | AdapterReply
+    | Pong
+    | BlocksChanged
+    | BlocksReset
+    | Events
+)
+
+HASH_BYTES: Final = 8
+"""Of a block's hash, on the wire."""
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -237,6 +276,11 @@ def decode_command(frame: bytes) -> Command:
 def decode_reply(frame: bytes) -> Reply:
     """A reply from its bytes. Raises msgspec.ValidationError on anything else."""
     return _reply_decoder.decode(frame)
+
+
+def join_hashes(hashes: Iterable[BlockHash]) -> bytes:
+    """Return the first 8 bytes of each hash, joined: enough to tell millions of blocks apart."""
+    return b"".join(block_hash[:HASH_BYTES] for block_hash in hashes)
 
 
 def pack_error(error: BaseException) -> WireError:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine.cache.block_news import BlockFeed
 from engine.errors import (
     EngineError,
     InvalidRequestError,
@@ -74,6 +75,7 @@ class ScriptedEngine:
         self.num_steps = 0
         self.num_idle_steps = 0
         self.num_output_tokens = 0
+        self.blocks = BlockFeed()
 
     @property
     def has_work(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from engine.cache.block_news import BlockFeed
 from engine.events import (
     EngineEvent,
     EngineInfo,
@@ -41,6 +42,10 @@ class MortalEngine:
         self._num_submitted = 0
         self._num_emitted = 0
         self._num_counted = 0
+
+    @property
+    def blocks(self) -> BlockFeed:
+        return self._inner.blocks
 
     @property
     def overlaps(self) -> bool:

@@ -2,9 +2,21 @@
 
 from collections.abc import Callable
 
+from engine.cache.block_news import BlockFeed, BlockNews
+from engine.cache.block_pool import BlockPool
 from engine.events import EngineEvent, Finished, TokensEmitted
 from gateway.backends.step_loop import run_step_loop
-from gateway.backends.wire import Abort, Command, Events, Reply, Stop, Submit
+from gateway.backends.wire import (
+    Abort,
+    BlocksChanged,
+    BlocksReset,
+    Command,
+    Events,
+    GetBlocks,
+    Reply,
+    Stop,
+    Submit,
+)
 from tests.gateway.scripted_engine import ScriptedEngine, make_request
 
 
@@ -90,3 +102,59 @@ def test_a_stop_sends_the_pending_events() -> None:
     log, events, _ = serve(batches, overlaps=True)
     assert log[-1] == "send"
     assert events
+
+
+class NewsChannel(ListChannel):
+    """Takes any reply."""
+
+    def __init__(self, batches: list[list[Command]]) -> None:
+        super().__init__([], batches)
+        self.replies: list[Reply] = []
+
+    def send(self, reply: Reply, /) -> None:
+        self.replies.append(reply)
+
+
+class CachingEngine(ScriptedEngine):
+    """Publishes a block in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(num_blocks=2, block_size=1)
+        self.blocks = BlockFeed([BlockNews(self.pool)])
+
+    def step(
+        self, on_events: object = None, while_busy: Callable[[], None] | None = None
+    ) -> list[EngineEvent]:
+        if self.has_work:
+            block = self.pool.allocate()
+            self.pool.publish(block, bytes([self.num_steps]) * 16)
+            self.pool.release([block])
+        return super().step(on_events, while_busy)
+
+
+def test_news_of_blocks_are_numbered_and_a_reset_begins_anew() -> None:
+    submit = Submit(make_request("a", max_tokens=6))
+    channel = NewsChannel([[submit], *[[]] * 4, [GetBlocks()], [], [], [GetBlocks()]])
+    run_step_loop(CachingEngine(), channel)
+
+    news = [r for r in channel.replies if isinstance(r, BlocksChanged | BlocksReset)]
+    kept: set[bytes] = set()
+    for number, message in enumerate(news):
+        if isinstance(message, BlocksReset):
+            assert message.generation == news[number - 1].generation if number else True
+            kept = set()
+        elif number:
+            assert message.generation == news[number - 1].generation + 1
+            assert message.dropped, "two blocks hold two hashes"
+            kept -= {message.dropped}
+        kept |= {message.kept[i : i + 8] for i in range(0, len(message.kept), 8)}
+        assert len(kept) == 2
+    assert [type(message).__name__ for message in news].count("BlocksReset") == 2
+    assert kept == {bytes([number]) * 8 for number in (4, 5)}
+
+
+def test_news_of_blocks_are_sent_to_no_gateway_that_did_not_ask() -> None:
+    channel = NewsChannel([[Submit(make_request("a", max_tokens=4))]])
+    run_step_loop(CachingEngine(), channel)
+    assert {type(reply) for reply in channel.replies} == {Events}
