@@ -8,7 +8,7 @@ prompts misbehave: they begin with one of the ids below.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.block_news import BlockFeed
@@ -68,7 +68,19 @@ class _Running:
 class ScriptedEngine:
     """See the module's docstring. `step_s` is how long a step takes."""
 
-    def __init__(self, *, step_s: float = 0.0, overlaps: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        step_s: float = 0.0,
+        overlaps: bool = False,
+        tiers: Sequence[Tier] | None = None,
+        model_id: str = "scripted",
+        numerics: str = "",
+    ) -> None:
+        """`tiers`: those that it takes requests of; by default it takes any, and names one."""
+        self.tiers = tiers
+        self.model_id = model_id
+        self.numerics = numerics
         self.running: dict[str, _Running] = {}
         self.overlaps = overlaps
         self.step_s = step_s
@@ -89,10 +101,15 @@ class ScriptedEngine:
                 raise QueueFullError(num_waiting=7, retry_after_s=3.0)
             case 900_013:
                 raise InvalidRequestError("the prompt is invalid")
+        self._check_tier(request.tier)
         resumed = request.resumed_token_ids or ()
         running = _Running(request, request.tier, is_new=not resumed)
         running.token_ids.extend(resumed)
         self.running[request.request_id] = running
+
+    def _check_tier(self, tier: Tier) -> None:
+        if self.tiers is not None and tier not in self.tiers:
+            raise TierUnavailableError(f"tier {tier!r} is not loaded")
 
     def abort(self, request_id: str) -> None:
         if running := self.running.get(request_id):
@@ -104,6 +121,7 @@ class ScriptedEngine:
 
     def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         if running := self.running.get(request_id):
+            self._check_tier(tier)
             if running.request.prompt_token_ids[0] == REFUSE_SWITCH:
                 raise TierUnavailableError("the tier takes nobody")
             running.tier, running.is_new, running.is_held = tier, True, False
@@ -201,17 +219,21 @@ class ScriptedEngine:
         return EngineStats(tiers={"large": tier}, num_steps=self.num_steps)
 
     def info(self) -> EngineInfo:
-        large = TierInfo(
-            tier="large",
-            model_id="scripted",
+        tiers = {tier: self._tier_info(tier) for tier in self.tiers or ("large",)}
+        return EngineInfo(tiers=tiers, speculation=False)
+
+    def _tier_info(self, tier: Tier) -> TierInfo:
+        return TierInfo(
+            tier=tier,
+            model_id=self.model_id,
             path=str(os.getpid()),
             max_context=MAX_CONTEXT,
             vocab_size=1_000_000,
             num_parameters=1,
             dtype="float32",
             device="cpu",
+            numerics=self.numerics,
         )
-        return EngineInfo(tiers={"large": large}, speculation=False)
 
 
 def build(arguments: str, on_progress: LoadingCallback) -> ScriptedEngine:

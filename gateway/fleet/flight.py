@@ -1,0 +1,434 @@
+"""One request of a pool: its stream of events, from one replica after the other."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol, cast
+
+from engine.errors import (
+    CrashSuspectError,
+    EngineDiedError,
+    EngineError,
+    InfeasibleObjectiveError,
+    QueueFullError,
+)
+from engine.events import (
+    Ending,
+    EngineEvent,
+    EngineInfo,
+    Failed,
+    Finished,
+    PrefillDone,
+    TierSwitched,
+    TokensEmitted,
+)
+from engine.request import EngineRequest, Tier
+from gateway.backends.client import OnEnd, tell_end
+from gateway.backends.crash_suspects import EXPIRES_S, MAX_DEATHS
+from gateway.backends.received_answer import ReceivedAnswer
+from gateway.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
+from gateway.backends.wire import SwitchTier
+from gateway.fleet.replica import Replica, numerics_of
+
+_MAX_TRIES: Final = 3
+"""So many replicas may refuse a new request before it is refused."""
+
+_POLL_S: Final = 0.02
+"""A request that waits for a replica looks for one at this interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A request that is to be placed, and what its replica must be like.
+
+    numerics: of the replica, by tier; empty where any will do. has_begun: an engine had it before,
+    so that a draining replica may have it where there is no other.
+    """
+
+    request: EngineRequest
+    numerics: dict[Tier, str] = field(default_factory=dict)
+    refused: frozenset[Replica] = frozenset()
+    has_begun: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A request's time at one replica. It has an id of its own.
+
+    So nothing of an earlier attempt can be taken for its events. is_switching: it is the first on
+    another tier, and nothing of it was seen yet.
+    """
+
+    request: EngineRequest
+    replica: Replica
+    info: EngineInfo
+    is_switching: bool
+    has_ended: bool = False
+    ending: Ending | None = None
+
+
+class Fleet(Protocol):
+    """A pool, as its requests see it."""
+
+    resume_within_s: float
+    is_closed: bool
+
+    def enter(self, flight: "Flight") -> None:
+        """Take in a request that begins. Raises InvalidRequestError where its id is in use."""
+
+    def leave(self, flight: "Flight") -> None:
+        """Forget a request that has ended."""
+
+    async def place(self, wanted: Wanted) -> Replica | None:
+        """Choose the replica for a request; None where there is none now."""
+
+    def can_place(self, wanted: Wanted) -> bool:
+        """Return whether there is a replica for a request."""
+
+    def num_uncached_tokens(self, request: EngineRequest) -> int:
+        """Return the prompt tokens that the chosen replica is to compute."""
+
+    def note_prefill(self, request_id: str, num_cached_tokens: int) -> None:
+        """Hear that a replica has computed a prompt."""
+
+    def note_departure(self, request_id: str) -> None:
+        """Hear that a request is no longer at its replica."""
+
+    def note_failover(self, reason: str) -> None:
+        """Hear that a request goes on at another replica."""
+
+    def unplaced(self, request: EngineRequest) -> EngineError:
+        """Return why there is no replica for a new request."""
+
+
+class Flight:
+    """Follows one request over replicas; its reader sees one answer.
+
+    A replica that dies, or that is told to abort the request because it moves, leaves the rest to
+    the next one (`EngineRequest.resumed_token_ids`), which has the same numerics.
+    """
+
+    def __init__(self, request: EngineRequest, on_end: OnEnd | None, fleet: Fleet) -> None:
+        self.request_id = request.request_id
+        self._fleet = fleet
+        self._on_end = on_end
+        self._answer = ReceivedAnswer(request)
+        self._next = request  # what the next replica is sent, apart from a change of tier
+        self._numerics: dict[Tier, str] = {}
+        self._attempt: _Attempt | None = None
+        self._num_attempts = 0
+        self._num_deaths = 0
+        self._refused: frozenset[Replica] = frozenset()
+        self._refusal: EngineError | None = None
+        self._moves_because: str | None = None
+        self._is_aborted = False
+        self._has_left = False
+        self._is_over = False
+
+    @property
+    def replica(self) -> Replica | None:
+        """The replica that has it; None while it waits for one."""
+        return None if self._attempt is None else self._attempt.replica
+
+    # ---- commands -------------------------------------------------------------------------
+
+    async def abort(self) -> None:
+        """End the request."""
+        self._is_aborted = True
+        await self._abort_attempt()
+
+    async def settle(self) -> None:
+        """Leave the answer with its tier."""
+        self._answer.is_settled = True
+        if (attempt := self._attempt) is not None:
+            await attempt.replica.client.settle(attempt.request.request_id)
+
+    async def move(self, reason: str) -> None:
+        """Have the request go on at another replica."""
+        if self._attempt is not None:
+            self._moves_because = reason
+            await self._abort_attempt()
+
+    def can_move(self) -> bool:
+        """Return whether there is another replica that could go on with it."""
+        if (attempt := self._attempt) is None:
+            return False
+        request = replace(attempt.request, tier=self._answer.tier)
+        numerics = numerics_of(attempt.info, request) if self._answer.token_ids else {}
+        refused = frozenset((attempt.replica,))
+        return self._fleet.can_place(Wanted(request=request, numerics=numerics, refused=refused))
+
+    async def switch_tier(self, tier: Tier, *, keeps_answer: bool) -> None:
+        """Hand the request to another tier, in its replica or, where that lacks it, in another."""
+        answer, attempt = self._answer, self._attempt
+        if tier == answer.tier:
+            return
+        if keeps_answer and answer.was_held:  # there is nothing to go on with
+            await self.settle()
+            return
+        answer.switch = switch = SwitchTier(self.request_id, tier, keeps_answer)
+        if attempt is None:
+            return  # it waits for a replica, which is to be one of that tier
+        if tier in attempt.info.tiers:
+            await attempt.replica.client.switch_tier(
+                attempt.request.request_id, tier, keeps_answer=keeps_answer
+            )
+        elif self._fleet.can_place(Wanted(request=self._switched(switch))):
+            await self.move("switch")
+        else:
+            answer.switch = None
+            await self.settle()
+
+    async def _abort_attempt(self) -> None:
+        if (attempt := self._attempt) is not None:
+            await attempt.replica.client.abort(attempt.request.request_id)
+
+    # ---- the stream -----------------------------------------------------------------------
+
+    async def events(self) -> AsyncGenerator[EngineEvent, None]:
+        """Yield the events; see `EngineClient.submit`."""
+        self._enter()
+        ending: Ending | None = None
+        try:
+            while ending is None:
+                attempt = await self._next_attempt()
+                if attempt is None:
+                    ending = self._unserved()
+                    break
+                last: Ending | None = None
+                try:
+                    async with aclosing(self._stream(attempt)) as stream:
+                        async for event in stream:
+                            if isinstance(event, Finished | Failed):
+                                last = event
+                            elif attempt.is_switching:
+                                yield self._begin_on_other_tier(attempt)
+                            if last is None and self._takes(attempt, event):
+                                yield self._named(event)
+                except EngineError as error:
+                    ending = self._after_refusal(attempt, error)
+                else:
+                    if attempt.is_switching and _ended_by_itself(last):
+                        yield self._begin_on_other_tier(attempt)
+                    ending = self._after(attempt, last)
+            yield self._end(ending)
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        try:
+            self._fleet.enter(self)
+        except EngineError:
+            tell_end(self._on_end, self.request_id, None)
+            raise
+
+    def _stream(self, attempt: _Attempt) -> AsyncGenerator[EngineEvent, None]:
+        """Submit the request. The protocol promises that its iterator can be closed."""
+        stream = attempt.replica.client.submit(attempt.request, partial(self._note_end, attempt))
+        return cast("AsyncGenerator[EngineEvent, None]", stream)
+
+    async def _next_attempt(self) -> _Attempt | None:
+        """Choose a replica, or wait for one; None where the request ends without.
+
+        Raises EngineError where there is none for a new request.
+        """
+        waits_until_s: float | None = None
+        fleet, answer = self._fleet, self._answer
+        while not (self._is_aborted or fleet.is_closed):
+            switch = answer.switch
+            if switch is not None:
+                request = self._switched(switch)
+                wanted = Wanted(request=request, refused=self._refused, has_begun=True)
+                if (replica := await fleet.place(wanted)) is not None:
+                    return self._begin(replica, request, is_switching=True)
+            wanted = Wanted(
+                request=self._next,
+                numerics=self._numerics,
+                refused=self._refused,
+                has_begun=answer.is_resumed,
+            )
+            if (replica := await fleet.place(wanted)) is not None:
+                if switch is not None and answer.switch is switch:
+                    self._stay()
+                return self._begin(replica, self._next, is_switching=False)
+            if not answer.is_resumed:
+                self._tell(None)
+                raise self._refusal or fleet.unplaced(self._next)
+            now_s = time.monotonic()
+            waits_until_s = waits_until_s or now_s + fleet.resume_within_s
+            if now_s >= waits_until_s:
+                break
+            await asyncio.sleep(_POLL_S)
+            self._refused = frozenset()
+        return None
+
+    def _begin(self, replica: Replica, request: EngineRequest, *, is_switching: bool) -> _Attempt:
+        self._num_attempts += 1
+        num_tokens = self._fleet.num_uncached_tokens(request)
+        if self._num_attempts > 1:
+            request = replace(request, request_id=f"{self.request_id}~{self._num_attempts}")
+        if self._answer.is_settled and request.may_escalate:
+            request = replace(request, may_escalate=False)
+        assert replica.info is not None
+        self._attempt = attempt = _Attempt(request, replica, replica.info, is_switching)
+        replica.begin(request.request_id, num_tokens)
+        return attempt
+
+    def _switched(self, switch: SwitchTier) -> EngineRequest:
+        """Return the request with which another engine's tier takes the answer over."""
+        token_ids = tuple(self._answer.token_ids)
+        keeps = switch.keeps_answer
+        return replace(
+            self._answer.request,
+            tier=switch.tier,
+            may_escalate=False,
+            resumed_token_ids=token_ids if keeps else (),
+            retracted_token_ids=token_ids if switch.tier == "large" and not keeps else (),
+        )
+
+    def _begin_on_other_tier(self, attempt: _Attempt) -> TierSwitched:
+        """Say, at the first sign of the other tier, that it has taken the answer over."""
+        attempt.is_switching = False
+        switch = self._answer.switch
+        keeps = switch is not None and switch.keeps_answer
+        event = TierSwitched(
+            request_id=self.request_id, tier=attempt.request.tier, keeps_answer=keeps
+        )
+        self._answer.accept(event)
+        self._answer.request = replace(self._answer.request, may_escalate=False)
+        return event
+
+    def _takes(self, attempt: _Attempt, event: EngineEvent) -> bool:
+        """Take in an event; return whether the reader gets it."""
+        if isinstance(event, PrefillDone):
+            attempt.replica.note_computed(attempt.request.request_id)
+            self._fleet.note_prefill(self.request_id, event.num_cached_tokens)
+        elif isinstance(event, TokensEmitted) and attempt.request.resumed_token_ids:
+            attempt.replica.note_computed(attempt.request.request_id)  # no event tells its prefill
+        return self._answer.accept(event)
+
+    def _named(self, event: EngineEvent) -> EngineEvent:
+        if self._num_attempts == 1:
+            return event
+        return replace(event, request_id=self.request_id)
+
+    # ---- after an attempt -----------------------------------------------------------------
+
+    def _note_end(self, attempt: _Attempt, ending: Ending | None) -> None:
+        """Hear a replica's last word, which the stream's reader may never read."""
+        attempt.has_ended, attempt.ending = True, ending
+        attempt.replica.end(attempt.request.request_id)
+        self._fleet.note_departure(self.request_id)
+        if self._has_left:
+            self._tell_late(ending)
+
+    def _after(self, attempt: _Attempt, last: Ending | None) -> Ending | None:
+        """Return the last event for the reader; None where another replica is to go on."""
+        moves, self._moves_because, self._attempt = self._moves_because, None, None
+        answer = self._answer
+        match last:
+            case Failed(code=EngineDiedError.code) | None:
+                self._num_deaths += 1
+                if self._num_deaths >= MAX_DEATHS:
+                    again = CrashSuspectError(retry_after_s=EXPIRES_S)
+                    return answer.failed(again.code, str(again))
+                reason = "died"
+            case Finished(finish_reason="abort") if moves is not None and not self._is_aborted:
+                reason = moves
+                self._refused = frozenset((attempt.replica,))
+            case Failed() if attempt.is_switching:
+                reason = "not_switched"
+                self._stay()
+            case _:
+                return answer.ended(last)
+        if self._fleet.is_closed and last is not None:
+            return answer.ended(last)
+        self._resume(attempt, last)
+        self._fleet.note_failover(reason)
+        return None
+
+    def _after_refusal(self, attempt: _Attempt, error: EngineError) -> Ending | None:
+        """Return the last event after a refusal; None where another replica is asked.
+
+        Raises the error where the request is new.
+        """
+        self._attempt = None
+        if isinstance(error, EngineDiedError):  # it ended between the choice and now
+            self._refuse(attempt, error)
+            return None
+        if attempt.is_switching:
+            self._stay()
+            return None
+        if self._answer.is_resumed:
+            return self._answer.failed(error.code, str(error))
+        is_full = isinstance(error, QueueFullError | InfeasibleObjectiveError)
+        if is_full and self._num_attempts < _MAX_TRIES:
+            self._refuse(attempt, error)
+            return None
+        self._tell(None)
+        raise error
+
+    def _refuse(self, attempt: _Attempt, error: EngineError) -> None:
+        self._refused |= {attempt.replica}
+        self._refusal = error
+
+    def _resume(self, attempt: _Attempt, last: Ending | None) -> None:
+        """Make the request for the next replica, of which it must have the numerics."""
+        self._next = self._answer.resumption(None if last is None else last.stats)
+        if not self._answer.token_ids:
+            self._numerics = {}
+        elif not attempt.is_switching:
+            self._numerics = numerics_of(attempt.info, self._next)
+
+    def _stay(self) -> None:
+        """The other tier cannot take the answer: it stays with its own."""
+        self._answer.switch = None
+        self._answer.is_settled = True
+
+    def _unserved(self) -> Ending:
+        """Return the last event of a request that no replica has."""
+        if self._is_aborted:
+            return self._answer.aborted()
+        message = SHUT_DOWN_MESSAGE if self._fleet.is_closed else DIED_MESSAGE
+        return self._answer.failed(EngineDiedError.code, message)
+
+    # ---- the end --------------------------------------------------------------------------
+
+    def _end(self, ending: Ending) -> Ending:
+        """Tell the end and return it as the reader's last event."""
+        if ending.request_id != self.request_id:
+            ending = replace(ending, request_id=self.request_id)
+        self._tell(ending)
+        return ending
+
+    def _leave(self) -> None:
+        """The reader has left: where a replica still has the request, its last word is awaited."""
+        if self._is_over:
+            return
+        self._has_left = True
+        if self._attempt is None:
+            self._end(self._answer.aborted())
+        elif self._attempt.has_ended:
+            self._tell_late(self._attempt.ending)
+
+    def _tell_late(self, ending: Ending | None) -> None:
+        if ending is not None:
+            self._end(self._answer.ended(ending))
+        elif self._answer.is_resumed:
+            self._end(self._answer.aborted())
+        else:
+            self._tell(None)
+
+    def _tell(self, ending: Ending | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._fleet.leave(self)
+        tell_end(self._on_end, self.request_id, ending)
+
+
+def _ended_by_itself(ending: Ending | None) -> bool:
+    return isinstance(ending, Finished) and ending.finish_reason != "abort"

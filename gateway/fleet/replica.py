@@ -1,0 +1,163 @@
+"""One engine of a pool: its client, its requests, and what is known of its load."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from engine.errors import EngineError
+from engine.events import EngineInfo, EngineStats
+from engine.request import EngineRequest, Tier
+from gateway.backends.client import EngineClient
+from gateway.fleet.placement import ReplicaLoad
+
+_FORGETTING: Final = 1.02  # of the fastest pace, at each snapshot
+
+
+class OtherModelsError(EngineError):
+    """A replica has other models than the pool that it was to join."""
+
+    code = "other_models"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What an engine had done at some time."""
+
+    num_tokens: int
+    num_steps: int
+    busy_s: float
+
+    @classmethod
+    def of(cls, stats: EngineStats) -> "_Sample":
+        return cls(
+            sum(tier.num_computed_tokens + tier.num_output_tokens for tier in stats.tiers.values()),
+            stats.num_steps,
+            stats.step_host_s + stats.step_forward_s,
+        )
+
+
+class Replica:
+    """An engine client with a name. Belongs to one pool and one event loop.
+
+    is_draining: it takes no new requests. `refusal`: why the pool does not use it. `info`: its
+    models, None before the pool has taken it in.
+    """
+
+    def __init__(self, name: str, client: EngineClient, *, index_lane: int = 0) -> None:
+        """index_lane: its number in the `BlockIndex`."""
+        self.name = name
+        self.client = client
+        self.is_draining = False
+        self.refusal: EngineError | None = None
+        self.info: EngineInfo | None = None
+        self.starting: asyncio.Task[None] | None = None
+        self.num_requests = 0
+        self._uncomputed: dict[str, int] = {}  # prompt tokens, by request; 0 once computed
+        self._num_uncomputed = 0
+        self._num_computed_requests = 0
+        self._num_of_others = 0  # requests of other gateways
+        self._load = ReplicaLoad(replica_id=name, index_lane=index_lane)
+        self._is_stale = False
+        self._sample: _Sample | None = None
+        self._prompt_token_s: float | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """True if it serves requests."""
+        return self.info is not None and self.refusal is None and self.client.is_ready
+
+    @property
+    def num_in_flight(self) -> int:
+        """Count how many of the pool's requests it has."""
+        return len(self._uncomputed)
+
+    def serves(self, request: EngineRequest, numerics: Mapping[Tier, str]) -> bool:
+        """Return whether it has the tiers that a request needs, with the numerics wanted."""
+        if self.info is None:
+            return False
+        tiers = self.info.tiers
+        return all(tier in tiers for tier in needed_tiers(request)) and all(
+            tiers[tier].numerics == wanted for tier, wanted in numerics.items()
+        )
+
+    def has_context_for(self, request: EngineRequest) -> bool:
+        """Return whether a request that it serves fits into its context."""
+        assert self.info is not None
+        num_tokens = len(request.prompt_token_ids) + request.sampling.max_tokens
+        return num_tokens <= self.info.tiers[request.tier].max_context
+
+    # ---- load -----------------------------------------------------------------------------
+
+    def begin(self, request_id: str, num_uncached_tokens: int) -> None:
+        """Note a request that is sent here."""
+        self._uncomputed[request_id] = num_uncached_tokens
+        self._num_uncomputed += num_uncached_tokens
+        self._num_computed_requests += num_uncached_tokens == 0
+        self.num_requests += 1
+        self._is_stale = True
+
+    def note_computed(self, request_id: str) -> None:
+        """Note that a request's prompt is computed; a second time does nothing."""
+        if num_tokens := self._uncomputed.get(request_id):
+            self._uncomputed[request_id] = 0
+            self._num_uncomputed -= num_tokens
+            self._num_computed_requests += 1
+            self._is_stale = True
+
+    def end(self, request_id: str) -> None:
+        """Note that a request has ended, or has left."""
+        self.note_computed(request_id)
+        if self._uncomputed.pop(request_id, None) is not None:
+            self._num_computed_requests -= 1
+            self._is_stale = True
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """Return its load: of this gateway's requests now, and of others' at its last snapshot."""
+        if self._is_stale:
+            self._load = replace(
+                self._load,
+                num_queued_prompt_tokens=self._num_uncomputed,
+                num_running=self._num_computed_requests + self._num_of_others,
+            )
+            self._is_stale = False
+        return self._load
+
+    def note_stats(self, stats: EngineStats) -> None:
+        """Take in a snapshot: how fast it is, and how much it does for other gateways."""
+        num_there = sum(tier.num_running + tier.num_waiting for tier in stats.tiers.values())
+        self._num_of_others = max(num_there - self.num_in_flight, 0)
+        self._is_stale = True
+        before, self._sample = self._sample, _Sample.of(stats)
+        if before is not None and self._sample.num_steps > before.num_steps:
+            self._note_pace(before, self._sample)
+
+    def _note_pace(self, before: _Sample, now: _Sample) -> None:
+        busy_s = max(now.busy_s - before.busy_s, 0.0)
+        if not busy_s:
+            return
+        token_s = busy_s / max(now.num_tokens - before.num_tokens, 1)
+        # A token's mean time, over prompts and answers, is no less than that of a prompt's token:
+        # the least of late is nearest to it.
+        best_s = token_s if self._prompt_token_s is None else self._prompt_token_s * _FORGETTING
+        self._prompt_token_s = min(token_s, best_s)
+        self._load = replace(
+            self._load,
+            seconds_per_output_token=busy_s / (now.num_steps - before.num_steps),
+            seconds_per_prompt_token=self._prompt_token_s,
+        )
+
+
+def needed_tiers(request: EngineRequest) -> tuple[Tier, ...]:
+    """Return the tiers that must be in one engine for a request.
+
+    A cascade judges every token by both models. Any other answer needs its own tier only; where it
+    is escalated to one that its engine lacks, another engine goes on.
+    """
+    return ("small", "large") if request.cascade is not None else (request.tier,)
+
+
+def numerics_of(info: EngineInfo, request: EngineRequest) -> dict[Tier, str]:
+    """Return the fingerprints of the arithmetic that a request's answer depends on, by tier."""
+    return {tier: info.tiers[tier].numerics for tier in needed_tiers(request)}
