@@ -101,16 +101,17 @@ def gateway_server(
     options: Sequence[str] = (*_NO_MODELS, *_NO_TENANTS),
     core: int | None = None,
     root: Path = ROOT,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """`outrider serve` with these tiers: name and URL, the same name again for replicas.
 
-    `root`: the checkout whose gateway runs.
+    `root`: the checkout whose gateway runs; `variables`: of its environment.
     """
     port = free_port()
     command = [sys.executable, "-m", "gateway.cli", "serve", "--host", HOST, "--port", str(port)]
     command += [word for name, url in tiers for word in ("--tier", f"{name}={url}")]
     command += ["--log-level", "WARNING", *options]
-    with _running(command, core=core, root=root) as (process, log):
+    with _running(command, core=core, root=root, variables=variables) as (process, log):
         yield _ready("outrider", process, port, "/ready", log)
 
 
