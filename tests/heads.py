@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
 from draft.head_guesses import HeadGuesses
 from draft.head_texts import Head
-from draft.heads.protocol import HeadModel
+from draft.heads.protocol import HeadKind, HeadModel
 from draft.heads.read_head import read_head
 from draft.model_guesses import Slices
 from draft.tree_drafter import TreeDrafter
@@ -21,6 +22,7 @@ from engine.core import Engine
 from engine.grammar.grammar import GrammarCompiler
 from engine.model.protocol import CausalModel
 from engine.passes.runner import ModelRunner
+from engine.protocols import Verifier
 from engine.request import Tier
 from tests.draft.heads.head_files import (
     dflash_config,
@@ -31,7 +33,8 @@ from tests.draft.heads.head_files import (
     specforge_names,
     write_head,
 )
-from tests.engines import Pair, shipped_pair, tiny_pair
+from tests.engines import Pair, engine_model, tiny_pair
+from tests.models import make_hf_model
 from verifier.coupled import CoupledVerifier
 
 TextAndPath = tuple[tuple[int, ...], tuple[int, ...]]
@@ -47,27 +50,70 @@ def random_pair() -> Pair:
 
 
 @cache
-def random_head(kind: str = "eagle3") -> HeadModel:
-    """A head with random weights for `random_pair`, in a part of its vocabulary.
+def random_head(kind: HeadKind = "eagle3") -> HeadModel:
+    """A head with random weights for `random_pair`.
 
-    kind: "eagle3" or "peagle"; or "dflash", which has all tokens.
+    EAGLE-3 and P-EAGLE name a part of its vocabulary, the others all tokens.
     """
+    pair = random_pair()
     if kind == "dflash":
         weights = dflash_weights()
-        return _read(weights, dflash_config(weights), random_pair().large)
+        return read_written(weights, dflash_config(weights), pair.large)
+    if kind == "mtp":
+        layer = make_hf_model("llama3", seed=7, vocab_size=131, num_hidden_layers=1).model.layers[0]
+        return read_written(*mtp_of(layer, pair.large_reference), pair.large)
     if kind == "peagle":
         weights = peagle_weights(num_tokens=60)
         config = specforge_config(weights, ptd_token_id=130, block_size=4)
     else:
-        assert kind == "eagle3"
         weights = eagle3_weights(num_tokens=60)
         config = specforge_config(weights)
-    return _read(specforge_names(weights), config, random_pair().large)
+    return read_written(specforge_names(weights), config, pair.large)
 
 
-def _read(
+def mtp_of(
+    layer: torch.nn.Module, large: PreTrainedModel, *, knows_all: bool = False
+) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """A layer behind a random projection as an MTP head, as speculators saves it.
+
+    `knows_all`: what the layer reads is the token's vector, as long as it is; what logits are made
+    of, the large model's last norm.
+    """
+    own = {name: weight.detach() for name, weight in layer.state_dict().items()}
+    width, made = large.config.hidden_size, torch.Generator().manual_seed(5)
+    own["input_proj.weight"] = 0.2 * torch.randn((width, 2 * width), generator=made)
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        own[f"{name}.weight"] = 0.5 + torch.rand(width, generator=made)
+    if knows_all:
+        own["input_proj.weight"] = torch.eye(width, 2 * width)
+        own["token_layernorm.weight"] = torch.ones(width)
+        own["final_layernorm.weight"] = large.model.norm.weight.detach()
+    config: dict[str, object] = {
+        "speculators_model_type": "mtp",
+        "num_nextn_predict_layers": 1,
+        "transformer_layer_config": large.config.to_dict(),
+    }
+    return {f"mtp_layers.0.{name}": each.clone() for name, each in own.items()}, config
+
+
+@cache
+def knowing_pair() -> tuple[Pair, HeadModel]:
+    """A large model of one layer that reads one token, and a head that computes the same."""
+    large = make_hf_model("llama3", seed=1, vocab_size=131, num_hidden_layers=1)
+    layer, embedding = large.model.layers[0], large.model.embed_tokens.weight
+    with torch.no_grad():
+        layer.self_attn.o_proj.weight.zero_()
+        embedding /= embedding.square().mean(1, keepdim=True).sqrt().clamp(min=1e-3)
+        large.model.norm.weight *= 0.1  # moderate opinions
+    model = engine_model(large)
+    pair = Pair(large=model, small=model, large_reference=large, small_reference=large)
+    return pair, read_written(*mtp_of(layer, large, knows_all=True), model)
+
+
+def read_written(
     weights: Mapping[str, Tensor], config: dict[str, object], large: CausalModel
 ) -> HeadModel:
+    """Write a head and read it for a large model."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_head(Path(folder) / "head", dict(weights), config)
         return read_head(path, large)  # type: ignore[arg-type]
@@ -78,6 +124,7 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
     head: HeadModel,
     *,
     has_small: bool = False,
+    on_device: bool = False,
     draft: DraftConfig | None = None,
     budget: TreeBudget | None = None,
     num_blocks: int = 256,
@@ -87,8 +134,12 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
     config: EngineConfig | None = None,
     grammars: dict[Tier, GrammarCompiler] | None = None,
     clock: Callable[[], float] | None = None,
+    verifier: Verifier | None = None,
 ) -> Engine:
-    """The large tier with a head; with the small tier beside it where it `has_small`."""
+    """The large tier with a head; with the small tier beside it where it `has_small`.
+
+    `on_device`: trees grow without the host where they can.
+    """
     large = ModelRunner(
         model=pair.large,
         num_blocks=num_blocks,
@@ -116,11 +167,12 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
         head=Head(model=head, runner=own, vocab_size=large.vocab_size),
         config=draft,
         budget=budget,
+        device_target=large if on_device else None,
         **clocks,
     )
     return Engine(
         runners=runners,
-        verifier=CoupledVerifier(),
+        verifier=verifier or CoupledVerifier(),
         drafter=drafter,
         config=config,
         grammars=grammars,
@@ -154,49 +206,3 @@ def watch_head(engine: Engine) -> dict[TextAndPath, Tensor]:
 
     guesses.receive = noted  # type: ignore[method-assign]
     return seen
-
-
-@cache
-def shipped_head() -> HeadModel:
-    """A head with random weights for the shipped large model."""
-    large = shipped_pair().large
-    shape = large.config
-    width, dim, num_tokens = shape.hidden_size, 32, shape.vocab_size // 2
-    generator = torch.Generator().manual_seed(3)
-
-    def made(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator) * size[-1] ** -0.5
-
-    names = {
-        "fc.weight": made(width, 3 * width),
-        "midlayer.self_attn.q_proj.weight": made(2 * dim, 2 * width),
-        "midlayer.self_attn.k_proj.weight": made(2 * dim, 2 * width),
-        "midlayer.self_attn.v_proj.weight": made(2 * dim, 2 * width),
-        "midlayer.self_attn.o_proj.weight": made(width, 2 * dim),
-        "midlayer.mlp.gate_proj.weight": made(96, width),
-        "midlayer.mlp.up_proj.weight": made(96, width),
-        "midlayer.mlp.down_proj.weight": made(width, 96),
-        "lm_head.weight": made(num_tokens, width),
-    }
-    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "norm")
-    norms += ("midlayer.post_attention_layernorm",)
-    names |= {f"{name}.weight": torch.ones(width) for name in norms}
-    token_ids = torch.randperm(shape.vocab_size, generator=generator)[:num_tokens].sort().values
-    names["d2t"] = token_ids - torch.arange(num_tokens)
-    names["t2d"] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill(0, token_ids, True)
-    config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": 96,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": dim,
-        "vocab_size": shape.vocab_size,
-        "draft_vocab_size": num_tokens,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-    }
-    return _read(names, config, large)

@@ -48,6 +48,8 @@ from kernels.layers.taps import Taps
 from kernels.triton_support import is_automatic, uses_triton
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+# Of a drafter inside the checkpoint, which nothing here reads.
+_DRAFTER = "mtp."
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -109,7 +111,7 @@ class DecoderModel:
         self._softcap = row_invariant_softcap if deterministic else softcap
         reader.finish(
             ignorable=("rotary_emb.inv_freq", "lm_head.weight"),
-            ignorable_prefixes=config.ignored_prefixes,
+            ignorable_prefixes=(_DRAFTER, *config.ignored_prefixes),
         )
         max_positions = min(max_context or sys.maxsize, config.max_position_embeddings)
         self._rotary = tuple(

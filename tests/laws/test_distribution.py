@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from draft.config import DraftConfig
+from engine.core import Engine
 from engine.protocols import Verdict
 from engine.request import SOURCES, Source
 from engine.sequences.sequence import Sequence
@@ -71,15 +72,20 @@ def draw(
         large_blocks=128,
         small_blocks=128,
     )
+    return count(engine, sampling, NUM_SEEDS)
+
+
+def count(engine: Engine, sampling: Sampling, num_seeds: int) -> tuple[NDArray[np.int64], float]:
+    """What an engine answers to so many seeds, as `draw` gives it."""
     counts = np.zeros((VOCAB_SIZE,) * 3, dtype=np.int64)
-    for start in range(0, NUM_SEEDS, 64):
+    for start in range(0, num_seeds, 64):
         requests = [
             make_request(str(seed), PROMPT, max_tokens=4, seed=seed, **sampling)
-            for seed in range(start, min(start + 64, NUM_SEEDS))
+            for seed in range(start, min(start + 64, num_seeds))
         ]
         for answer in serve(engine, requests).values():
             counts[tuple(answer.token_ids[1:])] += 1
-    return counts, engine.stats().num_accepted_tokens / NUM_SEEDS
+    return counts, engine.stats().num_accepted_tokens / num_seeds
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_the_chi_square_test_can_fail() -> None:
     assert p_of(exact.transpose(1, 0, 2)) < ALPHA
 
 
-class _Lenient(CoupledVerifier):
+class LenientVerifier(CoupledVerifier):
     """Accepts drafted tokens a little more often than it should."""
 
     def verify(
@@ -126,5 +132,5 @@ class _Lenient(CoupledVerifier):
 @pytest.mark.slow
 def test_a_lenient_verifier_is_caught() -> None:
     # Trees of all sources hold nearly every token here, and who favours all favours none.
-    drawn, _ = draw(PLAIN, _Lenient(), sources=("model",))
+    drawn, _ = draw(PLAIN, LenientVerifier(), sources=("model",))
     assert p_value(drawn, exact_distribution(PLAIN)) < ALPHA

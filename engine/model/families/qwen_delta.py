@@ -55,7 +55,6 @@ def _describe(
             num_taps=config.linear_conv_kernel_dim,
             is_grouped=is_grouped,
         ),
-        ignored_prefixes=("mtp.",),
         attention_bias=has_bias,
         output_bias=has_bias,
         has_output_gate=True,
