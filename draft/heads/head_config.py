@@ -111,6 +111,17 @@ def read_head_config(folder: Path, target: TargetModel) -> HeadConfig:
     return found
 
 
+def is_head(folder: Path) -> bool:
+    """True for a folder whose config.json names a drafter that reads hidden states."""
+    raw = read_object(folder / "config.json") or {}
+    return "speculators_model_type" in raw or _architecture(raw) in _KIND_OF_ARCHITECTURE
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    architectures = raw.get("architectures")
+    return str(architectures[0] if isinstance(architectures, list) and architectures else None)
+
+
 def is_saved_mtp(folder: Path, target: TargetModel) -> bool:
     """True for an MTP head that speculators saved; raises HeadError for one of another model."""
     raw = read_object(folder / "config.json") or {}
@@ -204,12 +215,11 @@ def _kind(folder: Path, raw: Mapping[str, Any]) -> HeadKind:
                 f"supported; supported are {', '.join(_KIND_OF_SPECULATOR)}."
             )
         return kind
-    architectures = raw.get("architectures")
-    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
-    kind = _KIND_OF_ARCHITECTURE.get(str(architecture))
+    architecture = _architecture(raw)
+    kind = _KIND_OF_ARCHITECTURE.get(architecture)
     if kind is None:
         raise HeadError(
-            f"{folder} is a {str(architecture)[:80]}, not a drafter that reads hidden states; "
+            f"{folder} is a {architecture[:80]}, not a drafter that reads hidden states; "
             f"those are {', '.join(_KIND_OF_ARCHITECTURE)} and the drafters of speculators. A "
             "language model of its own is a small model: name it as one."
         )
@@ -297,7 +307,7 @@ def _block_size(folder: Path, kind: HeadKind, options: Mapping[str, Any]) -> int
     if type(size) is not int or not 2 <= size <= _MAX_BLOCK:
         raise HeadError(
             f"{folder}: a block of {str(size)[:50]} rows cannot be run; it has from 2 to "
-            f"{_MAX_BLOCK}."
+            f"{_MAX_BLOCK}. config.json has to state the block_size of training."
         )
     return size
 

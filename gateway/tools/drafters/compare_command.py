@@ -115,15 +115,10 @@ def _drafter_flags(path: str) -> dict[str, Any]:
 
 def _is_head(path: str) -> bool:
     """True for a drafter that reads the large model's hidden states."""
-    from engine.model.checkpoint_files import read_object
+    from draft.heads.head_config import is_head
     from engine.model.weights import resolve_checkpoint
 
-    if path == _OWN_HEAD:
-        return True
-    raw = read_object(resolve_checkpoint(path) / "config.json") or {}
-    return any(
-        name in raw for name in ("speculators_model_type", "draft_vocab_size", "dflash_config")
-    )
+    return path == _OWN_HEAD or is_head(resolve_checkpoint(path))
 
 
 def _traffic(

@@ -244,12 +244,23 @@ def eagle3_reference(
     return normed @ weights["lm_head.weight"].T, normed if config.get("norm_output") else residual
 
 
-def dflash_reference(weights: Weights, embedding: Tensor, taps: Tensor, block: Tensor) -> Tensor:
-    """Final hidden rows of a block behind the text that the taps are of."""
+def dflash_reference(
+    weights: Weights,
+    embedding: Tensor,
+    taps: Tensor,
+    block: Tensor,
+    behind: Tensor | None = None,
+    sees: Tensor | None = None,
+) -> Tensor:
+    """Final hidden rows of a block behind the text that the taps are of.
+
+    behind, sees: positions and what rows see, [m] and bool [m, n + m], of blocks elsewhere in it.
+    """
     text = rms(taps @ weights["fc.weight"].T, weights["hidden_norm.weight"])
     residual = embedding[block]
-    before, behind = torch.arange(len(text)), len(text) + torch.arange(len(block))
-    sees = torch.ones(len(block), len(text) + len(block)).bool()
+    before = torch.arange(len(text))
+    behind = len(text) + torch.arange(len(block)) if behind is None else behind
+    sees = torch.ones(len(block), len(text) + len(block)).bool() if sees is None else sees
     for index in range(sum("q_proj" in name for name in weights)):
         prefix = f"layers.{index}."
         normed = rms(residual, weights[f"{prefix}input_layernorm.weight"])

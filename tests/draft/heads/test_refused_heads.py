@@ -100,6 +100,10 @@ def test_the_stated_checkpoint_is_accepted(tmp_path: Path, target: DecoderModel)
             "has gated_features, of speculators 2.0; .* up to speculators 0.9",
         ),
         ({"transformer_layer_config": 7}, "no object transformer_layer_config"),
+        (
+            {"speculators_model_type": "peagle", "chained_blocks": 2, "speculators_version": "1.1"},
+            "has chained_blocks, of speculators 1.1; .* up to speculators 0.9",
+        ),
     ],
 )
 def test_newer_speculators(
@@ -190,6 +194,11 @@ def test_dflash_of_other_models(tmp_path: Path, target: DecoderModel) -> None:
         [
             ({"num_target_layers": 36}, "a model of 36 layers, but .* has 3"),
             ({"block_size": 10**6}, "a block of 1000000 rows cannot be run"),
+            ({"block_size": 1}, "a block of 1 rows .* from 2 to 64. .* the block_size of training"),
+            ({"block_size": 0}, "a block of 0 rows cannot be run"),
+            ({"mask_token_id": VOCAB}, "mask_token_id = 131 is no token of .* ids go to 130"),
+            ({"mask_token_id": -1}, "mask_token_id = -1 is no token"),
+            ({"hidden_size": 128}, "reads hidden states of 128 numbers, but .* 64"),
             ({"dflash_config": {"projector_type": "domino"}}, "by a 'domino' head"),
             ({"dflash_config": {"mask_token_id": 130}}, "names no target_layer_ids"),
         ]
