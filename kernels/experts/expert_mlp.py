@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.expert_products import ExpertProducts, alike_panels
 from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
+from kernels.experts.integer_experts import ExpertProduct, integer_mlp
 from kernels.experts.route import Routed
 from kernels.layers.compiled_rows import ACTIVATIONS
+from kernels.layers.gated_mul import gated_mul
+from kernels.layers.integer_linear import can_use_integer_tiles
 from kernels.layers.linear import Linear
 from kernels.layers.row_invariant_linear import Product, make_linear
 from kernels.layers.row_invariant_ops import make_gate
@@ -51,10 +56,11 @@ class ExpertMlp:
 
     On the CPU, one compiled call takes all rows where the library has the products and the gate;
     else each used expert has two products over its rows. Experts that no row chose are not read.
-    On a GPU the rows are sorted by expert and two grouped kernels take them all.
+    On a GPU the rows are sorted by expert and two grouped kernels take them all; weights of 8 or 4
+    bits stay so where both of an expert are, else they are decoded.
     """
 
-    __slots__ = ("_compiled", "_gate", "_kind", "_products", "_stack", "deterministic")
+    __slots__ = ("_compiled", "_gate", "_integer", "_kind", "_products", "_stack", "deterministic")
 
     def __init__(
         self,
@@ -70,11 +76,11 @@ class ExpertMlp:
         if gate != "clamped_swiglu":
             self._gate = make_gate(gate, deterministic=deterministic)
         self._stack: ExpertStack | None = None
+        self._integer: tuple[ExpertProduct, ExpertProduct] | None = None
         self._products: list[tuple[Product, Product]] = []
         kept: list[ExpertWeights] = []
         for weights in experts:
-            down, is_plain = weights.down, isinstance(weights.gate_up, Tensor)
-            if is_plain and isinstance(down, Tensor) and uses_triton(down):
+            if uses_triton(_device(weights.down)):
                 kept.append(weights)
                 continue
             self._products.append(
@@ -84,7 +90,11 @@ class ExpertMlp:
                 )
             )
         self._compiled = _compiled(self._products, gate)
-        if kept:
+        if kept and all(map(_is_integer, kept)):
+            self._integer = _integer_products(kept)
+            if gate != "clamped_swiglu":
+                self._gate = partial(gated_mul, activation=gate)
+        elif kept:
             self._stack = _stacked(kept)
 
     def __call__(self, rows: Tensor, routed: Routed) -> Tensor:
@@ -93,6 +103,8 @@ class ExpertMlp:
             return grouped_mlp(
                 rows, routed, self._stack, gate=self._kind, deterministic=self.deterministic
             )
+        if self._integer is not None:
+            return integer_mlp(rows, routed, *self._integer, self._gate)
         if self._compiled is not None:
             return self._compiled(rows, routed.experts, routed.weights)
         return self._by_expert(rows, routed) if len(rows) else rows.clone()
@@ -191,5 +203,29 @@ def _room(weight: Tensor | QuantisedWeight, count: int) -> Tensor:
 
 
 def _plain(weight: Tensor | QuantisedWeight) -> Tensor:
-    assert isinstance(weight, Tensor), "quantised experts have products of their own"
-    return weight
+    return weight if isinstance(weight, Tensor) else weight.dequantised(torch.bfloat16)
+
+
+def _device(weight: Tensor | QuantisedWeight) -> torch.device:
+    return weight.device if isinstance(weight, Tensor) else weight.codes.device
+
+
+def _is_integer(weights: ExpertWeights) -> bool:
+    """Return whether grouped products can hold both weights of an expert in few bits."""
+    return all(
+        isinstance(weight, QuantisedWeight) and can_use_integer_tiles(weight)
+        for weight in (weights.gate_up, weights.down)
+    )
+
+
+def _integer_products(experts: list[ExpertWeights]) -> tuple[ExpertProduct, ExpertProduct]:
+    """Return both products of all experts; the list is emptied, so that weights are held once."""
+
+    def product(name: Literal["gate_up", "down"]) -> ExpertProduct:
+        weights = [getattr(one, name) for one in experts]
+        biases = [getattr(one, f"{name}_bias") for one in experts]
+        return ExpertProduct(weights, None if biases[0] is None else biases)
+
+    found = product("gate_up"), product("down")
+    experts.clear()
+    return found

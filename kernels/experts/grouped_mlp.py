@@ -174,6 +174,11 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     tl.store(total + row * WIDTH + columns, rounded(sums, total.dtype.element_ty), mask=is_inside)
 
 
+def tile_rows(num_pairs: int, num_experts: int) -> int:
+    """Return the rows of a tile: 64 where experts have many, else the least that there can be."""
+    return 64 if num_pairs >= _WIDE_FROM_ROWS * num_experts else 16
+
+
 def grouped_mlp(
     rows: Tensor,
     routed: Routed,
@@ -193,8 +198,7 @@ def grouped_mlp(
     total = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if not num_rows:
         return total
-    is_wide = not deterministic and num_pairs >= _WIDE_FROM_ROWS * num_experts
-    block_m = 64 if is_wide else 16
+    block_m = 16 if deterministic else tile_rows(num_pairs, num_experts)
     is_half = rows.dtype != torch.float32
     shape = {
         "BLOCK_M": block_m,
@@ -235,12 +239,21 @@ def grouped_mlp(
         HAS_BIAS=stack.down_bias is not None,
         **shape,
     )
+    return combine(results, routed.weights, total)
+
+
+def combine(results: Tensor, weights: Tensor, total: Tensor) -> Tensor:
+    """Sum each row's results, in the order of its experts, times their weights, into `total`.
+
+    results: [n * k, width]; weights: float32 [n, k]; total: [n, width], returned.
+    """
+    (num_rows, num_chosen), width = weights.shape, total.shape[1]
     chunk = min(_COMBINE_CHUNK, next_power_of_2(width))
     launch(
         _combine_kernel,
         (num_rows, triton.cdiv(width, chunk)),
         results,
-        routed.weights.contiguous(),
+        weights.contiguous(),
         total,
         WIDTH=width,
         NUM_CHOSEN=num_chosen,

@@ -61,6 +61,57 @@ def _finish(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - what both kernel
 
 
 @jit
+def int8_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - two tiles
+    x_tile, weight_tile, scale, is_row, is_column, STORED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sums along STORED columns times the weight's scales: float32 [BLOCK_M, BLOCK_N].
+
+    x_tile, weight_tile: addresses of rows [BLOCK_M, 1] and outputs [1, BLOCK_N], each STORED codes;
+    scale: of outputs [BLOCK_N]; is_row, is_column: [BLOCK_M], [BLOCK_N].
+    """
+    k = tl.arange(0, BLOCK_K)
+    x_tile, weight_tile = x_tile + k[None, :], weight_tile + k[:, None]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
+    for _ in range(0, STORED, BLOCK_K):
+        left = tl.load(x_tile, mask=is_row[:, None], other=0)
+        right = tl.load(weight_tile, mask=is_column[None, :], other=0)
+        sums = tl.dot(left, right, sums, out_dtype=tl.int32)
+        x_tile += BLOCK_K
+        weight_tile += BLOCK_K
+    return sums.to(tl.float32) * tl.load(scale, mask=is_column, other=0.0)[None, :]
+
+
+@jit
+def int4_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - two tiles
+    x_tile, weight_tile, scale, is_row, is_column, out_features, PAIRS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """As `int8_sums`; a byte holds a code of one group and, above it, one of the next.
+
+    scale: of outputs in the first group; those of the next are `out_features` further on.
+    """
+    k = tl.arange(0, GROUP)
+    x_tile, weight_tile = x_tile + k[None, :], weight_tile + k[:, None]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    none = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
+    for _ in range(0, PAIRS):
+        packed = tl.load(weight_tile, mask=is_column[None, :], other=0)
+        low, high = (packed & 15).to(tl.int8) - 8, (packed >> 4).to(tl.int8) - 8
+        left = tl.load(x_tile, mask=is_row[:, None], other=0)
+        part = tl.dot(left, low, none, out_dtype=tl.int32).to(tl.float32)
+        sums += part * tl.load(scale, mask=is_column, other=0.0)[None, :]
+        left = tl.load(x_tile + GROUP, mask=is_row[:, None], other=0)
+        part = tl.dot(left, high, none, out_dtype=tl.int32).to(tl.float32)
+        scale += out_features
+        sums += part * tl.load(scale, mask=is_column, other=0.0)[None, :]
+        scale += out_features
+        x_tile += 2 * GROUP
+        weight_tile += GROUP
+    return sums
+
+
+@jit
 def _int8_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel's arguments
     x,
     row_scales,
@@ -80,20 +131,13 @@ def _int8_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel's 
     row_tiles = tl.cdiv(num_rows, BLOCK_M)
     rows = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) // row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row, is_column = (rows < num_rows)[:, None], (columns < out_features)[None, :]
-    k = tl.arange(0, BLOCK_K)
-    x_tile = x + rows.to(tl.int64)[:, None] * STORED + k[None, :]
-    weight_tile = weight + columns.to(tl.int64)[None, :] * STORED + k[:, None]
-    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
-    for _ in range(0, STORED, BLOCK_K):
-        left = tl.load(x_tile, mask=is_row, other=0)
-        right = tl.load(weight_tile, mask=is_column, other=0)
-        sums = tl.dot(left, right, sums, out_dtype=tl.int32)
-        x_tile += BLOCK_K
-        weight_tile += BLOCK_K
-    weight_scales = tl.load(scales + columns, mask=columns < out_features, other=0.0)
-    scaled = sums.to(tl.float32) * weight_scales[None, :]
-    _finish(scaled, row_scales, bias, output, rows, columns, num_rows, out_features, HAS_BIAS)
+    x_tile = x + rows.to(tl.int64)[:, None] * STORED
+    weight_tile = weight + columns.to(tl.int64)[None, :] * STORED
+    is_row, is_column = rows < num_rows, columns < out_features
+    sums = int8_sums(
+        x_tile, weight_tile, scales + columns, is_row, is_column, STORED, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    _finish(sums, row_scales, bias, output, rows, columns, num_rows, out_features, HAS_BIAS)
 
 
 @jit
@@ -112,30 +156,17 @@ def _int4_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel's 
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As `_int8_kernel`; a byte holds a code of one group and, above it, one of the next."""
+    """As `_int8_kernel`, with `int4_sums`."""
     row_tiles = tl.cdiv(num_rows, BLOCK_M)
     rows = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) // row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row, is_column = (rows < num_rows)[:, None], (columns < out_features)[None, :]
-    k = tl.arange(0, GROUP)
-    x_tile = x + rows.to(tl.int64)[:, None] * (2 * PAIRS * GROUP) + k[None, :]
-    weight_tile = weight + columns.to(tl.int64)[None, :] * (PAIRS * GROUP) + k[:, None]
+    x_tile = x + rows.to(tl.int64)[:, None] * (2 * PAIRS * GROUP)
+    weight_tile = weight + columns.to(tl.int64)[None, :] * (PAIRS * GROUP)
     scale = scales + columns  # [2 * PAIRS, out_features]: neighbours are read together
-    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    none = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
-    for _ in range(0, PAIRS):
-        packed = tl.load(weight_tile, mask=is_column, other=0)
-        low, high = (packed & 15).to(tl.int8) - 8, (packed >> 4).to(tl.int8) - 8
-        left = tl.load(x_tile, mask=is_row, other=0)
-        part = tl.dot(left, low, none, out_dtype=tl.int32).to(tl.float32)
-        sums += part * tl.load(scale, mask=columns < out_features, other=0.0)[None, :]
-        left = tl.load(x_tile + GROUP, mask=is_row, other=0)
-        part = tl.dot(left, high, none, out_dtype=tl.int32).to(tl.float32)
-        scale += out_features
-        sums += part * tl.load(scale, mask=columns < out_features, other=0.0)[None, :]
-        scale += out_features
-        x_tile += 2 * GROUP
-        weight_tile += GROUP
+    is_row, is_column = rows < num_rows, columns < out_features
+    sums = int4_sums(
+        x_tile, weight_tile, scale, is_row, is_column, out_features, PAIRS, GROUP, BLOCK_M, BLOCK_N
+    )
     _finish(sums, row_scales, bias, output, rows, columns, num_rows, out_features, HAS_BIAS)
 
 
@@ -151,26 +182,30 @@ def can_use_integer_tiles(weight: QuantisedWeight) -> bool:
 class IntegerLinear:
     """`x @ weight.T + bias` with x in 8 bits and weight in 8 or 4, packed once and held so."""
 
-    __slots__ = ("_bias", "_codes", "_group_size", "_multiply", "_scales", "_stored", "_width")
+    __slots__ = ("_bias", "_multiply", "bits", "codes", "group_size", "scales", "stored")
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None) -> None:
-        """weight: one for which `can_use_integer_tiles` is true; bias: [out_features] or None."""
+        """weight: one for which `can_use_integer_tiles` is true; bias: [out_features] or None.
+
+        codes: as they are packed, [out_features, n]; scales: [out_features], of 4 bits
+        [groups, out_features]; stored: the columns of rows as they are rounded.
+        """
         self._bias = bias
-        self._width = weight.shape[1]
-        self._group_size = weight.group_size
+        self.bits = weight.bits
+        self.group_size = weight.group_size
         self._multiply: Callable[[Tensor, Tensor, Tensor], None]
         step = 2 * weight.group_size if weight.bits == 4 else _DEPTH
-        spare = -self._width % step
-        self._stored = self._width + spare
+        spare = -weight.shape[1] % step
+        self.stored = weight.shape[1] + spare
         codes = pad(weight.codes, (0, spare)) if spare else weight.codes
         if weight.bits == 4:
-            self._codes = _packed_groups(codes, weight.group_size)
+            self.codes = _packed_groups(codes, weight.group_size)
             spare_groups = spare // weight.group_size
-            self._scales = pad(weight.scales, (0, spare_groups)).t().contiguous().float()
+            self.scales = pad(weight.scales, (0, spare_groups)).t().contiguous().float()
             self._multiply = self._multiply_int4
         else:
-            self._codes = codes.contiguous()
-            self._scales = weight.scales.flatten().float()
+            self.codes = codes.contiguous()
+            self.scales = weight.scales.flatten().float()
             self._multiply = self._multiply_int8
 
     @property
@@ -180,8 +215,8 @@ class IntegerLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: bfloat16 [n, in_features] -> [n, out_features]."""
-        output = torch.empty((len(x), len(self._codes)), dtype=torch.bfloat16, device=x.device)
-        self._multiply(*_rounded_rows(x, self._stored), output)
+        output = torch.empty((len(x), len(self.codes)), dtype=torch.bfloat16, device=x.device)
+        self._multiply(*rounded_rows(x, self.stored), output)
         return output
 
     def _multiply_int8(self, rows: Tensor, row_scales: Tensor, output: Tensor) -> None:
@@ -191,14 +226,14 @@ class IntegerLinear:
             _grid(output, tile),
             rows,
             row_scales,
-            self._codes,
-            self._scales,
+            self.codes,
+            self.scales,
             self._bias,
             output,
             *output.shape,
-            STORED=self._stored,
+            STORED=self.stored,
             HAS_BIAS=self._bias is not None,
-            BLOCK_K=next(depth for depth in _DEPTHS if self._stored % depth == 0),
+            BLOCK_K=block_depth(self.stored),
             enable_fp_fusion=False,
             num_stages=4,
             **tile,
@@ -211,13 +246,13 @@ class IntegerLinear:
             _grid(output, tile),
             rows,
             row_scales,
-            self._codes,
-            self._scales,
+            self.codes,
+            self.scales,
             self._bias,
             output,
             *output.shape,
-            PAIRS=self._stored // (2 * self._group_size),
-            GROUP=self._group_size,
+            PAIRS=self.stored // (2 * self.group_size),
+            GROUP=self.group_size,
             HAS_BIAS=self._bias is not None,
             enable_fp_fusion=False,  # a product and a sum round twice, as in the reference
             num_stages=3,
@@ -225,7 +260,12 @@ class IntegerLinear:
         )
 
 
-def _rounded_rows(x: Tensor, stored: int) -> tuple[Tensor, Tensor]:
+def block_depth(stored: int) -> int:
+    """Return how many columns of 8 bits a step takes."""
+    return next(depth for depth in _DEPTHS if stored % depth == 0)
+
+
+def rounded_rows(x: Tensor, stored: int) -> tuple[Tensor, Tensor]:
     """Return codes, int8 [n, stored], and scales, float32 [n], of rows [n, width]."""
     if x.stride(1) != 1:
         x = x.contiguous()

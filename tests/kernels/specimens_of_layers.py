@@ -5,6 +5,7 @@ from functools import partial
 import torch
 
 from kernels.experts.cut_tiles import cut_tiles
+from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
 from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
 from kernels.experts.route import Routed
 from kernels.kv.compact_kv import compact_kv
@@ -100,19 +101,24 @@ def _linear(
     )
 
 
-def _integer_linear(
-    in_features: int, out_features: int, bits: Bits, group_size: int, num_rows: int
-) -> None:
-    weight = QuantisedWeight(
+def _quantised(in_features: int, out_features: int, bits: Bits, group_size: int) -> QuantisedWeight:
+    return QuantisedWeight(
         codes=torch.empty(out_features, in_features, dtype=torch.int8),
         scales=torch.empty(out_features, in_features // group_size),
         bits=bits,
         group_size=group_size,
     )
+
+
+def _integer_linear(
+    in_features: int, out_features: int, bits: Bits, group_size: int, num_rows: int
+) -> None:
+    weight = _quantised(in_features, out_features, bits, group_size)
     x = torch.empty(num_rows, in_features, dtype=BF16)
     IntegerLinear(weight, torch.empty(out_features, dtype=BF16))(x)
 
 
+BITS: tuple[Bits, ...] = (8, 4)
 _STORED: tuple[tuple[Number, tuple[int, int], bool], ...] = (
     ("int4", (32, 128), False),
     ("int4", (128, 32), True),
@@ -151,6 +157,23 @@ def _experts(gate: GateKind, dtype: torch.dtype, num_rows: int, *, has_bias: boo
         experts=torch.zeros(num_rows, 4, dtype=torch.int64), weights=torch.empty(num_rows, 4)
     )
     grouped_mlp(torch.empty(num_rows, width, dtype=dtype), routed, stack, gate=gate)
+
+
+def _integer_experts(bits: Bits, num_rows: int) -> None:
+    width, inner, number = 2048, 768, 8
+    experts = [
+        ExpertWeights(
+            gate_up=_quantised(width, 2 * inner, bits, 64 if bits == 4 else width),
+            down=_quantised(inner, width, bits, 64 if bits == 4 else inner),
+            gate_up_bias=torch.empty(2 * inner, dtype=BF16),
+            down_bias=torch.empty(width, dtype=BF16),
+        )
+        for _ in range(number)
+    ]
+    routed = Routed(
+        experts=torch.zeros(num_rows, 4, dtype=torch.int64), weights=torch.empty(num_rows, 4)
+    )
+    ExpertMlp(experts)(torch.empty(num_rows, width, dtype=BF16), routed)
 
 
 def _lora(width: int, columns: int, dtype: torch.dtype) -> None:
@@ -211,6 +234,15 @@ LAYERS = (
             ("clamped_swiglu", BF16, 8, True),
             ("silu", FP32, 8, False),
         )
+    ),
+    *(
+        Specimen(
+            stem="integer_experts",
+            name=f"{bits} bits, {rows} rows",
+            run=partial(_integer_experts, bits, rows),
+        )
+        for bits in BITS
+        for rows in (8, 1000)
     ),
     *(
         Specimen(

@@ -1,5 +1,7 @@
 """Mixtures of experts against transformers' own blocks, and every row's independence."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,10 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import kernels.layers.linear
+from kernels.experts.cut_tiles import cut_tiles
 from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights, GateKind, clamped_swiglu
 from kernels.experts.grouped_mlp import grouped_mlp
+from kernels.experts.integer_experts import ExpertProduct
 from kernels.experts.route import Routed, RoutingRule, route
 from kernels.layers.gated_mul import gated_mul_reference
+from kernels.quantised.rows import int4_linear_reference, int8_linear_reference
+from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 from kernels.triton_support import use_kernels
 
 WIDTH, INNER, NUM_EXPERTS = 48, 40, 6
@@ -143,6 +149,92 @@ def test_a_broken_row_breaks_no_other(kind: str) -> None:
     assert result[4].isnan().all()
     keep = [row for row in range(9) if row != 4]
     torch.testing.assert_close(result[keep], right[keep])
+
+
+# ---- weights of few bits ------------------------------------------------------------------------
+
+
+def make_rounded(bits: int, *, has_bias: bool = False) -> list[ExpertWeights]:
+    """Experts of 64 columns, rounded."""
+
+    def rounded(rows: int, width: int, seed: int) -> QuantisedWeight:
+        weight = (random(rows, width, seed=seed) * 0.3).bfloat16()
+        return rounded_to_int8(weight) if bits == 8 else rounded_to_int4(weight, group_size=32)
+
+    return [
+        ExpertWeights(
+            gate_up=rounded(2 * 64, 96, 4 * index),
+            down=rounded(96, 64, 4 * index + 1),
+            gate_up_bias=random(2 * 64, seed=4 * index + 2).bfloat16() if has_bias else None,
+            down_bias=random(96, seed=4 * index + 3).bfloat16() if has_bias else None,
+        )
+        for index in range(NUM_EXPERTS)
+    ]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("num_rows", "crowded"), [(5, True), pytest.param(40, False, marks=pytest.mark.slow)]
+)
+def test_grouped_products_have_the_references_bits(bits: int, num_rows: int, crowded: bool) -> None:
+    weights = [each.gate_up for each in make_rounded(bits)]
+    biases = [random(128, seed=number).bfloat16() for number in range(NUM_EXPERTS)]
+    rows = random(num_rows, 96, seed=7).bfloat16()
+    routed = choose(num_rows, 2, crowded=crowded)
+    with use_kernels("triton"):
+        tiles = cut_tiles(routed.experts, NUM_EXPERTS, 16)
+        product = ExpertProduct(weights, biases)
+        found = product(rows, tiles, num_chosen=2, tile_rows=16, is_first=True)
+        back = product(rows[:1].expand(len(tiles.order), -1), tiles, num_chosen=2, tile_rows=16,
+                       is_first=False)  # fmt: skip
+    experts = routed.experts.reshape(-1)
+    for place, pair in enumerate(tiles.order.tolist()):
+        weight, bias = weights[experts[pair]], biases[experts[pair]]
+        assert torch.equal(found[place], product_of(rows[pair // 2], weight, bias))
+        assert torch.equal(back[pair], product_of(rows[0], weight, bias))
+
+
+def product_of(row: Tensor, weight: QuantisedWeight, bias: Tensor) -> Tensor:
+    if weight.bits == 4:
+        return int4_linear_reference(row[None], weight, bias)[0]
+    return int8_linear_reference(row[None], weight.codes, weight.scales.flatten(), bias)[0]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("gate", ["silu", "clamped_swiglu"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_rounded_experts_in_groups_are_those_one_by_one(
+    bits: int, gate: GateKind, has_bias: bool
+) -> None:
+    rows, routed = random(9, 96, seed=7).bfloat16(), choose(9, 2)
+    with use_kernels("triton"):
+        grouped = ExpertMlp(iter(make_rounded(bits, has_bias=has_bias)), gate=gate)
+        found = grouped(rows, routed)
+        alone = Routed(experts=routed.experts[3:4], weights=routed.weights[3:4])
+        assert torch.equal(grouped(rows[3:4], alone)[0], found[3])
+    with use_kernels("reference"):
+        apart = ExpertMlp(iter(make_rounded(bits, has_bias=has_bias)), gate=gate)
+        expected = apart(rows, routed)
+    # The gate rounds once or twice, by the device.
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_experts_of_which_only_one_weight_is_rounded_are_decoded() -> None:
+    experts = [
+        replace(one, down=one.down.dequantised(torch.bfloat16))
+        for one in make_rounded(8)
+        if isinstance(one.down, QuantisedWeight)
+    ]
+    rows, routed = random(5, 96, seed=7).bfloat16(), choose(5, 2)
+    with use_kernels("triton"):
+        found = ExpertMlp(iter(experts))(rows, routed)
+    expected = one_by_one(rows, routed, [plain(one) for one in experts], "silu")
+    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def plain(weights: ExpertWeights) -> ExpertWeights:
+    assert isinstance(weights.gate_up, QuantisedWeight)
+    return replace(weights, gate_up=weights.gate_up.dequantised(torch.bfloat16))
 
 
 # ---- routing -----------------------------------------------------------------------------------
