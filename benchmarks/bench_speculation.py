@@ -35,6 +35,7 @@ from benchmarks.driving import (
     draft_config,
     drive,
     load_runner,
+    load_with_head,
     make_requests,
     tree_budget,
 )
@@ -56,6 +57,7 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from draft.budget import TreeBudget
+from draft.head_texts import Head
 from engine.passes.runner import ModelRunner
 from engine.request import Tier
 
@@ -280,6 +282,8 @@ def drafter_folders(arguments: argparse.Namespace) -> dict[str, Path]:
     drafters = {"small drafts": small_folder(arguments)}
     if arguments.expand_draft:
         drafters[f"{arguments.expand_draft} drafts"] = grown_small(arguments)
+    for folder in [*arguments.drafter, *arguments.head]:
+        drafters[f"{folder.name} drafts"] = folder
     return drafters
 
 
@@ -295,24 +299,31 @@ def build(arguments: argparse.Namespace, large_folder: Path, drafters: dict[str,
         difficulties=arguments.difficulty,
     )
     longest = max(len(prompt.token_ids) for prompt in prompts) + arguments.max_new
-    load = partial(
-        load_runner,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        num_blocks=blocks_for(num_sequences=max(arguments.batch), num_tokens=longest),
-    )
+    num_blocks = blocks_for(num_sequences=max(arguments.batch), num_tokens=longest)
+    how: dict[str, Any] = {
+        "dtype": arguments.dtype,
+        "device": arguments.device,
+        "num_blocks": num_blocks,
+    }
     with console.status("loading the large model"):
-        large = load(large_folder)
+        large = load_runner(large_folder, **how)
     benches: dict[str, Bench] = {}
     budgets: dict[str, TreeBudget] = {}
     for name, folder in drafters.items():
         with console.status(f"loading, and profiling step times: {name}"):
-            runners: dict[Tier, ModelRunner] = {"large": large, "small": load(folder)}
+            head: Head | None = None
+            runners: dict[Tier, ModelRunner] = {"large": large}
+            if folder in arguments.head:
+                runners["large"], head = load_with_head(large_folder, folder, **how)
+            else:
+                runners["small"] = load_runner(folder, **how)
             if not arguments.no_budget:
-                others = [budget.target_pass_s for budget in budgets.values()]
-                budgets[name] = tree_budget(runners, target_pass_s=next(iter(others), None))
+                others = [] if head else [each.target_pass_s for each in budgets.values()]
+                budgets[name] = tree_budget(
+                    runners, head=head, target_pass_s=next(iter(others), None)
+                )
             benches[name] = build_bench(
-                runners, draft_config=draft_config(arguments), budget=budgets.get(name)
+                runners, draft_config=draft_config(arguments), budget=budgets.get(name), head=head
             )
     return Setup(
         arguments=arguments,
@@ -350,6 +361,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ignore-eos", action="store_true", help="answers of exactly --max-new")
     parser.add_argument("--no-budget", action="store_true", help="always the largest trees")
+    parser.add_argument("--drafter", type=Path, nargs="+", default=[], help="more small models")
+    parser.add_argument("--head", type=Path, nargs="+", default=[], help="heads of the target")
     add_draft_options(parser)
     add_pair_option(parser)
     arguments = parser.parse_args(argv)

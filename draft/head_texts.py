@@ -150,6 +150,12 @@ class HeadTexts:
         """Learn whether a step asks the head for a sequence that it could draft for."""
         self._worth += _WORTH_WEIGHT * (was_asked - self._worth)
 
+    def note_unasked(self, sequences: SequenceOf[Sequence]) -> None:
+        """Learn that a step does not ask the head at all."""
+        for sequence in sequences:
+            if self.can_draft(sequence):
+                self.note_asked(False)
+
     # ---- the engine's protocol ------------------------------------------------------------
 
     def begin(self, sequence: Sequence, num_cached: int) -> int:

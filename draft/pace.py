@@ -1,10 +1,10 @@
-"""Tokens a second of recent steps of one kind, by the clock."""
+"""Tokens and seconds of recent steps of one kind, by the clock."""
 
 from dataclasses import dataclass
 from typing import Final
 
-# A step that took longer than so many usual ones had prompts beside it.
-_LONGEST: Final = 3.0
+# A step that took longer than so many usual ones was held up by something else.
+_LONGEST: Final = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,14 +17,28 @@ class Pace:
     steps: float = 0.0
 
     @property
-    def rate(self) -> float:
-        """Tokens a second; 0 while nothing is known."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.seconds / self.steps
 
-    def add(self, tokens: int, seconds: float) -> None:
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of a step."""
+        return self.tokens / self.steps
+
+    def is_usual(self, seconds: float) -> bool:
+        """True unless a step took so long that it says nothing about the others."""
+        return self.steps < 2 or seconds <= _LONGEST * self.step_s
+
+    def add(self, tokens: float, seconds: float) -> None:
         """Learn from a step."""
-        if self.steps > 1 and seconds > _LONGEST * self.seconds / self.steps:
-            return
-        self.tokens = self.kept * self.tokens + tokens
-        self.seconds = self.kept * self.seconds + seconds
-        self.steps = self.kept * self.steps + 1
+        self.fade(self.kept)
+        self.tokens += tokens
+        self.seconds += seconds
+        self.steps += 1
+
+    def fade(self, kept: float) -> None:
+        """Let the steps so far count for less."""
+        self.tokens *= kept
+        self.seconds *= kept
+        self.steps *= kept

@@ -17,10 +17,10 @@ from draft.head_guesses import HeadGuesses
 from draft.head_texts import Head, HeadTexts
 from draft.host_growth import Growth, HostGrowth
 from draft.lessons import Lessons
-from draft.model_choice import ModelChoice
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
-from draft.step_paces import StepPaces
+from draft.step_choice import MODELS, StepChoice, StepKind
+from draft.text_guesses import TextGuesses
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
 from engine.cache.kv_view import KVView
@@ -28,23 +28,18 @@ from engine.passes.runner import ModelRunner
 from engine.protocols import DraftModel, FeatureReader, Proposal, Trees, Verdict
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import SOURCE_BIT, TokenTree
+from engine.trees.token_tree import TokenTree
 
 # How far a request's pace may count for or against its nodes.
 _LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0
-# The chance that a grammar's only token is the right one: the text may end before it.
-_FORCED = 1.0
-# A guess that the text hardly gets to is not worth a look at the grammar behind it.
-_WORTH_FORCING = 0.1
 
 
 class TreeDrafter:
     """Drafts with the small model that also answers, with a head of the large model, or with both.
 
     The small model: same weights, same passes, own KV views. A head: own passes, over the hidden
-    states that the large model's passes yield. Where there are both, one of them drafts for a
-    sequence in a step (`ModelChoice`).
-    Text and grammars make guesses for nothing; all guesses of a sequence share one prefix tree, and
+    states that the large model's passes yield. One of them drafts in a step, or none: `StepChoice`.
+    Text and grammars make guesses for nothing. All guesses of a sequence share one prefix tree, and
     all trees of a step one budget. A view that has fallen behind (drafting was off, or guesses were
     accepted that the small model never computed) catches up in the first pass of a proposal.
     `runner`: the small model's, None where it does not draft. `token_map`: for a small model with
@@ -73,17 +68,17 @@ class TreeDrafter:
         self._token_map = token_map
         self._clock = clock
         self._states: dict[str, DraftState] = {}
-        self._paces = None if budget is None else StepPaces(clock)
         self._text = TextSources(max_depth=self._config.max_text_depth)
+        self._free = TextGuesses(self._text, self._config)
         self._lessons = Lessons(calibration or EdgeCalibration())
-        self._choice = ModelChoice(clock)
+        self._choice = StepChoice(clock)
         self._head_texts: HeadTexts | None = None
         guesses: dict[DraftModel, ModelGuesses] = {}
         if head is not None:
             self._head_texts = HeadTexts(head, sources=self._config.sources)
             kind = HeadGuesses if head.model.block is None else BlockGuesses
             guesses["head"] = kind(
-                head, texts=self._head_texts, config=self._config, on_new=self._force
+                head, texts=self._head_texts, config=self._config, on_new=self._free.force
             )
         if runner is not None:
             guesses["small"] = ModelGuesses(
@@ -91,7 +86,7 @@ class TreeDrafter:
                 config=self._config,
                 token_map=self._token_map,
                 make_room=self._make_room,
-                on_new=self._force,
+                on_new=self._free.force,
             )
         self._growths: dict[DraftModel, HostGrowth] = {
             model: HostGrowth(model=each, config=self._config, clock=clock)
@@ -133,15 +128,22 @@ class TreeDrafter:
         """Where a head's features go; see `engine.protocols.Drafter`."""
         return self._head_texts
 
-    def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
+    def propose(self, sequences: SequenceOf[Sequence], *, has_prompts: bool = False) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
-        if self._paces is not None and not self._paces.wants_guesses(sequences):
+        kind = self._choice.choose(sequences, self._offered(sequences), has_prompts=has_prompts)
+        self._note_unasked(kind, sequences)
+        if kind == "plain":
             self._note_steps_without()
             return Trees(host={})
         drafts = [self._init_tree(sequence) for sequence in sequences]
         for draft in drafts:
-            self._guess_from_text(draft)
-        growers = self._choose_growers(drafts)
+            self._free.add(draft)
+        growers = self._choose_growers(drafts, kind)
+        if not any(growers.values()) and not any(len(d.tree.candidates) > 1 for d in drafts):
+            for draft in drafts:
+                draft.state.tree = None
+            self._note_steps_without()
+            return Trees(host={})
         last: DraftModel = "small" if self._runner is not None else "head"
         spent_s = 0.0
         if growers["head"] and growers["small"]:  # a forest has one model's trees
@@ -152,6 +154,17 @@ class TreeDrafter:
         self._note_steps_without(last)
         step = self._step_budget(drafts, last)
         return (yield from self._last[last].grow(growers[last], drafts, step, spent_s))
+
+    def _note_unasked(self, kind: StepKind, sequences: SequenceOf[Sequence]) -> None:
+        """Doubt what is known of models that a step does not ask."""
+        for model in self._growths:
+            if model != kind:
+                self._lessons.acceptance_of(model).forget()
+                for sequence in sequences:
+                    if (state := self._states.get(sequence.request_id)) is not None:
+                        state.acceptance_of(model).forget()
+        if kind != "head" and self._head_texts is not None:
+            self._head_texts.note_unasked(sequences)
 
     def _note_steps_without(self, last: DraftModel | None = None) -> None:
         """Tell the growths that a step is not theirs, but for the one that grows last in it."""
@@ -167,7 +180,7 @@ class TreeDrafter:
         if sequence.cascade is not None or not expects:
             return None
         draft = self._init_tree(sequence, max_nodes=max_nodes)
-        self._guess_from_text(draft)
+        self._free.add(draft)
         step: StepBudget | None = None
         if self._budget is not None:
             step = self._budget.of_step(
@@ -305,77 +318,38 @@ class TreeDrafter:
             num_block_rows=0 if block is None else block.num_rows,
         )
 
-    # ---- guesses that cost no pass --------------------------------------------------------
-
-    def _guess_from_text(self, draft: Draft) -> None:
-        """Add the guesses that cost no pass; where they cannot be made, the request fails alone."""
-        with OwnFailure(draft.sequence):
-            self._add_text(draft)
-
-    def _add_text(self, draft: Draft) -> None:
-        """Add what a grammar forces, what the client predicted and what the text repeats."""
-        limit = draft.max_text_depth
-        if limit <= 0:
-            return
-        self._force(draft, [0])
-        self._retrace(draft)
-        guesses = self._text.guess(draft.sequence, draft.sources, limit)
-        grammar = draft.sequence.grammar
-        floor = self._config.min_path_prob
-        for source, chains in guesses.items():
-            for chain in chains:
-                tokens, confidences = chain.token_ids, chain.edge_probs
-                if grammar is not None:
-                    num_valid = grammar.num_valid(draft.sequence.token_ids, [], tokens)
-                    tokens, confidences = tokens[:num_valid], confidences[:num_valid]
-                draft.tree.add_chain(
-                    SOURCE_BIT[source],
-                    tokens,
-                    confidences,
-                    min_path_prob=floor,
-                    is_recalled=chain.is_recalled,
-                )
-
-    def _retrace(self, draft: Draft) -> None:
-        """Add what the small model wrote before the answer changed its tier, and its rivals."""
-        sequence = draft.sequence
-        if not sequence.proposal_candidates or "model" not in draft.sources:
-            return
-        place = self._text.num_retraced(sequence)
-        if place is not None:
-            draft.tree.add_answer(
-                sequence.proposal_token_ids[place:],
-                sequence.proposal_candidates[place : place + draft.max_answer_depth],
-                min_path_prob=self._config.min_path_prob,
-            )
-
-    def _force(self, draft: Draft, nodes: SequenceOf[int]) -> None:
-        """Behind these nodes, add the tokens that the grammar leaves no choice about."""
-        grammar, tree = draft.sequence.grammar, draft.tree
-        if grammar is None or "grammar" not in draft.sources:
-            return
-        for node in nodes if draft.sequence.failure is None else ():
-            candidate = tree.candidates[node]
-            limit = draft.max_text_depth - candidate.depth
-            if limit > 0 and candidate.path_prob >= _WORTH_FORCING:
-                with OwnFailure(draft.sequence):
-                    forced = grammar.forced_tokens(draft.sequence.token_ids, tree.path(node), limit)
-                    tree.add_chain(SOURCE_BIT["grammar"], forced, [_FORCED] * len(forced), node)
-
     # ---- which model drafts, and for which sequences --------------------------------------
 
-    def _choose_growers(self, drafts: SequenceOf[Draft]) -> dict[DraftModel, list[Draft]]:
+    def _offered(self, sequences: SequenceOf[Sequence]) -> list[StepKind]:
+        """The kinds that the step of these sequences may be of."""
+        texts, own = self._head_texts, [s for s in sequences if s.cascade is None]
+        kinds: list[StepKind] = []
+        if texts is not None and any(texts.can_draft(sequence) for sequence in own):
+            kinds.append("head")
+        if self._runner is not None and any(self._may_draft(sequence) for sequence in own):
+            kinds.append("small")
+        if self._budget is None:  # always the largest trees
+            return kinds or ["text"]
+        return [*kinds, "text", "plain"] if len(own) == len(sequences) else [*kinds, "text"]
+
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """True if a request wants guesses of the small model."""
+        own = sequence.request.speculation
+        is_wanted = own.sources is None or "model" in own.sources
+        return is_wanted and "model" in self._config.sources
+
+    def _choose_growers(
+        self, drafts: SequenceOf[Draft], kind: StepKind
+    ) -> dict[DraftModel, list[Draft]]:
         """The sequences that each model drafts for in this step, in the given order."""
-        if len(self._growths) > 1:
-            self._choice.begin_step([draft.sequence for draft in drafts])
         able: dict[DraftModel, list[Draft]] = {"small": [], "head": []}
         for draft in drafts:
-            models = self._able_models(draft)
-            draft.state.model = models[0] if models else "small"
-            if len(models) > 1:
-                draft.state.model = self._choice.choose(draft.sequence)
-            if models:
-                able[draft.state.model].append(draft)
+            draft.state.model = "small"
+            if kind in MODELS or draft.needs_root:
+                models = self._able_models(draft)
+                if models:
+                    draft.state.model = MODELS[kind] if kind in models else models[0]
+                    able[draft.state.model].append(draft)
         return {model: self._worth_asking(model, able[model], drafts) for model in able}
 
     def _able_models(self, draft: Draft) -> list[DraftModel]:

@@ -151,9 +151,10 @@ class Drafter(Protocol):
         the root's is not judged in that step, and is not committed.
         """
 
-    def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
+    def propose(self, sequences: SequenceOf[Sequence], *, has_prompts: bool = False) -> Proposal:
         """Draft one tree for each sequence, a level per pass. May yield nothing at all.
 
+        has_prompts: prompts are computed in the same step, whose time says less of its guesses.
         A forest's slots are reserved in its sequences' views when it is returned.
         """
 

@@ -389,7 +389,7 @@ class ScriptedDrafter:
     def __init__(self, tree_for: Callable[[Sequence], TokenTree]) -> None:
         self._tree_for = tree_for
 
-    def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
+    def propose(self, sequences: SequenceOf[Sequence], *, has_prompts: bool = False) -> Proposal:
         yield from ()
         return Trees(host={sequence.request_id: self._tree_for(sequence) for sequence in sequences})
 

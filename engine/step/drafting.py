@@ -86,7 +86,9 @@ class Drafting:
             # Many prompts at once come first: guesses would make each of them wait longer.
             if sequence.wants_tree and (not is_rushed or sequence.cascade is not None)
         ]
-        return self._drafter.propose(sequences) if sequences else None
+        if not sequences:
+            return None
+        return self._drafter.propose(sequences, has_prompts=bool(large.prefills))
 
     def _take_in_features(self) -> None:
         """Run the head's passes over what waits of the last large pass."""

@@ -280,7 +280,8 @@ def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
         verifier=CoupledVerifier(),
-        drafter=TreeDrafter(runner=runner, budget=budget),
+        # A clock that stands still: steps are not compared by it.
+        drafter=TreeDrafter(runner=runner, budget=budget, clock=lambda: 0.0),
     )
     requests = [make_request(str(n), random_prompt(9, seed=n), max_tokens=120) for n in range(3)]
     drafted = [
