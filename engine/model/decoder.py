@@ -13,6 +13,7 @@ from engine.model.compiled_layers import CompiledLayers, pass_rows
 from engine.model.config import ModelConfig
 from engine.model.delta_net import refuse_modes
 from engine.model.experts import read_experts
+from engine.model.few_row_layers import FewRowLayers
 from engine.model.kv_cache import KVCache
 from engine.model.layer_attention import LayerAttention, SharedInputs
 from engine.model.layers import LayerReader, Norm, normalise
@@ -123,6 +124,11 @@ class DecoderModel:
         self._attend = LayerAttention(
             config, self._rotary, scale=self._scale, deterministic=deterministic
         )
+        self._few_rows = None
+        if shard.is_whole:
+            self._few_rows = FewRowLayers.of(
+                self._layers, config, self._attend, deterministic=deterministic
+            )
         # Rounded as transformers rounds it, to the weights' type.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._compiled = None
@@ -357,10 +363,15 @@ class DecoderModel:
             update = self._compiled.run(
                 residual, here.rows, here.kv_cache, count=num_done, taps=taps
             )
+        few = self._few_rows
+        if few is not None and not few.can_run(len(residual), here):
+            few = None
         for index in range(num_done, last + 1):
             rows = some_rows if index == last else None
-            update, residual = self._run_layer(index, update, residual, here, rows, taps)
-        assert update is not None
+            if few is not None:
+                residual = few.run(index, residual, here, rows, taps)
+            else:
+                update, residual = self._run_layer(index, update, residual, here, rows, taps)
         hidden = normalise(self._final_norm, update, residual, is_fused=here.is_fused)
         if taps is not None:
             taps.note(last + 1, hidden)

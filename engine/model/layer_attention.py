@@ -72,11 +72,15 @@ class LayerAttention:
 
         normed: [n, width of the layer's projection].
         """
+        projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
+        return self.attend(layer, index, projected, here)
+
+    def attend(self, layer: Layer, index: int, projected: Tensor, here: SharedInputs) -> Tensor:
+        """Do what `__call__` does behind the layer's projection. [n, any] -> [n, any]."""
         if layer.recurrence is not None:
             assert here.recurrent is not None, "the pass has no plan for recurrent layers"
-            projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
             return layer.recurrence(projected, here.recurrent, self._recurrent_number[index])
-        heads, gate = self._heads(layer, index, normed, here)
+        heads, gate = self._heads(layer, projected)
         query = self._placed(layer, index, heads, here)
         plan = here.attention
         if plan.full is not None and not layer.has_window:
@@ -94,20 +98,18 @@ class LayerAttention:
             softcap=self._config.attention_softcap,
             sinks=layer.sinks,
         )
-        attended = attended.view(len(normed), -1)
+        attended = attended.view(len(projected), -1)
         return attended if gate is None else attended.mul_(gate.sigmoid())
 
     def keep(self, layer: Layer, index: int, normed: Tensor, here: SharedInputs) -> None:
         """Write the rows' keys and values to the cache, where nothing else of them matters."""
-        heads, _ = self._heads(layer, index, normed, here)
+        projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
+        heads, _ = self._heads(layer, projected)
         self._placed(layer, index, heads, here)
 
-    def _heads(
-        self, layer: Layer, index: int, normed: Tensor, here: SharedInputs
-    ) -> tuple[Tensor, Tensor | None]:
+    def _heads(self, layer: Layer, projected: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return queries, keys and values, [n, heads, head_dim], and what gates the output."""
         config = self._config
-        projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
         gate: Tensor | None = None
         if config.has_output_gate:
             num_gated = config.num_query_heads * config.head_dim
@@ -115,7 +117,7 @@ class LayerAttention:
             projected = projected[:, :-num_gated].contiguous()
         if layer.row_norms is not None:
             self._normalise_rows(projected, layer.row_norms)
-        return projected.view(len(normed), -1, config.head_dim), gate
+        return projected.view(len(projected), -1, config.head_dim), gate
 
     def _placed(self, layer: Layer, index: int, heads: Tensor, here: SharedInputs) -> Tensor:
         """Turn the heads by position, write keys and values to the cache, return the queries.

@@ -29,6 +29,7 @@ SPLIT_ALIGNMENT = 64
 _MAX_WAVES = 4
 _THRIFTY_KEYS_PER_LINE = 16
 _FIXED_SPLIT_SIZE = 1024
+_MIN_LINES = 16  # of a tile: what tensor cores take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ class TilePlan:
     path_slots: Tensor | None = None
     work: Tensor
     workspace: Tensor
+    arrivals: Tensor
     shape: TileShape
     num_kv_heads: int
     max_tiles: int
@@ -201,6 +203,13 @@ def workspace_size(
         # A unit of split keys has at least half as many of them as the work over MAX_WAVES waves.
         num_partials = 2 * _MAX_WAVES * _units_of_a_wave(shape, num_kv_heads, device)
     return num_partials * num_kv_heads * shape.block_m * (head_dim + 2)
+
+
+def new_arrivals(workspace_size: int, *, head_dim: int, device: torch.device) -> Tensor:
+    """Return what `TilePlan.arrivals` must be for a workspace of so many floats, of any shape."""
+    return torch.zeros(
+        workspace_size // (_MIN_LINES * head_dim) + 1, dtype=torch.int32, device=device
+    )
 
 
 def max_tiles_of(shape: TileShape, num_rows: npt.ArrayLike) -> int:

@@ -31,6 +31,19 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
 
 
 @jit
+def activated(gate, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return activation(gate) of float32 values; ACTIVATION: an `Activation`."""
+    if ACTIVATION == "silu":
+        share = sigmoid(gate)
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(z)) / 2 = sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3)
+        share = sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    return gate * share
+
+
+@jit
 def _gated_mul_kernel(  # type: ignore[no-untyped-def]
     gate_up,
     result,
@@ -46,14 +59,7 @@ def _gated_mul_kernel(  # type: ignore[no-untyped-def]
     source = gate_up + row * row_stride + columns
     gate = tl.load(source, mask=is_inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=is_inside, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        share = sigmoid(gate)
-    elif ACTIVATION == "gelu_tanh":
-        # (1 + tanh(z)) / 2 = sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3)
-        share = sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    else:
-        share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-    product = gate * share * up
+    product = activated(gate, ACTIVATION) * up
     tl.store(
         result + row * WIDTH + columns, rounded(product, result.dtype.element_ty), mask=is_inside
     )

@@ -99,6 +99,16 @@ class Linear:
         """True if the weight is held in oneDNN's layout."""
         return self._packed is not None
 
+    @property
+    def plain_weight(self) -> Tensor | None:
+        """The weight as it came, [out_features, in_features]; None where it is packed."""
+        return self._weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added to each row, [out_features]."""
+        return self._bias
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n, in_features] -> [n, out_features]."""
         if self._packed is None:

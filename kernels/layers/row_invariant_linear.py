@@ -263,7 +263,7 @@ def make_linear(
         return PanelLinear(weight, bias)
     if deterministic:
         return RowInvariantLinear(weight, bias, pack=pack)
-    return Linear(weight, bias, pack=pack)
+    return Linear(weight, bias, pack=pack and not uses_triton(weight))
 
 
 def keeps_stored_weights(dtype: torch.dtype, device: torch.device) -> bool:

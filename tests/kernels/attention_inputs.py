@@ -113,7 +113,7 @@ def attend(  # noqa: PLR0913 - as `paged_attention`
         shape=shape,
     )
     plan.prepare()
-    return attend_tiles(
+    result = attend_tiles(
         inputs.query,
         *inputs.caches,
         plan,
@@ -123,6 +123,8 @@ def attend(  # noqa: PLR0913 - as `paged_attention`
         softcap=softcap,
         sinks=sinks,
     )
+    assert not plan.arrivals.any(), "the next layer would combine too early"
+    return result
 
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}

@@ -103,7 +103,8 @@ def _swap(swapped: dict[FunctionType, Callable[..., Any]]) -> None:
 def pair() -> Pair:
     """Two models with a vocabulary of whole 16 bytes, as those of real models."""
     models = [make_hf_model("qwen3", vocab_size=144, seed=seed) for seed in (1, 2)]
-    large, small = (engine_model(model) for model in models)
+    with use_kernels("triton"):
+        large, small = (engine_model(model) for model in models)
     return Pair(large=large, small=small, large_reference=models[0], small_reference=models[1])
 
 

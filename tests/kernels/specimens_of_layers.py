@@ -14,10 +14,12 @@ from kernels.kv.write_kv import write_kv
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.integer_linear import IntegerLinear
+from kernels.layers.linear import Linear
 from kernels.layers.lora import LoraPart, LoraWeights, TritonLoraRows
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.layers.row_invariant_linear import row_invariant_linear
+from kernels.layers.split_k_linear import FEW_ROWS, SplitScratch, split_k_linear, split_shape
 from kernels.layers.stored_linear import StoredLinear
 from kernels.quantised.stored_weight import Number, StoredWeight
 from kernels.quantised.weight import Bits, QuantisedWeight
@@ -99,6 +101,22 @@ def _linear(
         torch.empty(out_features, in_features, dtype=dtype),
         torch.empty(out_features, dtype=dtype) if has_bias else None,
     )
+
+
+def _split_k_linear(
+    in_features: int, out_features: int, dtype: torch.dtype, activation: Activation | None
+) -> None:
+    weight = torch.empty(out_features, in_features, dtype=dtype)
+    bias = torch.empty(out_features, dtype=dtype) if activation == "gelu_tanh" else None
+    product = Linear(weight, bias, pack=False)
+    norm = RmsNorm(torch.empty(in_features, dtype=dtype), 1e-6)
+    scratch = SplitScratch(weight.device, [split_shape(weight, is_gated=activation is not None)])
+    x = torch.empty(FEW_ROWS, in_features, dtype=dtype)
+    split_k_linear(x, product, scratch, norm=norm, activation=activation)
+    if activation is None:
+        split_k_linear(
+            x, product, scratch, residual=torch.empty(FEW_ROWS, out_features, dtype=dtype)
+        )
 
 
 def _quantised(in_features: int, out_features: int, bits: Bits, group_size: int) -> QuantisedWeight:
@@ -267,6 +285,19 @@ LAYERS = (
             ("half precision", (4096, 4096, FP16), False),
             ("float32", (192, 512, FP32), False),
             ("odd sizes, bias", (200, 333, BF16), True),
+        )
+    ),
+    *(
+        Specimen(stem="split_k_linear", name=name, run=partial(_split_k_linear, *sizes, activation))
+        for name, sizes, activation in (
+            ("Qwen3-8B, queries and keys", (4096, 6144, BF16), None),
+            ("Qwen3-8B, gate and up", (4096, 24576, BF16), "silu"),
+            ("Qwen3-8B, down", (12288, 4096, BF16), None),
+            ("Qwen3-0.6B, gate and up", (1024, 6144, BF16), "silu"),
+            ("Qwen3-0.6B, queries and keys", (1024, 4096, BF16), None),
+            ("odd sizes, bias", (200, 666, BF16), "gelu_tanh"),
+            ("float32", (192, 512, FP32), "silu"),
+            ("float32, odd sizes", (200, 333, FP32), None),
         )
     ),
     *(

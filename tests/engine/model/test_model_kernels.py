@@ -36,7 +36,8 @@ class Twins:
     """One checkpoint twice: as it runs on a GPU, and as the reference computes it."""
 
     def __init__(self, folder: Path, dtype: Dtype) -> None:
-        self.fused = DecoderModel.load(str(folder), dtype=dtype, device=DEVICE)
+        with use_kernels("triton"):
+            self.fused = DecoderModel.load(str(folder), dtype=dtype, device=DEVICE)
         self.plain = DecoderModel.load(str(folder), dtype=dtype)
 
     def run(

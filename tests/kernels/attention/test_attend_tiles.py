@@ -158,7 +158,7 @@ def test_shapes_of_serving(group_size: int, head_dim: int, device: torch.device)
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("kv_len", [703, 704, 705])
-def test_more_splits_than_are_combined_at_once(
+def test_many_splits_are_combined_in_their_order(
     kv_len: int, deterministic: bool, device: torch.device, poison: None, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(attention_tiles, "num_multiprocessors", lambda device: 64)

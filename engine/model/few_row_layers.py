@@ -1,0 +1,137 @@
+"""A decoder's layers in passes of few rows on a GPU: six launches each.
+
+The norm, the gate and the additions belong to the products' kernels (`split_k_linear`), so that a
+layer is a product with its norm, the rotation that writes the cache, attention, a product that
+adds to the residual stream, one with norm and gate, and again one that adds.
+"""
+
+from torch import Tensor
+
+from engine.model.config import ModelConfig
+from engine.model.layer_attention import LayerAttention, SharedInputs
+from engine.model.layers import GatedMlp, Layer
+from kernels.layers.linear import Linear
+from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.split_k_linear import (
+    FEW_ROWS,
+    SplitScratch,
+    can_split,
+    split_k_linear,
+    split_shape,
+)
+from kernels.layers.taps import Taps
+
+
+class FewRowLayers:
+    """The layers of a model of which every layer can run so; made by `of`."""
+
+    def __init__(self, layers: tuple[Layer, ...], attend: LayerAttention) -> None:
+        self._attend = attend
+        self._layers = tuple(_FewRowLayer(layer) for layer in layers)
+        first = self._layers[0]
+        self._scratch = SplitScratch(
+            _weight(first.qkv).device,
+            [
+                split_shape(_weight(product), is_gated=product is layer.gate_up)
+                for layer in self._layers
+                for product in (layer.qkv, layer.output, layer.gate_up, layer.down)
+            ],
+        )
+
+    @classmethod
+    def of(
+        cls,
+        layers: tuple[Layer, ...],
+        config: ModelConfig,
+        attend: LayerAttention,
+        *,
+        deterministic: bool,
+    ) -> "FewRowLayers | None":
+        """Return the layers; None where some have parts that these kernels do not know.
+
+        And in deterministic mode, where a row's bits are to be those that it has among many rows.
+        """
+        is_plain = not (config.is_parallel or config.has_output_gate)
+        if deterministic or not is_plain or config.residual_scale != 1.0 or not layers:
+            return None
+        return cls(layers, attend) if all(_is_known(layer) for layer in layers) else None
+
+    @staticmethod
+    def can_run(num_rows: int, here: SharedInputs) -> bool:
+        """True for passes of few rows without adapters, with Triton's kernels."""
+        return here.is_fused and here.lora is None and num_rows <= FEW_ROWS
+
+    def run(
+        self,
+        index: int,
+        residual: Tensor,
+        here: SharedInputs,
+        some_rows: Tensor | None,
+        taps: Taps | None,
+    ) -> Tensor:
+        """Return the residual stream behind layer `index`, [m, width]; arguments as `_run_layer`'s.
+
+        The stream is changed in place where some_rows is None.
+        """
+        layer, scratch = self._layers[index], self._scratch
+        if taps is not None:
+            taps.note(index, residual)
+        projected = split_k_linear(residual, layer.qkv, scratch, norm=layer.before_attention)
+        attended = self._attend.attend(layer.whole, index, projected, here)
+        if some_rows is not None:
+            attended = attended.index_select(0, some_rows)
+            residual = residual.index_select(0, some_rows)
+        split_k_linear(attended, layer.output, scratch, residual=residual)
+        gated = split_k_linear(
+            residual, layer.gate_up, scratch, norm=layer.before_mlp, activation=layer.activation
+        )
+        return split_k_linear(gated, layer.down, scratch, residual=residual)
+
+
+class _FewRowLayer:
+    """A layer's parts, of the kinds that `_is_known` has found them to be."""
+
+    __slots__ = (
+        "activation", "before_attention", "before_mlp", "down", "gate_up", "output", "qkv", "whole",
+    )  # fmt: skip
+
+    def __init__(self, layer: Layer) -> None:
+        mlp = layer.mlp
+        assert isinstance(mlp, GatedMlp)
+        self.whole = layer
+        self.before_attention, self.before_mlp = (
+            _norm(layer.before_attention),
+            _norm(layer.before_mlp),
+        )
+        self.qkv, self.output = _linear(layer.qkv), _linear(layer.output)
+        self.gate_up, self.down = _linear(mlp.gate_up), _linear(mlp.down)
+        self.activation = mlp.activation
+
+
+def _is_known(layer: Layer) -> bool:
+    mlp = layer.mlp
+    return (
+        isinstance(mlp, GatedMlp)
+        and isinstance(layer.before_attention, RmsNorm)
+        and isinstance(layer.before_mlp, RmsNorm)
+        and layer.after_attention is None
+        and layer.after_mlp is None
+        and layer.row_norms is None
+        and layer.recurrence is None
+        and all(map(can_split, (layer.qkv, layer.output, mlp.gate_up, mlp.down)))
+    )
+
+
+def _norm(norm: object) -> RmsNorm:
+    assert isinstance(norm, RmsNorm)
+    return norm
+
+
+def _linear(product: object) -> Linear:
+    assert isinstance(product, Linear)
+    return product
+
+
+def _weight(product: Linear) -> Tensor:
+    assert product.plain_weight is not None
+    return product.plain_weight
