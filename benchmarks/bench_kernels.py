@@ -138,6 +138,7 @@ def groups(cases: Cases) -> dict[str, Callable[[], list[Case]]]:
         "verify_tree": partial(verification, cases),
         "build_tree": partial(growing, cases),
         "row_invariant_linear": cases.products,
+        "split_k_linear": cases.few_row_products,
         "integer_linear": cases.integer_products,
     }
 

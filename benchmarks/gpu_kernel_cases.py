@@ -14,10 +14,12 @@ from kernels.kv.compact_kv import compact_kv
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv
 from kernels.layers.embedding import embed_tokens
-from kernels.layers.gated_mul import gated_mul
-from kernels.layers.rms_norm import RmsNorm, add_rms_norm
+from kernels.layers.gated_mul import Activation, gated_mul
+from kernels.layers.linear import Linear
+from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable
 from kernels.layers.row_invariant_linear import make_linear, row_invariant_linear
+from kernels.layers.split_k_linear import FEW_ROWS, SplitScratch, split_k_linear, split_shape
 from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 BLOCK_SIZE = 16
@@ -261,6 +263,59 @@ class Cases:
             )
             for name, (in_size, out_size) in sizes.items()
             for rows in self.rows
+        ]
+
+    def few_row_products(self) -> list[Case]:
+        """A layer's products of few rows with norm, gate and addition, against one launch each."""
+        shape = self.shape
+        width, inner = shape.hidden_size, shape.intermediate_size
+        attended = shape.num_query_heads * shape.head_dim
+        parts: dict[str, tuple[int, int, bool, Activation | None]] = {
+            "norm and qkv": (width, shape.qkv_size, True, None),
+            "output, added": (attended, width, False, None),
+            "norm, gate and up, gated": (width, 2 * inner, True, "silu"),
+            "down, added": (inner, width, False, None),
+        }
+
+        def make(name: str, rows: int, *, is_peer: bool = False) -> Callable[[], object]:
+            in_size, out_size, has_norm, activation = parts[name]
+            weight = self.random(out_size, in_size) * in_size**-0.5
+            x = self.random(rows, in_size) * 1e-3  # the residual grows with every call
+            residual = self.random(rows, out_size)
+            product = Linear(weight, pack=False)
+            norm = RmsNorm(self.random(in_size), 1e-6) if has_norm else None
+            scratch = SplitScratch(
+                self.device, [split_shape(weight, is_gated=activation is not None)]
+            )
+
+            def separate() -> Tensor:
+                result = product(x if norm is None else rms_norm(x, norm.weight, norm.eps))
+                if activation is not None:
+                    return gated_mul(result, activation)
+                return result if has_norm else residual.add_(result)
+
+            if is_peer:
+                return separate
+            return partial(
+                split_k_linear,
+                x,
+                product,
+                scratch,
+                norm=norm,
+                activation=activation,
+                residual=None if has_norm else residual,
+            )
+
+        return [
+            Case(
+                name=f"split_k_linear, {name}, {rows} rows",
+                make=partial(make, name, rows),
+                peer=partial(make, name, rows, is_peer=True),
+                num_bytes=(in_size * out_size + rows * (in_size + out_size)) * shape.dtype.itemsize,
+                num_flops=2 * rows * in_size * out_size,
+            )
+            for name, (in_size, out_size, *_) in parts.items()
+            for rows in (1, FEW_ROWS)
         ]
 
     def integer_products(self) -> list[Case]:
