@@ -212,7 +212,7 @@ def _kind(folder: Path, raw: Mapping[str, Any]) -> HeadKind:
             raise HeadError(
                 f"{folder} is a {str(named)[:50]!r} drafter of speculators "
                 f"{str(raw.get('speculators_version', '(no version stated)'))[:50]}, which is not "
-                f"supported; supported are {', '.join(_KIND_OF_SPECULATOR)}."
+                f"supported; supported are {', '.join(_KIND_OF_SPECULATOR)}, mtp."
             )
         return kind
     architecture = _architecture(raw)
