@@ -20,6 +20,10 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "gateway.tools.console.serve_command",
         "Start the gateway and keep it up.",
     ),
+    "engine": _Entry(
+        "gateway.tools.console.engine_command",
+        "Run an engine that gateways on this and other machines share.",
+    ),
     "chat": _Entry(
         "gateway.tools.console.chat_command",
         "Ask one question, or chat if none is given. Tokens that the small model drafted are "

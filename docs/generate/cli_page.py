@@ -40,13 +40,15 @@ def commands() -> Mapping[tuple[str, ...], Any]:
 
 
 def _leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Give the command, or those below it if it only groups others."""
+    """Give the commands below a group, then the command itself unless it only groups others."""
     if not hasattr(command, "commands"):
         yield path, command
         return
     for name, below in command.commands.items():
         if not below.hidden:
             yield from _leaves(below, (*path, name))
+    if command.invoke_without_command:
+        yield path, command
 
 
 def _part(command: Any, path: tuple[str, ...]) -> str:

@@ -8,7 +8,6 @@ threads started us. Standard output is the same in the other direction: nothing 
 but the gateway sees it close the moment this process dies.
 """
 
-import gc
 import importlib
 import logging
 import os
@@ -22,10 +21,14 @@ from typing import cast
 import msgspec
 import zmq
 
-from gateway.backends.step_loop import LoadingCallback, StepEngine, run_step_loop
+from gateway.backends.step_loop import (
+    EXIT_REPORTED,
+    LoadingCallback,
+    StepEngine,
+    serve_loaded,
+)
 from gateway.backends.wire import (
     Command,
-    Crashed,
     LoadFailed,
     Loading,
     Ready,
@@ -38,9 +41,6 @@ from gateway.backends.wire import (
 from gateway.telemetry.logs import configure_logging
 
 log = logging.getLogger(__name__)
-
-EXIT_REPORTED = 3
-"""Exit status after `LoadFailed` or `Crashed`: the reason has been sent."""
 
 _LINGER_MS = 2_000  # time for the last message to leave before the process ends
 
@@ -83,16 +83,7 @@ def _serve(spec: WorkerSpec, channel: "_SocketChannel") -> int:
         log.debug("engine failed to load", exc_info=True)
         channel.send(LoadFailed(pack_error(error)))
         return EXIT_REPORTED
-    # What was allocated while loading stays: the collector need not walk it in mid-stream.
-    gc.collect()
-    gc.freeze()
-    try:
-        run_step_loop(engine, channel)
-    except Exception as error:
-        log.exception("engine step failed")
-        channel.send(Crashed(pack_error(error)))
-        return EXIT_REPORTED
-    return 0
+    return serve_loaded(engine, channel)
 
 
 class _SocketChannel:

@@ -10,8 +10,6 @@ from pathlib import Path
 import zmq.asyncio
 
 from engine.errors import EngineDiedError, EngineError
-from gateway.backends.client import LOADING_REASON
-from gateway.backends.command_client import CommandClient
 from gateway.backends.spawning import (
     EngineProcess,
     EngineRecipe,
@@ -21,6 +19,7 @@ from gateway.backends.spawning import (
 )
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.backends.streams import SHUT_DOWN_MESSAGE
+from gateway.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S, Patience, WatchedClient
 from gateway.backends.wire import (
     AdapterReply,
     BlocksChanged,
@@ -36,13 +35,11 @@ from gateway.backends.worker import Worker
 
 log = logging.getLogger(__name__)
 
-MIN_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 30.0
 STABLE_AFTER_S = 60.0
 """An engine that ran this long restarts without delay the next time."""
 
 
-class ProcessEngineClient(CommandClient):
+class ProcessEngineClient(WatchedClient):
     """An `EngineClient` that spawns its engine and restarts it when it dies.
 
     Death is noticed at once (a pipe closes). Requests in flight wait for the next engine, which
@@ -70,15 +67,15 @@ class ProcessEngineClient(CommandClient):
         again. `resume_within_s` 0: requests in flight at a death end with `Failed` at once. With an
         importer in the recipe a process waits in reserve, which has imported all that it needs.
         """
-        super().__init__()
+        patience = Patience(
+            stall_timeout_s=stall_timeout_s,
+            unready_after_s=unready_after_s,
+            resume_within_s=resume_within_s,
+        )
+        super().__init__(patience)
         self._recipe = recipe
         self._first = first
         self._on_progress = on_progress
-        self._stall_timeout_s = stall_timeout_s
-        self._unready_after_s = unready_after_s
-        self._resume_within_s = resume_within_s
-        self._giving_up: asyncio.TimerHandle | None = None
-        self._is_quiet = False
         self._context: zmq.asyncio.Context | None = None
         self._scratch_dir: Path | None = None
         self._worker: Worker | None = None
@@ -131,19 +128,9 @@ class ProcessEngineClient(CommandClient):
             shutil.rmtree(self._scratch_dir, ignore_errors=True)
 
     @property
-    def is_ready(self) -> bool:
-        """True if the process serves requests, and has answered lately."""
-        return self._streams.is_open and not self._is_quiet
-
-    @property
     def pid(self) -> int | None:
         """The engine's process, None while there is none."""
         return None if self._worker is None else self._worker.pid
-
-    @property
-    def not_ready_reason(self) -> str:
-        """Message for clients while the engine is not ready."""
-        return LOADING_REASON
 
     def _send(self, command: Command) -> None:
         # A dead or loading engine has nothing in flight that a command could be about.
@@ -168,11 +155,7 @@ class ProcessEngineClient(CommandClient):
             on_exit=self._note_death,
         )
         self._info = await self._worker.loaded()
-        self._is_quiet = False
-        self._cancel_giving_up()
-        self._watch_again()
-        if num_resumed := self._streams.resume():
-            log.info("requests are resumed count=%d", num_resumed)
+        self._resume()
         if self._recipe.importer is not None and self._reserve is None:
             self._reserve = spawn_untold(self._recipe.environment, self._recipe.importer)
 
@@ -184,24 +167,13 @@ class ProcessEngineClient(CommandClient):
             return None
         return reserve
 
-    def _note_death(self) -> None:
-        within_s = self._resume_within_s
-        self._streams.died(resumes=within_s > 0)
-        if within_s > 0 and self._info is not None and self._giving_up is None:
-            loop = asyncio.get_running_loop()
-            self._giving_up = loop.call_later(within_s, self._streams.give_up)
-
-    def _cancel_giving_up(self) -> None:
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-            self._giving_up = None
-
     async def _supervise(self) -> None:
         """Wait for the process's end and start the next, for as long as the client is open."""
         backoff_s = MIN_BACKOFF_S
         while True:
             started_s = time.monotonic()
-            await self._wait_for_end()
+            assert self._worker is not None
+            await self._watch(self._worker)
             if time.monotonic() - started_s > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
             log.error("engine process ended reason=%s restart_in_s=%.1f", self._why(), backoff_s)
@@ -214,30 +186,6 @@ class ProcessEngineClient(CommandClient):
                 except EngineError as error:
                     log.error("engine restart failed reason=%s retry_in_s=%.1f", error, backoff_s)
             log.info("engine process is ready again pid=%s", self.pid)
-
-    async def _wait_for_end(self) -> None:
-        """Return when the process has ended; kill it when it has stopped answering."""
-        assert self._worker is not None
-        quiet_intervals = 0
-        # Several intervals, not one deadline: a pause of the gateway itself counts as one.
-        interval_s = min(self._stall_timeout_s, self._unready_after_s) / 4
-        while not await self._worker.wait_exit(interval_s):
-            quiet_intervals = 0 if self._worker.was_heard() else quiet_intervals + 1
-            quiet_s = quiet_intervals * interval_s
-            self._note_quiet(is_quiet=quiet_s >= self._unready_after_s)
-            if quiet_s >= self._stall_timeout_s:
-                self._worker.kill(f"it did not answer for {self._stall_timeout_s:g} s")
-                await self._worker.wait_exit(None)
-                return
-            self._worker.ping()
-
-    def _note_quiet(self, *, is_quiet: bool) -> None:
-        """Take new requests or not, from now on."""
-        if is_quiet and not self._is_quiet:
-            log.warning("engine does not answer quiet_s=%.1f", self._unready_after_s)
-        elif self._is_quiet and not is_quiet:
-            log.info("engine answers again")
-        self._is_quiet = is_quiet
 
     def _why(self) -> str:
         return "unknown" if self._worker is None else self._worker.describe_exit()

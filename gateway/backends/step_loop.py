@@ -1,5 +1,6 @@
 """The loop around an engine: take commands, step, send the step's events. Same for both clients."""
 
+import gc
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from gateway.backends.wire import (
     BlocksChanged,
     BlocksReset,
     Command,
+    Crashed,
     Events,
     GetBlocks,
     GetStats,
@@ -33,6 +35,9 @@ from gateway.backends.wire import (
 )
 
 log = logging.getLogger(__name__)
+
+EXIT_REPORTED = 3
+"""Exit status after `LoadFailed` or `Crashed`: the reason has been sent."""
 
 LoadingCallback = Callable[[str, float], None]
 """Called while models load, with what is being done and the share of the work that is done."""
@@ -103,6 +108,20 @@ class Channel(Protocol):
 
     def send(self, reply: Reply, /) -> None:
         """Send one reply without waiting for the other side."""
+
+
+def serve_loaded(engine: StepEngine, channel: Channel) -> int:
+    """Serve until `Stop`, in a process that does nothing else. Returns the exit status."""
+    # What was allocated while loading stays: the collector need not walk it in mid-stream.
+    gc.collect()
+    gc.freeze()
+    try:
+        run_step_loop(engine, channel)
+    except Exception as error:
+        log.exception("engine step failed")
+        channel.send(Crashed(pack_error(error)))
+        return EXIT_REPORTED
+    return 0
 
 
 def run_step_loop(engine: StepEngine, channel: Channel) -> None:

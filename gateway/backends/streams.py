@@ -199,18 +199,29 @@ class EventStreams:
 
         With `resumes` what is followed and has met no other death waits for `resume` instead.
         """
+        self._count_death([each for each in self._streams.values() if not each.is_waiting])
+        self.lost(resumes=resumes)
+
+    def lost(self, *, resumes: bool = False) -> None:
+        """The engine cannot be reached: as `died`, but nothing in flight is suspected."""
         self.is_open = False
-        in_flight = [stream for stream in self._streams.values() if not stream.is_waiting]
-        had_too_many = self._suspects.note_death(stream.request for stream in in_flight)
-        again = CrashSuspectError(retry_after_s=EXPIRES_S)
-        for stream, is_suspect in zip(in_flight, had_too_many, strict=True):
-            if is_suspect:
-                self._fail([stream], again.code, str(again))
-            elif resumes and stream.is_followed:
+        for stream in [each for each in self._streams.values() if not each.is_waiting]:
+            if resumes and stream.is_followed:
                 stream.is_waiting = True
             else:
                 self._fail([stream], EngineDiedError.code, DIED_MESSAGE)
         self._end_calls(DIED_MESSAGE)
+
+    def count_death(self) -> None:
+        """The engine that was lost had died: requests that wait since met a death."""
+        self._count_death([each for each in self._streams.values() if each.is_waiting])
+
+    def _count_death(self, streams: list[EventStream]) -> None:
+        """Remember requests that were in flight at a death, and end those with too many."""
+        had_too_many = self._suspects.note_death(stream.request for stream in streams)
+        again = CrashSuspectError(retry_after_s=EXPIRES_S)
+        suspects = [stream for stream, had in zip(streams, had_too_many, strict=True) if had]
+        self._fail(suspects, again.code, str(again))
 
     def resume(self) -> int:
         """Another engine serves: have it go on with what waits. Returns the number of requests."""

@@ -29,6 +29,9 @@ from engine.events import (
 from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.telemetry.logs import LogFormat
 
+PROTOCOL_VERSION: Final = 1
+"""Of the messages between a gateway and an engine that several gateways share."""
+
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all messages: positional, so that field names do not travel with every token."""
@@ -107,7 +110,27 @@ class Stop(_Message, frozen=True, tag="stop"):
     """Leave the step loop."""
 
 
-Command = Submit | SwitchTier | Settle | Abort | GetStats | PrepareAdapter | GetBlocks | Ping | Stop
+class Hello(_Message, frozen=True, tag="hello"):
+    """The first message to an engine that several gateways share (see `Welcome`).
+
+    Every version of the protocol can read its first field.
+    """
+
+    protocol: int
+
+
+Command = (
+    Submit
+    | SwitchTier
+    | Settle
+    | Abort
+    | GetStats
+    | PrepareAdapter
+    | GetBlocks
+    | Ping
+    | Stop
+    | Hello
+)
 
 
 # Replies: engine → gateway.
@@ -124,6 +147,32 @@ class Ready(_Message, frozen=True, tag="ready"):
     """The models are loaded."""
 
     info: EngineInfo
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The answer to `Hello`, once the models are loaded.
+
+    `generation`: random for each process, so that one that was started anew is told from one that
+    could not be reached for a while. `tokenizers`: the fingerprint of each tier's.
+    """
+
+    generation: str
+    info: EngineInfo
+    tokenizers: dict[Tier, str]
+
+
+class Draining(_Message, frozen=True, tag="draining"):
+    """The engine takes no new requests and ends when the running ones have."""
+
+
+class Goodbye(_Message, frozen=True, tag="goodbye"):
+    """The engine has done with this connection, and aborts its requests.
+
+    `is_final`: another connection would end the same way.
+    """
+
+    reason: str
+    is_final: bool = False
 
 
 class WireError(_Message, frozen=True):
@@ -253,6 +302,9 @@ Reply = (
     | BlocksChanged
     | BlocksReset
     | Events
+    | Welcome
+    | Draining
+    | Goodbye
 )
 
 HASH_BYTES: Final = 8

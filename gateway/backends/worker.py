@@ -12,8 +12,8 @@ import zmq.asyncio
 
 from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineInfo
-from gateway.backends.engine_process import EXIT_REPORTED
 from gateway.backends.spawning import spawn, tell
+from gateway.backends.step_loop import EXIT_REPORTED
 from gateway.backends.wire import (
     Command,
     Crashed,

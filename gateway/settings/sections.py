@@ -239,6 +239,15 @@ class EngineSettings(Section):
     grammar_size_mib: Count = 64
     """Size of one compiled grammar in memory. All cached grammars together have 256 MiB."""
 
+    replicas: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = ()
+    """Engines that run elsewhere (`outrider engine`), instead of one here: tcp://HOST:PORT, or
+    dns://NAME:PORT for all addresses of a name. models.large and models.small name their models,
+    whose tokenizers this gateway needs."""
+    replicas_key: Path | None = None
+    """File with the keys of these engines and their gateways (`outrider engine keygen`)."""
+    replicas_insecure: bool = False
+    """Allow engines of other machines without keys: everybody in that network can read prompts and
+    use them."""
     cache_folder: Path | None = None
     """Private folder for measured pass times, which later starts use instead of measuring; unset:
     outrider in the user's cache folder."""

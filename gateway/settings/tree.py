@@ -72,6 +72,9 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 _COMPLAINTS: Final = "settings_conflict"
 _OWN_FLAGS: Final = {
     "speculation.enabled": "--speculation",
+    "engine.replicas": "--engines",
+    "engine.replicas_key": "--engine-key",
+    "engine.replicas_insecure": "--insecure",
     **{
         path: f"--{path.rpartition('.')[2].replace('_', '-')}"
         for path in (

@@ -1,7 +1,6 @@
 """The addresses that the gateway may listen on while there is no key."""
 
-import ipaddress
-
+from gateway.settings.loopback import is_loopback
 from gateway.settings.tree import Settings
 
 
@@ -20,13 +19,3 @@ def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:
         f"no key exists, so only this machine may call the API: listening on {own}, not on "
         f"{host}. Create a key with `outrider keys create --name NAME` and restart."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address is reached from its own machine only."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

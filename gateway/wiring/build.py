@@ -8,13 +8,16 @@ import importlib
 import os
 import random
 import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.request import GrammarSpec
+from engine.request import GrammarSpec, Tier
 from gateway.backends.absent import AbsentEngine
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.remote_client import RemoteEngineClient
 from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.schema.parsing import JsonBounds
@@ -30,6 +33,7 @@ from gateway.wiring.engine import (
     load_runners,
     saved_times,
 )
+from gateway.wiring.fleet import build_remote
 from gateway.wiring.start import engine_recipe
 
 if TYPE_CHECKING:
@@ -37,20 +41,24 @@ if TYPE_CHECKING:
     from engine.passes.step_times import CurveStore
     from gateway.wiring.parts import GatewayParts
 
-AnyEngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
+AnyEngineClient = InProcessEngineClient | ProcessEngineClient | RemoteEngineClient | AbsentEngine
 
 
 def build_client(
     settings: Settings,
     on_progress: LoadingCallback = no_progress,
     first: EngineProcess | None = None,
+    tokenizers: "Future[Mapping[Tier, str]] | None" = None,
 ) -> AnyEngineClient:
-    """Build the engine as configured: in its own process, in a thread of this one, or none.
+    """Build the engine as configured: in its own process, in this one, elsewhere, or none.
 
-    `first`: the engine's process, where it was started before (`start_engine`).
+    `first`: the engine's process, where it was started before (`start_engine`). `tokenizers`:
+    fingerprints, which engines elsewhere must have too.
     """
     if not settings.models.is_any:
         return AbsentEngine()
+    if settings.engine.replicas:
+        return build_remote(settings, tokenizers)
     if not settings.engine.process:
         _import_lazy_parts()
         return InProcessEngineClient(
@@ -78,8 +86,14 @@ def _import_lazy_parts() -> None:
         getattr(transformers, name)
 
 
-def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
+def build_parts(
+    settings: Settings,
+    engine: AnyEngineClient,
+    on_tokenizers: Callable[[Mapping[Tier, str]], None] = lambda fingerprints: None,
+) -> "GatewayParts":
     """Build the HTTP application's parts except the engine: tokenizers, router, upstreams.
+
+    on_tokenizers: told their fingerprints, by tier.
 
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.
@@ -112,6 +126,7 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
             raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
     if len({tokenizer.fingerprint for tokenizer in tokenizers.values()}) > 1:
         allowed_difference(settings)  # long before the engine has loaded its weights
+    on_tokenizers({tier: tokenizer.fingerprint for tier, tokenizer in tokenizers.items()})
     router, routing = build_routing(
         settings,
         models,

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from engine.errors import EngineError
 from engine.events import EngineInfo
+from engine.request import Tier
 from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.edge.bounds import ConnectionBounds
@@ -75,6 +76,7 @@ class GatewayRun:
         self._on_ready = on_ready
         self._engine_process = engine_process
         self._server: _Server | None = None
+        self._tokenizers: Future[Mapping[Tier, str]] = Future()
         self._draining = Draining()
         self._closing: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -86,7 +88,9 @@ class GatewayRun:
             check_models(self._settings)
             check_upstreams(self._settings, os.environ)
             log_prices(self._settings)
-            engine = build_client(self._settings, self._on_progress, self._engine_process)
+            engine = build_client(
+                self._settings, self._on_progress, self._engine_process, self._tokenizers
+            )
             starting = asyncio.create_task(engine.start())
             try:
                 await self._serve(engine, starting)
@@ -100,7 +104,8 @@ class GatewayRun:
         """Open the port while the engine starts; returns when the server has ended."""
         # While the engine loads, this process reads the tokenizers.
         parts = await _unless_failed(
-            starting, asyncio.to_thread(build_parts, self._settings, engine)
+            starting,
+            asyncio.to_thread(build_parts, self._settings, engine, self._tokenizers.set_result),
         )
         watch_draining(self._draining, parts.metrics.registry)
         gate = DrainGate(build_app(parts), self._draining)

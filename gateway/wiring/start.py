@@ -10,9 +10,10 @@ from engine.request import TIERS, Tier
 from gateway.backends.spawning import EngineProcess, EngineRecipe
 from gateway.settings.caching import CacheSettings
 from gateway.settings.keys import KeySettings
+from gateway.settings.loopback import is_loopback
 from gateway.settings.tiers import HandoffSettings, MirrorSettings
 from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
-from gateway.tenants.loopback import is_loopback, listen_host
+from gateway.tenants.loopback import listen_host
 from gateway.wiring.chat_tokenizers import chat_template
 from gateway.wiring.checkpoint_check import check_checkpoint
 from gateway.wiring.checkpoints import named_models
@@ -68,7 +69,8 @@ def start_engine(settings: Settings) -> EngineProcess | None:
     Raises SettingsError for a model that cannot be there.
     """
     check_models(settings)
-    has_process = settings.models.is_any and settings.engine.process
+    options = settings.engine
+    has_process = settings.models.is_any and options.process and not options.replicas
     return EngineProcess(engine_recipe(settings)) if has_process and os.name == "posix" else None
 
 
@@ -104,7 +106,8 @@ def check_models(settings: Settings) -> None:
 
     Raises UnsupportedModelError for a model that is there and cannot be served.
     """
-    if settings.engine.device == "cuda" and settings.models.is_any and not may_have_gpu():
+    is_here = settings.models.is_any and not settings.engine.replicas
+    if settings.engine.device == "cuda" and is_here and not may_have_gpu():
         raise SettingsError(
             "engine.device is cuda, but this machine has no GPU driver. Use --device cpu, or "
             "install the driver; `outrider doctor` shows what is there."
@@ -118,8 +121,10 @@ def check_models(settings: Settings) -> None:
                 "checkpoint, a GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B."
             )
         chat_template(settings, tier)
-        check_checkpoint(path)
-    _check_drafter(settings, named)
+        if is_here:  # of a model that runs elsewhere the tokenizer is enough
+            check_checkpoint(path)
+    if is_here:
+        _check_drafter(settings, named)
 
 
 def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:

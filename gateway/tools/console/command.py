@@ -66,6 +66,45 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
 ]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Drafter that reads the large model (EAGLE-3, MTP, P-EAGLE, DFlash): folder or "
+        "hub id; mtp for the one in its checkpoint."
+    ),
+]
+ParallelOption = Annotated[
+    int | None, typer.Option(min=1, help="Devices that share the large model.")
+]
+SpeculationOption = Annotated[
+    bool | None,
+    typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
+]
+MismatchOption = Annotated[
+    bool | None,
+    typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
+]
+KVDtypeOption = Annotated[
+    str | None, typer.Option(help="auto or fp8, which holds twice as many tokens.")
+]
+DeterministicOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--deterministic/--no-deterministic",
+        help="Same tokens whatever other requests run in the batch. Default: where it is free.",
+    ),
+]
+GraphsOption = Annotated[
+    bool | None,
+    typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),
+]
+OverlapOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap/--no-overlap", help="Finish a step's host work while the GPU runs the next step."
+    ),
+]
+LogLevelOption = Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")]
 ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
 
 

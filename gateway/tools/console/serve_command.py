@@ -12,12 +12,21 @@ from gateway.tools.console.command import (
     Assignments,
     ChatTemplateOption,
     ConfigFile,
+    DeterministicOption,
     DeviceOption,
+    DrafterOption,
     DtypeOption,
+    GraphsOption,
+    KVDtypeOption,
     LargeOption,
+    LogLevelOption,
     LoraOption,
+    MismatchOption,
+    OverlapOption,
+    ParallelOption,
     QuantizeOption,
     Small,
+    SpeculationOption,
     ThreadsOption,
     Tiers,
     assigned,
@@ -69,13 +78,7 @@ def serve(  # noqa: PLR0913 - a flag each
     config: ConfigFile = None,
     large: LargeOption = None,
     small: Small = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="Drafter that reads the large model (EAGLE-3, MTP, P-EAGLE, DFlash): folder or "
-            "hub id; mtp for the one in its checkpoint."
-        ),
-    ] = None,
+    drafter: DrafterOption = None,
     router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
     quantize: QuantizeOption = None,
     chat_template: ChatTemplateOption = None,
@@ -85,40 +88,29 @@ def serve(  # noqa: PLR0913 - a flag each
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
     num_threads: ThreadsOption = None,
-    tensor_parallel: Annotated[
-        int | None, typer.Option(min=1, help="Devices that share the large model.")
-    ] = None,
-    speculation: Annotated[
-        bool | None,
-        typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
-    ] = None,
-    allow_vocab_mismatch: Annotated[
-        bool | None,
-        typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
-    ] = None,
-    kv_cache_dtype: Annotated[
-        str | None, typer.Option(help="auto or fp8, which holds twice as many tokens.")
-    ] = None,
-    deterministic: Annotated[
-        bool | None,
+    tensor_parallel: ParallelOption = None,
+    speculation: SpeculationOption = None,
+    allow_vocab_mismatch: MismatchOption = None,
+    kv_cache_dtype: KVDtypeOption = None,
+    deterministic: DeterministicOption = None,
+    cuda_graphs: GraphsOption = None,
+    overlap: OverlapOption = None,
+    engines: Annotated[
+        str | None,
         typer.Option(
-            "--deterministic/--no-deterministic",
-            help="Same tokens whatever other requests run in the batch. Default: where it is free.",
+            metavar="ADDRESS,…",
+            help="Engines that run elsewhere (outrider engine): tcp://HOST:PORT, dns://NAME:PORT.",
         ),
     ] = None,
-    cuda_graphs: Annotated[
-        bool | None,
-        typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),
+    engine_key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Their keys (outrider engine keygen).")
     ] = None,
-    overlap: Annotated[
+    insecure: Annotated[
         bool | None,
-        typer.Option(
-            "--overlap/--no-overlap",
-            help="Finish a step's host work while the GPU runs the next step.",
-        ),
+        typer.Option("--insecure", help="Allow engines of other machines without keys."),
     ] = None,
     tiers: Tiers = None,
-    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
+    log_level: LogLevelOption = None,
     assignments: Assignments = None,
 ) -> None:
     """Start the gateway; the help is `_SERVE_EXAMPLES`."""
@@ -140,6 +132,9 @@ def serve(  # noqa: PLR0913 - a flag each
         "engine.deterministic": deterministic,
         "engine.cuda_graphs": cuda_graphs,
         "engine.overlap": overlap,
+        "engine.replicas": engines,
+        "engine.replicas_key": engine_key,
+        "engine.replicas_insecure": insecure,
         "server.host": host,
         "server.port": port,
         "speculation.enabled": speculation,
@@ -158,13 +153,14 @@ def _serve(settings: Settings) -> None:
     from gateway.wiring.start import keep_torch_out, serving_host, start_engine
 
     start_logging(settings.log_level, settings.telemetry.log_format)
-    if settings.engine.process or not settings.models.is_any:
+    options = settings.engine
+    if options.process or options.replicas or not settings.models.is_any:
         keep_torch_out()
     host, warning = serving_host(settings)
     if warning is not None:
         typer.secho(f"outrider: {warning}", fg=typer.colors.YELLOW, err=True)
     with (
-        _ended_by_signals(),
+        ended_by_signals(),
         closing(listen(host, settings.server.port)) as listener,
         start_engine(settings) or nullcontext() as engine_process,
     ):
@@ -172,7 +168,7 @@ def _serve(settings: Settings) -> None:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Let SIGINT and SIGTERM end the command with status 0 before the server handles them."""
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

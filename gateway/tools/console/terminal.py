@@ -72,14 +72,7 @@ def print_banner(
     names: further names of models, of aliases and adapters.
     """
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
-    for tier, model in info.tiers.items():
-        millions = model.num_parameters / 1e6
-        console.print(
-            f"  {tier:<6} {escape(model.model_id)}  {millions:,.1f} M parameters, "
-            f"{model.scheme} on {model.device}"
-            f"{', deterministic' if model.deterministic else ''}, context {model.max_context}",
-            soft_wrap=True,
-        )
+    _print_tiers(console, info)
     for name, upstream in tiers.items():
         where = ", ".join(upstream.url)
         label = f"{upstream.model} at " if upstream.model else ""
@@ -88,10 +81,7 @@ def print_banner(
             f"({upstream.server}{', on this device' if upstream.local else ''})",
             soft_wrap=True,
         )
-    if info.tiers:
-        named = " or ".join(info.drafters) or "small"
-        drafts = f"on: {named} drafts for large" if info.speculation else "off"
-        console.print(f"  speculation {drafts}", soft_wrap=True)
+    _print_speculation(console, info)
     if routing:
         console.print(f"  routing {escape(routing)}", soft_wrap=True)
     models = ", ".join(["auto", *info.tiers, *tiers, *names])
@@ -103,6 +93,34 @@ def print_banner(
         markup=False,
     )
     console.print('  outrider chat "What is 17 + 25?"', soft_wrap=True)
+
+
+def print_engine_banner(console: Console, endpoint: str, info: EngineInfo, key: str | None) -> None:
+    """Print an engine's address, its tiers, and a command that starts a gateway to it."""
+    console.print(f"[bold]An engine of Outrider is ready on {endpoint}[/bold]", soft_wrap=True)
+    _print_tiers(console, info)
+    _print_speculation(console, info)
+    named = "" if key is None else f" --engine-key {key}"
+    console.print("Gateways need the same models' names, for their tokenizers:", soft_wrap=True)
+    console.print(f"  outrider serve --engines {endpoint}{named}", soft_wrap=True, markup=False)
+
+
+def _print_tiers(console: Console, info: EngineInfo) -> None:
+    for tier, model in info.tiers.items():
+        millions = model.num_parameters / 1e6
+        console.print(
+            f"  {tier:<6} {escape(model.model_id)}  {millions:,.1f} M parameters, "
+            f"{model.scheme} on {model.device}"
+            f"{', deterministic' if model.deterministic else ''}, context {model.max_context}",
+            soft_wrap=True,
+        )
+
+
+def _print_speculation(console: Console, info: EngineInfo) -> None:
+    if info.tiers:
+        named = " or ".join(info.drafters) or "small"
+        drafts = f"on: {named} drafts for large" if info.speculation else "off"
+        console.print(f"  speculation {drafts}", soft_wrap=True)
 
 
 def token_text(text: str, *, was_drafted: bool) -> Text:

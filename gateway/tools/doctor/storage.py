@@ -62,8 +62,8 @@ def _free_bytes(place: Path) -> int:
 
 def _keys(settings: Settings) -> Finding:
     """Say whether clients need a key, and whether one exists."""
+    from gateway.settings.loopback import is_loopback
     from gateway.storage.open import open_database
-    from gateway.tenants.loopback import is_loopback
     from gateway.tenants.parts import key_store
 
     mode, host = settings.keys.mode, settings.server.host

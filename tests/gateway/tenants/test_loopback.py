@@ -3,9 +3,10 @@
 import pytest
 
 from gateway.settings.keys import KeyMode, KeySettings
+from gateway.settings.loopback import is_loopback
 from gateway.settings.sections import ServerSettings
 from gateway.settings.tree import Settings, SettingsError
-from gateway.tenants.loopback import is_loopback, listen_host
+from gateway.tenants.loopback import listen_host
 from gateway.tenants.timestamps import date_text, duration_s, expiry_s
 
 

@@ -1,0 +1,75 @@
+"""Running an engine that gateways share: its socket, its models, and the end of both."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from engine.events import EngineInfo
+from gateway.backends.connected_gateway import ListenerBounds
+from gateway.backends.engine_listener import EngineListener
+from gateway.backends.fleet_keys import FleetKeys
+from gateway.backends.step_loop import LoadingCallback, serve_loaded
+from gateway.settings.tree import Settings, SettingsError
+from gateway.wiring.chat_tokenizers import load_chat_tokenizer
+from gateway.wiring.checkpoints import named_models
+from gateway.wiring.start import check_models, openmp_environment
+
+if TYPE_CHECKING:
+    from engine.core import Engine
+
+log = logging.getLogger(__name__)
+
+
+def listen_for_gateways(
+    settings: Settings, endpoint: str, keys: FleetKeys | None
+) -> EngineListener:
+    """Take the address. Raises SettingsError where it is taken, or a model cannot be there."""
+    if not settings.models.is_any:
+        raise SettingsError("an engine needs a model: name one with --large or --small.")
+    check_models(settings)
+    most = settings.engine.max_sequences + settings.engine.max_waiting
+    return EngineListener(endpoint, keys, ListenerBounds(max_requests=most))
+
+
+def run_replica(
+    settings: Settings,
+    listener: EngineListener,
+    *,
+    on_progress: LoadingCallback,
+    on_ready: Callable[[EngineInfo], None],
+) -> int:
+    """Load the models and serve gateways until a signal, then drain. Returns the exit status.
+
+    A second signal does not wait for answers. Raises EngineError when the models do not load.
+    """
+    os.environ.update(openmp_environment(settings))  # before torch is imported
+    engine = _load(settings, on_progress)
+    tokenizers = {
+        tier: load_chat_tokenizer(settings, tier, path).fingerprint
+        for tier, path in named_models(settings).items()
+    }
+    has_begun = False
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal has_begun
+        if has_begun:
+            raise SystemExit(128 + number)
+        has_begun = True
+        listener.drain(settings.server.drain_timeout_s)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    info = engine.info()
+    listener.open(info, tokenizers)
+    on_ready(info)
+    return serve_loaded(engine, listener)
+
+
+def _load(settings: Settings, on_progress: LoadingCallback) -> "Engine":
+    from gateway.wiring.build import build_engine
+    from gateway.wiring.engine import saved_times
+
+    return build_engine(settings, on_progress, saved_times(settings), starts_compilers=True)
