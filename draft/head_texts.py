@@ -150,11 +150,15 @@ class HeadTexts:
         """Learn whether a step asks the head for a sequence that it could draft for."""
         self._worth += _WORTH_WEIGHT * (was_asked - self._worth)
 
-    def note_unasked(self, sequences: SequenceOf[Sequence]) -> None:
+    def note_unasked(self) -> None:
         """Learn that a step does not ask the head at all."""
-        for sequence in sequences:
-            if self.can_draft(sequence):
-                self.note_asked(False)
+        if self._texts:
+            self.note_asked(False)
+
+    @property
+    def reads_any(self) -> bool:
+        """True if a sequence is read; see `engine.protocols.FeatureReader`."""
+        return bool(self._texts)
 
     # ---- the engine's protocol ------------------------------------------------------------
 

@@ -11,7 +11,7 @@ has a place on a scale of log seconds, which a probe moves by how it differed fr
 it. Tokens a step do not depend on the machine and are remembered as they are.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from math import inf, log
@@ -127,7 +127,8 @@ class _Choice:
                 self.num_between += 1
                 self.known[kind].pace.add(tokens, seconds)
                 self.recent.add(tokens, seconds)
-                self._keep_best(_MARGIN)
+                if not self.num_between % _STEPS_BETWEEN:
+                    self._keep_best(_MARGIN)
         elif self.probe is not None and kind == self.probe.kind:
             self._note_probe(self.probe, tokens, seconds, is_measured=is_measured)
 
@@ -183,7 +184,8 @@ class StepChoice:
         self._choices: dict[_Company, _Choice] = {}
         self._last: _Choice | None = None  # of the last step that was chosen for
         # Of the step under way, with the tokens and steps that its sequences had at its begin.
-        self._sequences: list[tuple[Sequence, int, int]] = []
+        self._sequences: SequenceOf[Sequence] = ()
+        self._num_tokens = self._num_steps = 0
         self._kind: StepKind = "plain"
         self._is_measured = False
         self._num_in_row = 0
@@ -192,61 +194,71 @@ class StepChoice:
     def choose(
         self,
         sequences: SequenceOf[Sequence],
-        offered: Collection[StepKind],
+        offered: SequenceOf[StepKind],
         *,
         has_prompts: bool = False,
     ) -> StepKind:
         """Return the kind of the step of these sequences, which begins now.
 
-        offered: the kinds that are possible. has_prompts: the step's time will say nothing of its
-        kind, for prompts are computed beside.
+        offered: the kinds that are possible, in the order of `STEP_KINDS`. has_prompts: the step's
+        time will say nothing of its kind, for prompts are computed beside.
         """
         now_s = self._clock()
-        if any(sequence in sequences for sequence, _, _ in self._sequences):
-            self._learn(now_s - self._begin_s)
-        kinds = [kind for kind in STEP_KINDS if kind in offered]
+        self._learn(now_s - self._begin_s, sequences)
         choice = self._choices.get(company := _company(sequences))
         if choice is None:
-            choice = self._begin(kinds) if self._last is None else self._last.like()
-            self._choices[company] = choice
-        kind = choice.next_kind(kinds) if len(kinds) > 1 else kinds[0]
+            known = {kind: _Known() for kind in STEP_KINDS}
+            last = self._last or _Choice(known=known, kept=offered[0])
+            choice = self._choices[company] = last.like()
+        kind = choice.next_kind(offered) if len(offered) > 1 else offered[0]
         self._num_in_row = self._num_in_row + 1 if kind == self._kind else 1
         self._begin_s, self._kind, self._last = now_s, kind, choice
-        self._is_measured = not has_prompts and len(kinds) > 1
-        self._sequences = [
-            (sequence, sequence.num_output_tokens, sequence.num_steps) for sequence in sequences
-        ]
+        self._is_measured = not has_prompts and len(offered) > 1
+        self._sequences = sequences
+        self._num_tokens, self._num_steps = _counts(sequences)
         return kind
 
-    def _begin(self, kinds: SequenceOf[StepKind]) -> _Choice:
-        return _Choice(known={kind: _Known() for kind in STEP_KINDS}, kept=kinds[0])
+    def _learn(self, seconds: float, sequences: SequenceOf[Sequence]) -> None:
+        """Learn from what ends now, if it is one step, and of decodes alone.
 
-    def _learn(self, seconds: float) -> None:
-        """Learn from what ends now, if it is one step, and of decodes alone."""
-        num_tokens = 0
-        is_one_step = self._is_measured and seconds > 0
-        for sequence, tokens, steps in self._sequences:
-            num_tokens += sequence.num_output_tokens - tokens
-            is_one_step = is_one_step and sequence.num_steps - steps <= 1
-        if self._last is not None and is_one_step:
+        sequences: of the step that begins; without one of the old ones time may have passed.
+        """
+        old = self._sequences
+        if self._last is None or not self._is_measured or seconds <= 0:
+            return
+        if not any(sequence in sequences for sequence in old):
+            return
+        num_tokens, num_steps = _counts(old)
+        if num_steps - self._num_steps <= len(old):
             self._last.note(
                 self._kind,
-                num_tokens / len(self._sequences),
+                (num_tokens - self._num_tokens) / len(old),
                 seconds,
                 is_settled=self._num_in_row > _UNMEASURED_STEPS,
             )
+
+
+def _counts(sequences: SequenceOf[Sequence]) -> tuple[int, int]:
+    """Tokens and steps of all of them."""
+    num_tokens = num_steps = 0
+    for sequence in sequences:
+        num_tokens += sequence.num_output_tokens
+        num_steps += sequence.num_steps
+    return num_tokens, num_steps
 
 
 def _company(sequences: SequenceOf[Sequence]) -> _Company:
     """How many they are, about; whether some are greedy, some sampled, some have a grammar; and
     how long their texts are on average: to 256 tokens, 1024, …
     """
-    length = sum(len(sequence.token_ids) for sequence in sequences) // len(sequences)
-    are_greedy = {sequence.request.sampling.is_greedy for sequence in sequences}
-    return (
-        len(sequences).bit_length(),
-        True in are_greedy,
-        False in are_greedy,
-        any(sequence.grammar is not None for sequence in sequences),
-        (max((length - 1).bit_length() - 8, 0) + 1) // 2,
-    )
+    length, are_greedy, are_sampled, have_grammar = 0, False, False, False
+    for sequence in sequences:
+        length += len(sequence.token_ids)
+        if sequence.request.sampling.is_greedy:
+            are_greedy = True
+        else:
+            are_sampled = True
+        have_grammar = have_grammar or sequence.grammar is not None
+    mean = (length - 1) // len(sequences)
+    bucket = (max(mean.bit_length() - 8, 0) + 1) // 2
+    return len(sequences).bit_length(), are_greedy, are_sampled, have_grammar, bucket

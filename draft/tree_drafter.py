@@ -131,7 +131,7 @@ class TreeDrafter:
     def propose(self, sequences: SequenceOf[Sequence], *, has_prompts: bool = False) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
         kind = self._choice.choose(sequences, self._offered(sequences), has_prompts=has_prompts)
-        self._note_unasked(kind, sequences)
+        self._note_unasked(kind)
         if kind == "plain":
             self._note_steps_without()
             return Trees(host={})
@@ -155,16 +155,13 @@ class TreeDrafter:
         step = self._step_budget(drafts, last)
         return (yield from self._last[last].grow(growers[last], drafts, step, spent_s))
 
-    def _note_unasked(self, kind: StepKind, sequences: SequenceOf[Sequence]) -> None:
+    def _note_unasked(self, kind: StepKind) -> None:
         """Doubt what is known of models that a step does not ask."""
         for model in self._growths:
             if model != kind:
                 self._lessons.acceptance_of(model).forget()
-                for sequence in sequences:
-                    if (state := self._states.get(sequence.request_id)) is not None:
-                        state.acceptance_of(model).forget()
         if kind != "head" and self._head_texts is not None:
-            self._head_texts.note_unasked(sequences)
+            self._head_texts.note_unasked()
 
     def _note_steps_without(self, last: DraftModel | None = None) -> None:
         """Tell the growths that a step is not theirs, but for the one that grows last in it."""

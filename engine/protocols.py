@@ -108,6 +108,10 @@ class FeatureReader(Protocol):
     def runner(self) -> ModelRunner:
         """The head's runner."""
 
+    @property
+    def reads_any(self) -> bool:
+        """True if the head reads any sequence at present; if not, `read` need not be called."""
+
     def begin(self, sequence: Sequence, num_cached: int) -> int:
         """Take from the head's cache what it has of a sequence that is about to start.
 

@@ -188,7 +188,8 @@ class LargePass:
             done.verdicts = [*known.verdicts, *done.verdicts]
         done.logprobs = pass_logprobs(done)
         self._runners["large"].check()  # before anything is emitted
-        if self._drafter is not None and (reader := self._drafter.features) is not None:
+        reader = None if self._drafter is None else self._drafter.features
+        if reader is not None and reader.reads_any:
             assert done.output.taps is not None, "the large model's runner yields no taps"
             reader.read(done.output.taps, feature_rows(launched, done))
         return done
