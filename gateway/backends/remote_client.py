@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
@@ -55,18 +55,21 @@ class RemoteEngineClient(WatchedClient):
         *,
         patience: Patience = _PATIENCE,
         tokenizers: "Future[Mapping[Tier, str]] | None" = None,
+        on_lost: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
         """keys: None for a replica without. rng: spreads out the attempts of many gateways.
 
         `tokenizers`: fingerprints, by tier, from the thread that loads them; a replica with others
-        is refused.
+        is refused. `on_lost` is called when a connection has ended: the next replica's cache may
+        be another.
         """
         super().__init__(patience)
         self.endpoint = endpoint
         self._keys = keys
         self._rng = random.Random() if rng is None else rng
         self._tokenizers = tokenizers
+        self._on_lost = on_lost
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._link: ReplicaLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -156,7 +159,7 @@ class RemoteEngineClient(WatchedClient):
                 num_handshakes = num_handshakes + 1 if isinstance(error, HandshakeError) else 0
                 is_final = isinstance(error, ReplicaRefusedError)
                 if may_fail and (is_final or num_handshakes == _MOST_HANDSHAKES):
-                    raise
+                    raise ReplicaRefusedError(str(error)) from None
                 # Many gateways wait for one replica: they should not come all at once.
                 await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S / 6)
@@ -203,6 +206,7 @@ class RemoteEngineClient(WatchedClient):
     def _note_lost(self) -> None:
         self._streams.lost(resumes=self._patience.resume_within_s > 0)
         self._give_up_later()
+        self._on_lost()
 
     def _handle(self, reply: Reply) -> None:
         match reply:

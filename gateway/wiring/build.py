@@ -17,7 +17,6 @@ from engine.request import GrammarSpec, Tier
 from gateway.backends.absent import AbsentEngine
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.remote_client import RemoteEngineClient
 from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.schema.parsing import JsonBounds
@@ -33,7 +32,7 @@ from gateway.wiring.engine import (
     load_runners,
     saved_times,
 )
-from gateway.wiring.fleet import build_remote
+from gateway.wiring.fleet import RemoteEngines, build_remote
 from gateway.wiring.start import engine_recipe
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from engine.passes.step_times import CurveStore
     from gateway.wiring.parts import GatewayParts
 
-AnyEngineClient = InProcessEngineClient | ProcessEngineClient | RemoteEngineClient | AbsentEngine
+AnyEngineClient = InProcessEngineClient | ProcessEngineClient | RemoteEngines | AbsentEngine
 
 
 def build_client(

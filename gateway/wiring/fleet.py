@@ -2,34 +2,76 @@
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 from engine.request import Tier
-from gateway.backends.fleet_keys import read_fleet_keys, require_safe
+from gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
 from gateway.backends.remote_client import RemoteEngineClient
 from gateway.backends.watched_client import Patience
-from gateway.settings.tree import Settings, SettingsError
+from gateway.backends.wire import BlocksChanged, BlocksReset
+from gateway.fleet.block_index import BlockIndex
+from gateway.fleet.cache_aware import CacheAware
+from gateway.fleet.discovery import DNS, DiscoveredPool
+from gateway.fleet.replica import Replica
+from gateway.settings.tree import Settings
+
+RemoteEngines = RemoteEngineClient | DiscoveredPool
+
+Tokenizers = Future[Mapping[Tier, str]]
 
 
-def build_remote(
-    settings: Settings, tokenizers: "Future[Mapping[Tier, str]] | None" = None
-) -> RemoteEngineClient:
-    """Build the client of `engine.replicas`. Raises SettingsError for an address or a key file."""
+def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> RemoteEngines:
+    """Build the client of `engine.replicas`: of one engine, or a pool of many or of a name's.
+
+    Raises SettingsError for an address or a key file.
+    """
     options = settings.engine
     keys = None if options.replicas_key is None else read_fleet_keys(options.replicas_key)
-    for endpoint in options.replicas:
+    for entry in options.replicas:
+        # What a name means is known later, so it is never this machine alone.
+        endpoint = f"tcp://{entry.removeprefix(DNS)}" if entry.startswith(DNS) else entry
         require_safe(endpoint, keys, insecure=options.replicas_insecure)
-    if len(options.replicas) > 1:
-        raise SettingsError(
-            f"engine.replicas (--engines) = {options.replicas}: several engines behind one gateway "
-            "are not possible yet; name one."
-        )
-    return RemoteEngineClient(
-        options.replicas[0],
+    patience = Patience(
+        stall_timeout_s=options.stall_timeout_s,
+        unready_after_s=options.unready_after_s,
+        resume_within_s=options.resume_within_s,
+    )
+    first = options.replicas[0]
+    if len(options.replicas) == 1 and not first.startswith(DNS):
+        return RemoteEngineClient(first, keys, tokenizers=tokenizers, patience=patience)
+    index = BlockIndex()
+    return DiscoveredPool(
+        options.replicas,
+        partial(_make_replica, index, keys, tokenizers, patience),
+        CacheAware(index),
+        resume_within_s=options.resume_within_s,
+    )
+
+
+def _make_replica(
+    index: BlockIndex,
+    keys: FleetKeys | None,
+    tokenizers: Tokenizers | None,
+    patience: Patience,
+    address: str,
+) -> Replica:
+    """Make a replica whose cache's news go to the index. The pool resumes its requests."""
+    lane = index.add_lane()
+    client = RemoteEngineClient(
+        address,
         keys,
         tokenizers=tokenizers,
+        on_lost=partial(index.clear_lane, lane),
         patience=Patience(
-            stall_timeout_s=options.stall_timeout_s,
-            unready_after_s=options.unready_after_s,
-            resume_within_s=options.resume_within_s,
+            stall_timeout_s=patience.stall_timeout_s,
+            unready_after_s=patience.unready_after_s,
+            resume_within_s=0,
         ),
     )
+
+    def note(news: BlocksChanged | BlocksReset) -> None:
+        if not index.note(lane, news):
+            client.watch_blocks(note)  # a message is missing: begin anew
+
+    client.watch_blocks(note)
+    return Replica(address, client, index_lane=lane)
