@@ -187,21 +187,26 @@ def head_runner(engine: Engine) -> ModelRunner:
 
 
 def watch_head(engine: Engine) -> dict[TextAndPath, Tensor]:
-    """A dict that gets the head's logits from now on: by the text and the path behind it."""
+    """A dict that gets the head's logits from now on: by the text and the path behind it.
+
+    Rows of a block stand by their numbers in the place of a path.
+    """
     drafter = engine._drafter
     assert isinstance(drafter, TreeDrafter)
     guesses = drafter._growths["head"]._model
     assert isinstance(guesses, HeadGuesses)
-    receive = guesses.receive
+    receive, is_block = guesses.receive, guesses._model.block is not None
     seen: dict[TextAndPath, Tensor] = {}
 
     def noted(slices: Slices, logits: Tensor, hidden: Tensor | None = None) -> None:
         row = 0
         for draft, piece in slices:
-            if piece.num_logit_rows:
-                for path in draft.tree.frontier_paths():
-                    seen[tuple(draft.sequence.token_ids), tuple(path)] = logits[row].clone()
-                    row += 1
+            paths = [(place,) for place in range(piece.num_logit_rows)]
+            if piece.num_logit_rows and not is_block:
+                paths = [(*path,) for path in draft.tree.frontier_paths()]
+            for path in paths:
+                seen[tuple(draft.sequence.token_ids), path] = logits[row].clone()
+                row += 1
         receive(slices, logits, hidden)
 
     guesses.receive = noted  # type: ignore[method-assign]

@@ -1,5 +1,6 @@
 """Heads that a second of training has taught the shipped large model's answers to a few prompts."""
 
+import json
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -9,13 +10,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft.heads.protocol import HeadModel
+from draft.heads.protocol import HeadKind, HeadModel
 from draft.heads.read_head import OWN, read_head
 from draft.training.distill import DistillPlan
 from draft.training.head_distil import distil_head
 from draft.training.head_files import default_taps, write_head
 from draft.training.head_job import fresh_head, tapped_runner
-from draft.training.head_model import HeadKind, TrainedHead
+from draft.training.head_model import HeadKind as TrainedKind
+from draft.training.head_model import TrainedHead
 from draft.training.own_answers import TappedRow, TokenRow, teach
 from engine.model.load import load_model
 from engine.passes.runner import ModelRunner
@@ -76,7 +78,7 @@ def _rows() -> list[TokenRow]:
 
 
 @cache
-def taught_head(kind: HeadKind) -> Taught:
+def _trained(kind: TrainedKind) -> TrainedHead:
     """A head after eight steps: its first choices are right far more often than not."""
     large = shipped_pair().large
     taps = default_taps(kind, large.config.num_layers)
@@ -91,12 +93,34 @@ def taught_head(kind: HeadKind) -> Taught:
             steps=8, batch_size=NUM_PROMPTS, learning_rate=1e-2, held_out=1 / (2 * len(rows))
         )
         distil_head(trained, rows, plan, folder / "run", depth=DEPTH, device=torch.device("cpu"))
-        trained.train(False)
+    trained.train(False)
+    return trained
+
+
+@cache
+def taught_head(kind: HeadKind) -> Taught:
+    """A head that is right far more often than not, read from its files; not DFlash."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "files"
         if kind == "mtp":
-            return _inside_its_checkpoint(trained, folder / "large")
-        write_head(trained, LARGE, folder / "head", torch.float32)
-        head = read_head(str(folder / "head"), large)  # type: ignore[arg-type]
+            return _inside_its_checkpoint(_trained("mtp"), folder)
+        assert kind in ("eagle3", "peagle")
+        trained = _trained("eagle3")
+        write_head(trained, LARGE, folder, torch.float32)
+        if kind == "peagle":
+            _guess_in_parallel(folder)
+        head = read_head(str(folder), shipped_pair().large)  # type: ignore[arg-type]
         return Taught(pair=shipped_pair(), head=head, trained=trained)
+
+
+def _guess_in_parallel(folder: Path) -> None:
+    """Make P-EAGLE of an EAGLE-3 head: one that knows the next token, and little behind it."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"ptd_token_id": 0, "block_size": DEPTH}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    mask = torch.randn(tensors["fc.weight"].shape[1], generator=torch.Generator().manual_seed(1))
+    save_file({**tensors, "mask_hidden": mask[None, None]}, folder / "model.safetensors")
 
 
 def _inside_its_checkpoint(trained: TrainedHead, folder: Path) -> Taught:

@@ -28,7 +28,10 @@ class HeadCase:
         return self.name.startswith("taught")
 
 
-NAMES = ("random-eagle3", "random-mtp", "taught-eagle3", "taught-mtp")
+NAMES = (
+    *("random-eagle3", "random-mtp", "random-peagle", "random-dflash"),
+    *("taught-eagle3", "taught-mtp", "taught-peagle"),
+)
 
 
 @cache

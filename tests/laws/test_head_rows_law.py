@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from draft.config import DraftConfig
+from draft.training.head_model import HeadKind as TrainedKind
 from draft.training.head_model import UnrollRows
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -29,7 +30,11 @@ from tests.trained_heads import (
 )
 
 BLOCK_SIZE = 4
-KINDS = ["eagle3", pytest.param("mtp", marks=pytest.mark.slow)]
+KINDS = [
+    "eagle3",
+    pytest.param("mtp", marks=pytest.mark.slow),
+    pytest.param("peagle", marks=pytest.mark.slow),
+]
 # One guess a level, so that which ones are accepted does not depend on what was learnt before.
 CHAIN = DraftConfig(
     sources=("head",),
@@ -40,8 +45,13 @@ CHAIN = DraftConfig(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "dflash" else pytest.mark.long)
+        for kind in ("eagle3", "mtp", "peagle", "dflash")
+    ],
+)
 def test_what_a_head_computes_depends_on_the_text_alone(kind: str) -> None:
     """The same logits as in an engine without a cache."""
     case = head_case(f"random-{kind}")
@@ -90,7 +100,7 @@ def defined(taught: Taught, text: tuple[int, ...], path: tuple[int, ...]) -> Ten
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_a_head_computes_what_it_was_trained_to(kind: str) -> None:
+def test_a_head_computes_what_it_was_trained_to(kind: TrainedKind) -> None:
     taught = taught_head(kind)  # type: ignore[arg-type]
     engine = make_head_engine(
         taught.pair,
@@ -151,7 +161,8 @@ def accepted_shares(engine: Engine, requests: list[EngineRequest]) -> tuple[list
     def counts() -> tuple[list[int], list[int]]:
         stats = engine.stats()
         by_depth = (stats.accepted_by_source, stats.drafted_by_source)
-        return tuple([*each.get("head", ())] or [0] * DEPTH for each in by_depth)  # type: ignore[return-value]
+        found = ([*each.get("head", ()), *[0] * DEPTH][:DEPTH] for each in by_depth)
+        return tuple(found)  # type: ignore[return-value]
 
     before = counts()
     answers = serve(engine, requests)
@@ -159,7 +170,7 @@ def accepted_shares(engine: Engine, requests: list[EngineRequest]) -> tuple[list
         [end - begin for begin, end in zip(*both, strict=True)]
         for both in zip(before, counts(), strict=True)
     )
-    shares = [right / all_ for right, all_ in zip(accepted, drafted, strict=True)]
+    shares = [right / max(all_, 1) for right, all_ in zip(accepted, drafted, strict=True)]
     return shares, total(answers, "num_cached_tokens")
 
 

@@ -44,9 +44,9 @@ BLOCK_SIZE = 4
 
 
 def heads(*quick: str, of: str = "") -> pytest.MarkDecorator:
-    """Cases with a name that begins so; in the quick run these only."""
+    """Cases with a name that begins so; all but the `quick` ones in the long run only."""
     names = [name for name in NAMES if name.startswith(of)]
-    marks = {name: () if name in quick else pytest.mark.slow for name in names}
+    marks = {name: () if name in quick else pytest.mark.long for name in names}
     params = [pytest.param(name, marks=mark) for name, mark in marks.items()]
     return pytest.mark.parametrize("case", params, indirect=True)
 
@@ -67,22 +67,37 @@ QUICK = [
     ("random-mtp", BESIDE, "usual"),
     ("taught-eagle3", BESIDE, "usual"),
     ("taught-mtp", ALONE, "usual"),
+    ("random-peagle", ALONE, "usual"),
+    ("random-dflash", BESIDE, "usual"),
+    ("taught-peagle", ALONE, "usual"),
 ]
 SLOW = [
+    ("random-eagle3", ON_DEVICE, "usual"),
+    ("random-peagle", BESIDE, "short catch-up"),
+    ("taught-mtp", ON_DEVICE, "usual"),
+]
+LONG = [
     ("random-eagle3", BESIDE, "wide"),
     ("random-eagle3", ON_DEVICE, "wide"),
     ("random-mtp", ALONE, "short catch-up"),
     ("random-mtp", ON_DEVICE, "usual"),
+    ("random-peagle", ON_DEVICE, "wide"),
+    ("random-dflash", ALONE, "short catch-up"),
+    ("random-dflash", ON_DEVICE, "wide"),
     ("taught-eagle3", ALONE, "wide"),
     ("taught-eagle3", ON_DEVICE, "usual"),
     ("taught-mtp", BESIDE, "short catch-up"),
-    ("taught-mtp", ON_DEVICE, "usual"),
+    ("taught-peagle", BESIDE, "wide"),
 ]
 
 
 @pytest.mark.parametrize(
     ("case", "way", "shape"),
-    QUICK + [pytest.param(*each, marks=pytest.mark.slow) for each in SLOW],
+    [
+        *QUICK,
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in LONG),
+    ],
     indirect=["case"],
 )
 def test_a_head_changes_no_text(case: HeadCase, way: str, shape: str) -> None:
@@ -100,7 +115,7 @@ def test_a_head_changes_no_text(case: HeadCase, way: str, shape: str) -> None:
     assert_idle(engine)
 
 
-@heads("random-eagle3", "taught-mtp")
+@heads("random-eagle3", "taught-mtp", "random-dflash")
 @pytest.mark.parametrize(
     ("spare_blocks", "head_blocks", "prefix_caching"),
     [
@@ -133,7 +148,7 @@ def test_few_blocks_do_not_matter(
     assert_idle(engine)
 
 
-@heads("random-mtp")
+@heads("random-mtp", "random-peagle")
 def test_chunks_and_prefix_hits_do_not_matter(case: HeadCase) -> None:
     """Turns of conversations in a cache that is too small for all, in chunks of few tokens."""
     engine = make_head_engine(
@@ -201,7 +216,7 @@ def test_a_grammar_is_followed(case: HeadCase) -> None:
 
 
 @heads("taught-mtp", of="taught")
-@pytest.mark.parametrize("keeps_answer", [False, True])
+@pytest.mark.parametrize("keeps_answer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_escalated_answer_goes_on_with_the_head(case: HeadCase, keeps_answer: bool) -> None:
     """As the large model's own; or, where it is kept, as without drafts."""
     requests = [
