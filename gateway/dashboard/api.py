@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -16,7 +16,8 @@ from gateway.dashboard.engine_figures import EngineMoments
 from gateway.dashboard.figures import figures
 from gateway.dashboard.process_figures import LagReader, ProcessMoments
 from gateway.dashboard.recent import RecentOutcomes
-from gateway.dashboard.schema import Dashboard, EngineFigures
+from gateway.dashboard.schema import Dashboard, EngineFigures, ReplicaFigures
+from gateway.fleet.pool import ReplicaState
 from gateway.settings.slo import SloClassSettings
 from gateway.tenants.keys import ANONYMOUS, Principal
 
@@ -50,6 +51,7 @@ class DashboardSources:
     wall_clock: Callable[[], float]
     loop_lag_s: LagReader
     read_experiments: ExperimentReader | None = None
+    read_replicas: Callable[[], Sequence[ReplicaState]] | None = None
 
 
 @dataclass(slots=True)
@@ -124,6 +126,9 @@ class DashboardApi:
         experiments = self._experiments if sees_all else None
         rows = sources.recent.rows(tenant)
         process = self._process.figures(rows, sources.loop_lag_s) if sees_all else None
+        replicas = None
+        if sees_all and sources.read_replicas is not None:
+            replicas = [ReplicaFigures(**asdict(state)) for state in sources.read_replicas()]
         at = sources.wall_clock()
 
         def work() -> bytes:
@@ -139,6 +144,7 @@ class DashboardApi:
                 series=done.series,
                 engine=engine,
                 gateway=process,
+                replicas=replicas,
                 experiments=experiments,
             )
             return snapshot.model_dump_json().encode()

@@ -168,12 +168,24 @@ class GatewayFigures(_Model):
     cpu_ms_per_request: Milliseconds | None
 
 
+class ReplicaFigures(_Model):
+    """An engine replica of the gateway's pool. `reason`: why it takes no new requests."""
+
+    name: str
+    is_up: bool
+    is_draining: bool
+    num_in_flight: int
+    num_requests: int
+    reason: str
+
+
 class Dashboard(_Model):
     """The figures of the page at /dashboard.
 
     `scope`: all requests, or those of the key's own team. `window_s`: the time span of the figures
     of requests; less where the gateway is young or very busy. `engine`, `gateway` and
-    `experiments` are null for keys that may see only their own requests, and where there are none.
+    `experiments` are null for keys that may see only their own requests, and where there are none;
+    so are `replicas`, where the gateway has one engine.
     """
 
     object: Literal["dashboard"] = "dashboard"
@@ -187,6 +199,7 @@ class Dashboard(_Model):
     series: Series
     engine: EngineFigures | None
     gateway: GatewayFigures | None
+    replicas: list[ReplicaFigures] | None
     experiments: list[dict[str, JsonValue]] | None
 
 

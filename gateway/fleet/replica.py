@@ -84,8 +84,7 @@ class Replica:
     def has_context_for(self, request: EngineRequest) -> bool:
         """Return whether a request that it serves fits into its context."""
         assert self.info is not None
-        num_tokens = len(request.prompt_token_ids) + request.sampling.max_tokens
-        return num_tokens <= self.info.tiers[request.tier].max_context
+        return num_tokens(request) <= self.info.tiers[request.tier].max_context
 
     # ---- load -----------------------------------------------------------------------------
 
@@ -147,6 +146,11 @@ class Replica:
             seconds_per_output_token=busy_s / (now.num_steps - before.num_steps),
             seconds_per_prompt_token=self._prompt_token_s,
         )
+
+
+def num_tokens(request: EngineRequest) -> int:
+    """Return the length that a request may come to."""
+    return len(request.prompt_token_ids) + request.sampling.max_tokens
 
 
 def needed_tiers(request: EngineRequest) -> tuple[Tier, ...]:

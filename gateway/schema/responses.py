@@ -394,7 +394,15 @@ class Health(ResponseModel):
     status: Literal["ok"]
 
 
+class ReplicaCount(ResponseModel):
+    """Engine replicas: how many of them serve."""
+
+    up: int
+    of: int
+
+
 class Readiness(ResponseModel):
-    """Readiness for requests."""
+    """Readiness for requests. `replicas`: of a gateway with several engines."""
 
     ready: Literal[True]
+    replicas: ReplicaCount | None = None

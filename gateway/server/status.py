@@ -14,6 +14,7 @@ from engine.events import EngineStats
 from gateway.apis.prices import with_prices
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import GatewayError, UnavailableError
+from gateway.fleet.pool import EnginePool
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.metering.metrics import GatewayMetrics
@@ -41,6 +42,7 @@ class StatusEndpoints:
     cloud: CloudParts
     tenancy: Tenancy
     metrics: GatewayMetrics
+    fleet: EnginePool | None = None
 
     async def models(self, request: Request) -> Response:
         """List the names that `model` accepts, of this key."""
@@ -79,7 +81,11 @@ class StatusEndpoints:
             )
         if not has_cloud:
             await self.jobs.engine_info()
-        return json_response({"ready": True})
+        if self.fleet is None:
+            return json_response({"ready": True})
+        states = self.fleet.states()
+        replicas = {"up": sum(state.is_up for state in states), "of": len(states)}
+        return json_response({"ready": True, "replicas": replicas})
 
     async def expose_metrics(self, request: Request) -> Response:
         """Return Prometheus text, for keys with the metrics scope where keys are required."""

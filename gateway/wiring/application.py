@@ -19,6 +19,8 @@ from gateway.edge.bodies import BodyBudget
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.feedback import FeedbackApi
+from gateway.fleet.metrics import FleetMetrics
+from gateway.fleet.pool import EnginePool
 from gateway.handoff.arm_check import arm_check
 from gateway.handoff.chains import ChainBook
 from gateway.handoff.cloud_calls import CloudCalls
@@ -65,7 +67,10 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         cloud=parts.cloud,
         tenancy=parts.tenancy,
         metrics=parts.metrics,
+        fleet=parts.engine if isinstance(parts.engine, EnginePool) else None,
     )
+    if status.fleet is not None:
+        parts.metrics.registry.register(FleetMetrics(status.fleet))
     loop_lag = LoopLag(parts.metrics.registry)
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
@@ -255,6 +260,7 @@ def _build_dashboard(
             wall_clock=parts.wall_clock,
             loop_lag_s=loop_lag.quantile_s,
             read_experiments=partial(experiment_documents, parts.experiments),
+            read_replicas=None if status.fleet is None else status.fleet.states,
         )
     )
 

@@ -27,6 +27,10 @@ function showTiles(data) {
     more.push(["tokens a step", brief(engine.acceptance.tokens_per_step)]);
     for (const tier of engine.tiers) more.push([`prompt found in the ${tier.name} model's cache`, brief(tier.prefix_hit_share, "%")]);
   }
+  if (data.replicas) {
+    const up = data.replicas.filter((one) => one.is_up).length;
+    more.push(["engine replicas up", `${up} of ${data.replicas.length}`]);
+  }
   if (data.gateway) {
     more.push(["event loop's lag p99", brief(data.gateway.loop_lag_p99_ms, "ms")]);
     more.push(["the gateway's processor time a request", brief(data.gateway.cpu_ms_per_request, "ms")]);
