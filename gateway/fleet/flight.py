@@ -59,13 +59,14 @@ class _Attempt:
     """A request's time at one replica. It has an id of its own.
 
     So nothing of an earlier attempt can be taken for its events. is_switching: it is the first on
-    another tier, and nothing of it was seen yet.
+    another tier, and nothing of it was seen yet. is_counted: its replica's end was.
     """
 
     request: EngineRequest
     replica: Replica
     info: EngineInfo
     is_switching: bool
+    is_counted: bool = False
     has_ended: bool = False
     ending: Ending | None = None
 
@@ -97,6 +98,12 @@ class Fleet(Protocol):
     def note_departure(self, request_id: str) -> None:
         """Hear that a request is no longer at its replica."""
 
+    def note_loss(self, replica: Replica) -> None:
+        """Hear that a replica has ended; tells all flights that it had."""
+
+    def acquit(self, request: EngineRequest) -> None:
+        """Hear that a request was served to its end."""
+
     def note_failover(self, reason: str) -> None:
         """Hear that a request goes on at another replica."""
 
@@ -113,6 +120,7 @@ class Flight:
 
     def __init__(self, request: EngineRequest, on_end: OnEnd | None, fleet: Fleet) -> None:
         self.request_id = request.request_id
+        self.request = request
         self._fleet = fleet
         self._on_end = on_end
         self._answer = ReceivedAnswer(request)
@@ -120,7 +128,8 @@ class Flight:
         self._numerics: dict[Tier, str] = {}
         self._attempt: _Attempt | None = None
         self._num_attempts = 0
-        self._num_deaths = 0
+        self._num_losses = 0
+        self._is_suspect = False
         self._refused: frozenset[Replica] = frozenset()
         self._refusal: EngineError | None = None
         self._moves_because: str | None = None
@@ -151,6 +160,19 @@ class Flight:
         if self._attempt is not None:
             self._moves_because = reason
             await self._abort_attempt()
+
+    def has_lost(self, replica: Replica) -> bool:
+        """Return whether it was lost with a replica, and this is not counted."""
+        attempt = self._attempt
+        if attempt is None or attempt.replica is not replica or attempt.is_counted:
+            return False
+        return attempt.has_ended and _is_loss(attempt.ending)
+
+    def note_loss(self, *, is_suspect: bool) -> None:
+        """Take in that its replica has ended; `is_suspect`: others had, with such a request."""
+        assert self._attempt is not None
+        self._attempt.is_counted = True
+        self._is_suspect = is_suspect
 
     def can_move(self) -> bool:
         """Return whether there is another replica that could go on with it."""
@@ -327,15 +349,12 @@ class Flight:
 
     def _after(self, attempt: _Attempt, last: Ending | None) -> Ending | None:
         """Return the last event for the reader; None where another replica is to go on."""
-        moves, self._moves_because, self._attempt = self._moves_because, None, None
+        moves, self._moves_because = self._moves_because, None
         answer = self._answer
+        if last is None or _is_loss(last):
+            return self._after_loss(attempt, last)
+        self._attempt = None
         match last:
-            case Failed(code=EngineDiedError.code) | None:
-                self._num_deaths += 1
-                if self._num_deaths >= MAX_DEATHS:
-                    again = CrashSuspectError(retry_after_s=EXPIRES_S)
-                    return answer.failed(again.code, str(again))
-                reason = "died"
             case Finished(finish_reason="abort") if moves is not None and not self._is_aborted:
                 reason = moves
                 self._refused = frozenset((attempt.replica,))
@@ -343,11 +362,24 @@ class Flight:
                 reason = "not_switched"
                 self._stay()
             case _:
+                if _ended_by_itself(last):
+                    self._fleet.acquit(self.request)
                 return answer.ended(last)
-        if self._fleet.is_closed and last is not None:
-            return answer.ended(last)
-        self._resume(attempt, last)
-        self._fleet.note_failover(reason)
+        self._resume(attempt, last, reason)
+        return None
+
+    def _after_loss(self, attempt: _Attempt, last: Ending | None) -> Ending | None:
+        """Return the last event where two replicas were lost with the request; else None."""
+        if not attempt.is_counted:
+            self._fleet.note_loss(attempt.replica)
+        self._attempt = None
+        self._num_losses += 1
+        if self._fleet.is_closed:
+            return self._answer.failed(EngineDiedError.code, SHUT_DOWN_MESSAGE)
+        if self._is_suspect or self._num_losses >= MAX_DEATHS:
+            again = CrashSuspectError(retry_after_s=EXPIRES_S)
+            return self._answer.failed(again.code, str(again))
+        self._resume(attempt, last, "died")
         return None
 
     def _after_refusal(self, attempt: _Attempt, error: EngineError) -> Ending | None:
@@ -356,7 +388,8 @@ class Flight:
         Raises the error where the request is new.
         """
         self._attempt = None
-        if isinstance(error, EngineDiedError):  # it ended between the choice and now
+        if isinstance(error, EngineDiedError | CrashSuspectError):
+            # It ended between the choice and now; or what was served since is suspected there.
             self._refuse(attempt, error)
             return None
         if attempt.is_switching:
@@ -375,8 +408,9 @@ class Flight:
         self._refused |= {attempt.replica}
         self._refusal = error
 
-    def _resume(self, attempt: _Attempt, last: Ending | None) -> None:
+    def _resume(self, attempt: _Attempt, last: Ending | None, reason: str) -> None:
         """Make the request for the next replica, of which it must have the numerics."""
+        self._fleet.note_failover(reason)
         self._next = self._answer.resumption(None if last is None else last.stats)
         if not self._answer.token_ids:
             self._numerics = {}
@@ -432,3 +466,7 @@ class Flight:
 
 def _ended_by_itself(ending: Ending | None) -> bool:
     return isinstance(ending, Finished) and ending.finish_reason != "abort"
+
+
+def _is_loss(ending: Ending | None) -> bool:
+    return ending is None or (isinstance(ending, Failed) and ending.code == EngineDiedError.code)

@@ -12,6 +12,7 @@ from engine.errors import EngineDiedError, EngineError, InvalidRequestError, Tie
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats, TierInfo
 from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import LOADING_REASON, OnEnd
+from gateway.backends.crash_suspects import CrashSuspects
 from gateway.fleet.fleet_stats import FleetStats, joined_info
 from gateway.fleet.flight import Flight, Wanted
 from gateway.fleet.placement import LeastWork, Placement
@@ -43,7 +44,7 @@ class ReplicaState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Able:
     """The replicas that may have requests of a kind, as they were at some time."""
 
     replicas: list[Replica]
@@ -57,8 +58,8 @@ class EnginePool:
     A request goes to the replica that `placement` chooses among those that have the tiers it needs.
     Where that one dies, drains or lacks the tier that the answer is handed to, another goes on with
     it behind what was received; only one with the same numerics continues an answer's tokens. A
-    request that two replicas died with is refused. The replicas' clients should share one
-    `CrashSuspects`, and must not resume requests themselves.
+    request that two replicas were lost with is refused (`CrashSuspects`): whether they died or only
+    could not be reached is not waited for. The replicas' clients resume no requests themselves.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class EnginePool:
         self._stats = FleetStats()
         self._news = asyncio.Event()  # a replica was taken in or refused
         self._watcher: asyncio.Task[None] | None = None
+        self._suspects = CrashSuspects()
         self._initial = list(replicas)
-        self._found: dict[tuple[object, ...], _Found] = {}
+        self._able: dict[tuple[object, ...], _Able] = {}
 
     # ---- replicas -------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class EnginePool:
         if (replica := self._replicas.get(name)) is None:
             return
         replica.is_draining = True
-        self._found.clear()
+        self._able.clear()
         if replica not in self._leaving:
             self._leaving[replica] = asyncio.create_task(self._drain(replica))
         await asyncio.shield(self._leaving[replica])
@@ -162,7 +164,7 @@ class EnginePool:
                         "its own for it."
                     )
         replica.info, replica.refusal = info, None
-        self._found.clear()
+        self._able.clear()
 
     async def _drain(self, replica: Replica) -> None:
         """Wait until a replica has no more requests, then close it."""
@@ -180,7 +182,7 @@ class EnginePool:
         await self._close_replica(replica)
         self._stats.drop(replica.name)
         self._replicas.pop(replica.name, None)
-        self._found.clear()
+        self._able.clear()
         self._leaving.pop(replica, None)
         log.info("replica has gone name=%s", replica.name)
 
@@ -331,6 +333,7 @@ class EnginePool:
             raise InvalidRequestError(
                 f"request_id={flight.request_id!r} is in use by a running request"
             )
+        self._suspects.check(flight.request)
         self._flights[flight.request_id] = flight
 
     def leave(self, flight: Flight) -> None:
@@ -346,7 +349,7 @@ class EnginePool:
             is_there = replica.is_up and (wanted.has_begun or not replica.is_draining)
             if is_there and await self._is_as_known(replica):
                 return replica
-            self._found.clear()
+            self._able.clear()
             wanted = replace(wanted, refused=wanted.refused | {replica})
         return None
 
@@ -357,9 +360,9 @@ class EnginePool:
     def _candidates(self, wanted: Wanted) -> list[Replica]:
         key = (needed_tiers(wanted.request), tuple(wanted.numerics.items()), wanted.has_begun)
         now_s = time.monotonic()
-        found = self._found.get(key)
+        found = self._able.get(key)
         if found is None or not found.replicas or now_s - found.at_s > _FRESH_S:
-            found = self._found[key] = self._find(wanted, now_s)
+            found = self._able[key] = self._find(wanted, now_s)
         replicas = found.replicas
         if wanted.refused:
             replicas = [each for each in replicas if each not in wanted.refused]
@@ -368,7 +371,7 @@ class EnginePool:
             return [each for each in replicas if each.has_context_for(wanted.request)] or replicas
         return replicas
 
-    def _find(self, wanted: Wanted, now_s: float) -> "_Found":
+    def _find(self, wanted: Wanted, now_s: float) -> "_Able":
         """Look through all replicas for those that may have a request."""
         able = [
             replica
@@ -384,7 +387,7 @@ class EnginePool:
             for tier in needed_tiers(wanted.request)
             if infos
         }
-        return _Found(replicas=taking, least_context=least, at_s=now_s)
+        return _Able(replicas=taking, least_context=least, at_s=now_s)
 
     async def _is_as_known(self, replica: Replica) -> bool:
         """Return whether a replica, which may have been restarted, still has the pool's models."""
@@ -412,6 +415,17 @@ class EnginePool:
     def note_departure(self, request_id: str) -> None:
         """Hear that a request is no longer at its replica."""
         self._placement.note_end(request_id)
+
+    def note_loss(self, replica: Replica) -> None:
+        """Count a replica's end, once for all requests that it had."""
+        lost = [flight for flight in self._flights.values() if flight.has_lost(replica)]
+        flags = self._suspects.note_death(flight.request for flight in lost)
+        for flight, is_suspect in zip(lost, flags, strict=True):
+            flight.note_loss(is_suspect=is_suspect)
+
+    def acquit(self, request: EngineRequest) -> None:
+        """Hear that a request was served to its end."""
+        self._suspects.acquit(request)
 
     def note_failover(self, reason: str) -> None:
         """Count a request that goes on at another replica."""

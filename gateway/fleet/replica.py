@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from engine.errors import EngineError
-from engine.events import EngineInfo, EngineStats
+from engine.events import EngineInfo, EngineStats, TierInfo
 from engine.request import EngineRequest, Tier
 from gateway.backends.client import EngineClient
 from gateway.fleet.placement import ReplicaLoad
@@ -78,7 +78,7 @@ class Replica:
             return False
         tiers = self.info.tiers
         return all(tier in tiers for tier in needed_tiers(request)) and all(
-            tiers[tier].numerics == wanted for tier, wanted in numerics.items()
+            _numerics(tiers[tier]) == wanted for tier, wanted in numerics.items()
         )
 
     def has_context_for(self, request: EngineRequest) -> bool:
@@ -164,4 +164,8 @@ def needed_tiers(request: EngineRequest) -> tuple[Tier, ...]:
 
 def numerics_of(info: EngineInfo, request: EngineRequest) -> dict[Tier, str]:
     """Return the fingerprints of the arithmetic that a request's answer depends on, by tier."""
-    return {tier: info.tiers[tier].numerics for tier in needed_tiers(request)}
+    return {tier: _numerics(info.tiers[tier]) for tier in needed_tiers(request)}
+
+
+def _numerics(info: TierInfo) -> str:
+    return f"{info.numerics} {info.kv_dtype}"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.errors import (
+    CrashSuspectError,
     EngineDiedError,
     EngineError,
     InvalidRequestError,
@@ -94,7 +95,7 @@ def test_a_request_that_two_replicas_died_with_is_failed() -> None:
             assert ending.code == "engine_died_twice"
             assert ending.stats is not None
             assert ending.stats.num_output_tokens == len(tokens(reader.events))
-            assert tokens(await collect(pool, "b", max_tokens=2)) == [30, 31]
+            assert tokens(await collect(pool, "b", prompt=(7,), max_tokens=2)) == [7, 8]
 
     run(main())
 
@@ -409,5 +410,34 @@ def test_a_cascade_needs_both_tiers_in_one_replica() -> None:
             await all_up(pool)
             assert isinstance(await Reader(pool, request).rest(), Finished)
             assert engine.num_output_tokens == 5
+
+    run(main())
+
+
+def test_a_retry_of_what_two_replicas_died_with_is_refused() -> None:
+    """Choices of one prompt that one replica had count once; what is served is not suspected."""
+
+    async def main() -> None:
+        async with pool_of("x") as (pool, engines):
+            choices = [Reader(pool, make_request(n, max_tokens=10**6)) for n in "abc"]
+            for reader in choices:
+                await reader.read(2)
+            pool.add(mortal("y")[0])
+            await all_up(pool)
+            engines["x"].is_doomed = True
+            for reader in choices:  # the one that is read first has been counted with the others
+                await reader.read(len(tokens(reader.events)) + 20)
+            await pool.remove("x")
+            (replica,) = pool._replicas.values()
+            pool.add(mortal("z")[0])
+            await all_up(pool)
+            await replica.client.close()  # as a death is
+            for reader in choices:
+                ending = await reader.rest()
+                assert isinstance(ending, Failed)
+                assert ending.code == "engine_died_twice"
+            with pytest.raises(CrashSuspectError):
+                await collect(pool, "again", max_tokens=2)
+            assert len(await collect(pool, "other", prompt=(7,), max_tokens=2)) == 4
 
     run(main())
