@@ -51,13 +51,14 @@ def default_taps(kind: HeadKind, num_layers: int) -> tuple[int, ...]:
 
 def head_sizes(kind: HeadKind, target: ModelConfig, draft_vocab_size: int) -> HeadSizes:
     """The sizes of a head: a plain layer as wide as the large model's."""
-    is_sparse = any(layer.is_sparse for layer in target.layers)
+    is_dense_beside_experts = kind == "eagle3" and any(layer.is_sparse for layer in target.layers)
     return HeadSizes(
         hidden_size=target.hidden_size,
         num_heads=target.num_query_heads,
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
-        mlp_size=3 * target.hidden_size if is_sparse else target.intermediate_size,
+        # An MTP file says its sizes by the large model's config, an EAGLE-3 one by its own.
+        mlp_size=3 * target.hidden_size if is_dense_beside_experts else target.intermediate_size,
         draft_vocab_size=draft_vocab_size,
         tap_layers=default_taps(kind, target.num_layers),
         rope_theta=target.layers[0].rope.theta,

@@ -223,8 +223,8 @@ def compile_kernels(
     drafter = build_drafter(settings, runners, None)
     engine = Engine(runners=runners, verifier=CoupledVerifier(), drafter=drafter)
     if any(uses_triton(runner.device) for runner in runners.values()):
-        if drafter is not None and "small" in runners:
-            warm_up_trees(draft_config(settings), runners["small"].device)
+        if drafter is not None:
+            warm_up_trees(draft_config(settings), runners["large"].device)
         warm_up(engine, partial(report, on_progress, "compiling kernels"))
     else:
         warm_up_briefly(engine)

@@ -19,6 +19,7 @@ from gateway.wiring.hardware import available_memory_bytes
 if TYPE_CHECKING:
     import torch
 
+    from draft.heads.protocol import HeadModel
     from engine.model.protocol import CausalModel
 
 _GIB = 2**30
@@ -51,7 +52,7 @@ def cache_sizes(
     settings: Settings,
     models: "Mapping[Tier, CausalModel]",
     device: "torch.device",
-    head: "CausalModel | None" = None,
+    head: "HeadModel | None" = None,
 ) -> CacheSizes:
     """Share the memory out. head: a drafter with as many blocks as the large model.
 
@@ -68,7 +69,7 @@ def cache_sizes(
         return replace(_sizes(equal, demands), recurrent=recurrent)
     # More than every answer at full length is never in use.
     useful = blocks_per_answer * options.max_sequences
-    budget_bytes = _budget_bytes(settings, models, device) - state_bytes
+    budget_bytes = _budget_bytes(settings, models, device, head) - state_bytes
     if state_bytes and budget_bytes <= 0:
         raise EngineError(
             f"the states of recurrent layers take {state_bytes / _GIB:.2f} GiB for "
@@ -183,7 +184,10 @@ def _bytes_per_block(
 
 
 def _budget_bytes(
-    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
+    settings: Settings,
+    models: "Mapping[Tier, CausalModel]",
+    device: "torch.device",
+    head: "HeadModel | None" = None,
 ) -> float:
     """Return the memory for all caches."""
     import torch
@@ -191,21 +195,34 @@ def _budget_bytes(
     if settings.engine.kv_cache_gib is not None:
         return settings.engine.kv_cache_gib * _GIB
     if device.type == "cuda":
-        reserve_bytes = _graph_bytes(settings, models) + _pass_bytes(settings, models)
+        reserve_bytes = _graph_bytes(settings, models, head) + _pass_bytes(settings, models)
         free_bytes = torch.cuda.mem_get_info(device)[0] - reserve_bytes
         return max(free_bytes, 0) * _GPU_KV_SHARE
     return available_memory_bytes() * _CPU_KV_SHARE
 
 
-def _graph_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> int:
-    """Return the device memory to leave to CUDA graphs, recorded after the cache exists."""
+def _graph_bytes(
+    settings: Settings,
+    models: "Mapping[Tier, CausalModel]",
+    head: "HeadModel | None" = None,
+) -> int:
+    """Return the device memory to leave to CUDA graphs, recorded after the cache exists.
+
+    head: has graphs of its own, and the large model's yield what it reads.
+    """
     from engine.passes.pass_graphs import estimate_bytes
 
     if not settings.engine.cuda_graphs:
         return 0
-    return sum(
-        estimate_bytes(model.config, model.dtype) for model in models.values() if model.can_record
+    taps = {"large": 0 if head is None else len(head.tap_layers)}
+    needed = sum(
+        estimate_bytes(model.config, model.dtype, num_taps=taps.get(tier, 0))
+        for tier, model in models.items()
+        if model.can_record
     )
+    if head is not None and head.can_record:
+        needed += estimate_bytes(head.config, head.dtype, feature_size=head.feature_size)
+    return needed
 
 
 def _pass_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> int:

@@ -22,7 +22,7 @@ from draft.training.head_distil import (
     unrolled_loss,
     unrolled_rows,
 )
-from draft.training.head_files import default_taps, write_head
+from draft.training.head_files import default_taps, head_sizes, write_head
 from draft.training.head_job import HeadJob, fresh_head, tapped_runner, train_head
 from draft.training.head_model import HeadKind, TrainedHead
 from draft.training.own_answers import AnswerPlan, TappedRow, TokenRow, teach
@@ -286,3 +286,12 @@ def test_hidden_states_are_those_that_servers_read_by_default() -> None:
     assert default_taps("eagle3", 36) == (2, 18, 33)
     assert default_taps("eagle3", 3) == (0, 1, 2)
     assert default_taps("mtp", 36) == (36,)
+
+
+def test_a_layer_beside_experts_is_as_wide_as_its_file_says(runner: ModelRunner) -> None:
+    """An MTP file has the large model's config, by which it is read; an EAGLE-3 file its own."""
+    config = runner.model.config
+    sparse = tuple(replace(layer, is_sparse=True) for layer in config.layers)
+    target = replace(config, layers=sparse, intermediate_size=56)
+    assert head_sizes("mtp", target, 32).mlp_size == 56
+    assert head_sizes("eagle3", target, 32).mlp_size == 3 * config.hidden_size

@@ -14,10 +14,12 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
+from engine.passes.pass_graphs import estimate_bytes
 from engine.passes.pass_memory import measure_pass_bytes
 from gateway.settings.tree import Settings
-from gateway.wiring.kv_budget import CacheSizes, cache_sizes
+from gateway.wiring.kv_budget import CacheSizes, _graph_bytes, cache_sizes
 from tests.engines import tiny_pair
+from tests.heads import random_head
 
 WINDOW = 128
 CPU = torch.device("cpu")
@@ -215,3 +217,11 @@ def test_the_reserve_is_what_the_largest_pass_takes() -> None:
         model.forward = forward  # type: ignore[method-assign]
     assert rows == [100]
     assert needed == 5000 + 3 * 32 * model.config.vocab_size * 4
+
+
+def test_a_heads_graphs_and_what_it_reads_are_counted() -> None:
+    head, large = random_head(), tiny_pair().large
+    settings = Settings.model_validate({"engine": {"cuda_graphs": True}})
+    alone = _graph_bytes(settings, {"large": large})
+    own = estimate_bytes(head.config, head.dtype, feature_size=head.feature_size)
+    assert _graph_bytes(settings, {"large": large}, head) > alone + own > alone > 0
