@@ -44,7 +44,6 @@ class Job:
 
     name: str
     call: Call
-    request: EngineRequest
     left: int = -1  # prompt tokens to compute; -1 before it began
     expected: int = 0
     hit: int = 0
@@ -314,11 +313,12 @@ class VirtualFleet:
         return jobs
 
     def _place(self, job: Job, candidates: Sequence[ReplicaLoad]) -> int:
+        request = _request(job)  # not kept: its prompt is long
         begun_s = time.perf_counter()
         if isinstance(self.placement, CacheAware):
-            chosen = self.placement.place(job.request, job.call.keys, candidates)
+            chosen = self.placement.place(request, job.call.keys, candidates)
         else:
-            chosen = self.placement.choose(job.request, candidates)
+            chosen = self.placement.choose(request, candidates)
         self.place_s.append(time.perf_counter() - begun_s)
         job.expected = self.placement.expected_hit(job.name)
         self.replicas[candidates[chosen].index_lane].add(job)
@@ -392,11 +392,11 @@ class VirtualFleet:
         )
 
 
-def _request(name: str, call: Call) -> EngineRequest:
+def _request(job: Job) -> EngineRequest:
     # Only the length of the text counts: its blocks are known.
     return EngineRequest(
-        request_id=name,
-        prompt_token_ids=(0,) * call.num_prompt,
+        request_id=job.name,
+        prompt_token_ids=(0,) * job.call.num_prompt,
         tier="large",
         sampling=_SAMPLING,
     )

@@ -67,7 +67,7 @@ class Engine:
         if not runners:
             raise ValueError("an engine needs at least one model; runners is empty")
         self._runners = dict(runners)
-        self.blocks = BlockFeed([runner.block_news() for runner in self._runners.values()])
+        self.blocks = BlockFeed([runner.block_news(tier) for tier, runner in self._runners.items()])
         self._drafter = drafter
         self._config = config or EngineConfig()
         self._clock = clock

@@ -15,12 +15,14 @@ class KeptBlock:
     """A block that was published: its hash chains over `parent`, the block before it, and its text.
 
     root: where the chain starts. token_ids: its own; empty for a checkpoint of recurrent layers.
+    model: which of an engine's models it is of.
     """
 
     block_hash: BlockHash
     parent: BlockHash
     root: BlockHash
     token_ids: Sequence[int]
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +46,10 @@ class BlockNews:
     Of two models' pools with one chain of hashes, what one drops counts as dropped.
     """
 
-    def __init__(self, pool: BlockPool, states: BlockPool | None = None) -> None:
-        """states: the checkpoints of recurrent layers."""
+    def __init__(self, pool: BlockPool, states: BlockPool | None = None, model: str = "") -> None:
+        """states: the checkpoints of recurrent layers. model: a name for the listeners."""
         self._pool = pool
+        self._model = model
         self._states = states
         self._ends = pool if states is None else states
         self._changes: dict[BlockHash, KeptBlock | None] = {}
@@ -83,7 +86,11 @@ class BlockNews:
         """Hear of a block, or a state, that can be found from now on."""
         if source is self._ends and self._is_end(block, block_hash):
             self._changes[block_hash] = KeptBlock(
-                block_hash=block_hash, parent=parent, root=root, token_ids=token_ids
+                block_hash=block_hash,
+                parent=parent,
+                root=root,
+                token_ids=token_ids,
+                model=self._model,
             )
 
     def note_forgotten(self, source: BlockPool, block_hash: BlockHash) -> None:

@@ -150,10 +150,10 @@ class ModelRunner:
             recurrent=None if self._recurrent is None else self._recurrent.pool,
         )
 
-    def block_news(self) -> BlockNews:
+    def block_news(self, name: str) -> BlockNews:
         """Return what collects the news of the prefix cache, once it is told to listen."""
         states = None if self._recurrent is None else self._recurrent.pool.states
-        return BlockNews(self.pool, states)
+        return BlockNews(self.pool, states, name)
 
     # ---- keys and values that move --------------------------------------------------------
 

@@ -248,6 +248,14 @@ class EngineSettings(Section):
     replicas_insecure: bool = False
     """Allow engines of other machines without keys: everybody in that network can read prompts and
     use them."""
+    kv_events: str | None = None
+    """Address, tcp://*:PORT, on which the engine publishes what its prefix cache keeps and drops,
+    as vLLM does (ZeroMQ, msgpack), for routers that listen to that. The messages hold the text of
+    prompts, unencrypted."""
+    kv_events_replay: str | None = None
+    """Address on which subscribers ask for messages that they missed."""
+    kv_events_topic: str = ""
+    """Topic of these messages; llm-d reads kv@POD@MODEL."""
     cache_folder: Path | None = None
     """Private folder for measured pass times, which later starts use instead of measuring; unset:
     outrider in the user's cache folder."""

@@ -30,6 +30,7 @@ from gateway.wiring.engine import (
     join,
     load_adapters,
     load_runners,
+    publish_blocks,
     saved_times,
 )
 from gateway.wiring.fleet import RemoteEngines, build_remote
@@ -223,4 +224,5 @@ def build_engine(
     budget = measure_budget(settings, runners, on_progress, saved)
     engine = join(settings, runners, budget, grammars)
     load_adapters(settings, engine)
+    publish_blocks(settings, engine)
     return engine

@@ -6,6 +6,7 @@ and loads no torch for that.
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -279,6 +280,27 @@ def load_adapters(settings: Settings, engine: "Engine") -> None:
             engine.step()
         if isinstance(outcomes[0], InvalidAdapterError):
             raise EngineError(f"adapter {named.name}: {outcomes[0]}")
+
+
+def publish_blocks(settings: Settings, engine: "Engine") -> None:
+    """Publish the prefix cache of the engine's largest model, where the settings say so.
+
+    Raises EngineError for an address that cannot be taken.
+    """
+    options = settings.engine
+    if options.kv_events is None:
+        return
+    from gateway.backends.kv_events import KvEventPublisher
+
+    tiers = engine.info().tiers
+    publisher = KvEventPublisher(
+        tiers.get("large") or tiers["small"],
+        endpoint=options.kv_events,
+        replay_endpoint=options.kv_events_replay,
+        topic=options.kv_events_topic,
+    )
+    engine.blocks.add_sink(publisher.publish)
+    weakref.finalize(engine, publisher.close)
 
 
 def saved_times(settings: Settings) -> "CurveStore | None":

@@ -88,6 +88,13 @@ def engine(  # noqa: PLR0913 - a flag each
     deterministic: DeterministicOption = None,
     cuda_graphs: GraphsOption = None,
     overlap: OverlapOption = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Publish what the prefix cache keeps and drops, as vLLM does; tcp://*:5557.",
+        ),
+    ] = None,
     log_level: LogLevelOption = None,
     assignments: Assignments = None,
 ) -> None:
@@ -109,6 +116,7 @@ def engine(  # noqa: PLR0913 - a flag each
         "engine.deterministic": deterministic,
         "engine.cuda_graphs": cuda_graphs,
         "engine.overlap": overlap,
+        "engine.kv_events": kv_events,
         "speculation.enabled": speculation,
         "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
         "log_level": log_level,

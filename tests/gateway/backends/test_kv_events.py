@@ -1,0 +1,148 @@
+"""Events of the prefix cache, read as a subscriber of vLLM's reads them."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import zmq
+
+from engine.cache.block_news import BlockFeed, BlockNews
+from engine.cache.block_pool import BlockPool, prefix_root
+from engine.cache.kv_view import KVView
+from engine.errors import EngineError
+from engine.events import TierInfo
+from gateway.backends.kv_events import KvEventPublisher
+
+TIER = TierInfo(
+    tier="large",
+    model_id="m",
+    path="m",
+    max_context=64,
+    vocab_size=9,
+    num_parameters=1,
+    dtype="float32",
+    device="cpu",
+    numerics="n",
+    kv_dtype="torch.float32",
+    block_size=4,
+)
+LOCAL = "tcp://127.0.0.1:*"
+
+
+class Cache:
+    """A pool whose news are published, and a subscriber."""
+
+    def __init__(self) -> None:
+        self.publisher = KvEventPublisher(
+            TIER, endpoint=LOCAL, replay_endpoint=LOCAL, topic="kv@pod@m"
+        )
+        self.pool = BlockPool(num_blocks=4, block_size=4)
+        other = BlockPool(num_blocks=4, block_size=4)
+        self.small = other
+        self.feed = BlockFeed(
+            [BlockNews(self.pool, model="large"), BlockNews(other, model="small")]
+        )
+        self.feed.add_sink(self.publisher.publish)
+        self.context = zmq.Context()
+        endpoint, self.replay_endpoint = self.publisher.endpoints
+        self.subscriber = self.context.socket(zmq.SUB)
+        self.subscriber.rcvtimeo = 20_000
+        self.subscriber.subscribe("kv@pod")
+        self.subscriber.connect(endpoint)
+
+    def compute(self, tokens: list[int], *, salt: str = "", pool: BlockPool | None = None) -> None:
+        root = prefix_root("n", "torch.float32", salt)
+        view = KVView(self.pool if pool is None else pool, root=root)
+        view.match_prefix(tokens)
+        view.reserve(len(tokens))
+        view.advance(len(tokens), tokens)
+        view.release()
+        self.feed.deliver()
+
+    def replay(self, start: int) -> list[tuple[int, bytes]]:
+        """All messages from a number on, as a client asks for them."""
+        client = self.context.socket(zmq.DEALER)
+        client.rcvtimeo = 20_000
+        client.connect(self.replay_endpoint)
+        client.send_multipart((b"", start.to_bytes(8, "big")))
+        found = []
+        while True:
+            _, number, payload = client.recv_multipart()
+            if int.from_bytes(number, "big", signed=True) == -1:
+                client.close(0)
+                return found
+            found.append((int.from_bytes(number, "big"), payload))
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    made = Cache()
+    yield made
+    made.close()
+
+
+def test_what_is_kept_and_dropped_is_published_in_vllms_layout(cache: Cache) -> None:
+    cache.compute([1, 2, 3, 4, 5, 6, 7, 8, 1])
+    cache.compute([1, 2, 3, 4, 9, 9, 9, 9, 1], salt="")
+    cache.compute([5, 5, 5, 5, 6, 6, 6, 6, 1], salt="tenant")
+    cache.compute([7, 7, 7, 7], pool=cache.small)  # of the other model: not published
+    cache.compute([8, 8, 8, 8, 1])
+    while len(found := cache.replay(0)) < 4:
+        pass
+    batches = [msgspec.msgpack.decode(payload) for _, payload in found]
+    assert [number for number, _ in found] == [0, 1, 2, 3]
+    for seconds, events, rank in batches:
+        assert isinstance(seconds, float)
+        assert rank == 0
+        assert all(isinstance(event, dict) for event in events)
+    first, second, third, fourth = [events for _, events, _ in batches]
+    assert first[0] == {"type": "AllBlocksCleared"}
+    stored = first[1]
+    assert stored == {
+        "type": "BlockStored",
+        "block_hashes": stored["block_hashes"],
+        "parent_block_hash": None,
+        "token_ids": [1, 2, 3, 4, 5, 6, 7, 8],
+        "block_size": 4,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    one, two = stored["block_hashes"]
+    assert 0 <= one < 2**64
+    assert one != two
+    assert second[0]["parent_block_hash"] == one
+    assert second[0]["token_ids"] == [9, 9, 9, 9]
+    removed, salted = third
+    assert removed["type"] == "BlockRemoved"
+    assert removed["block_hashes"] == [two, second[0]["block_hashes"][0]], "oldest ends first"
+    assert len(salted["extra_keys"]) == len(salted["block_hashes"]) == 2
+    assert len(fourth) == 2
+    assert [number for number, _ in cache.replay(2)] == [2, 3]
+
+
+def test_a_subscriber_gets_topic_number_and_batch(cache: Cache) -> None:
+    received = None
+    cache.subscriber.rcvtimeo = 50
+    for token in range(4000):  # a subscriber joins some time after it connects
+        cache.compute([token] * 5)
+        try:
+            received = cache.subscriber.recv_multipart()
+            break
+        except zmq.Again:
+            continue
+    assert received is not None
+    topic, number, payload = received
+    assert topic == b"kv@pod@m"
+    assert len(number) == 8
+    assert msgspec.msgpack.decode(payload)[1][-1]["type"] == "BlockStored"
+
+
+def test_an_address_that_is_taken_is_named(cache: Cache) -> None:
+    taken = cache.publisher.endpoints[0]
+    with pytest.raises(EngineError, match=r"engine\.kv_events='tcp://.*give a free address"):
+        KvEventPublisher(TIER, endpoint=taken)
