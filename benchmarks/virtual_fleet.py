@@ -269,10 +269,7 @@ class VirtualFleet:
 
     def run(self, calls: Sequence[Call]) -> list[Job]:
         """Serve all calls; the last answer ends the run."""
-        jobs = [
-            Job(name := str(number), call, _request(name, call))
-            for number, call in enumerate(calls)
-        ]
+        jobs = [Job(str(number), call) for number, call in enumerate(calls)]
         waiting: deque[Job] = deque(jobs)
         failures = deque(sorted(self.failures))
         again: list[Job] = []

@@ -124,7 +124,9 @@ class KvEventPublisher:
     def endpoints(self) -> tuple[str, ...]:
         """Return the addresses that were taken, with their ports."""
         sockets = (self._pub, self._replay)
-        return tuple(each.last_endpoint.decode() for each in sockets if each is not None)
+        return tuple(
+            each.getsockopt_string(zmq.LAST_ENDPOINT) for each in sockets if each is not None
+        )
 
     def publish(self, changes: BlockChanges) -> None:
         """Queue the changes of a step; never waits."""
