@@ -64,7 +64,10 @@ def rounds(engine: Engine, count: int, **options: object) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("head_pass_s", "small_pass_s", "cheaper", "dearer"),
-    [(0.05, 0.4, "head", "model"), (0.4, 0.05, "model", "head")],
+    [
+        pytest.param(0.05, 0.4, "head", "model", marks=pytest.mark.slow),
+        (0.4, 0.05, "model", "head"),
+    ],
 )
 def test_the_cheaper_one_drafts_and_the_other_is_tried(
     head_pass_s: float, small_pass_s: float, cheaper: str, dearer: str

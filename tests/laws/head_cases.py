@@ -51,7 +51,7 @@ def case_requests(case: HeadCase) -> list[EngineRequest]:
 
 def taught_requests() -> list[EngineRequest]:
     """Prompts that the heads were taught, with options, as choices and with a prediction."""
-    prompts, names = taught_prompts(), [*OPTIONS][:: repeats(1, 2)]
+    prompts, names = taught_prompts(), [*OPTIONS][:: repeats(1, 3)]
     requests = [
         make_request(
             name,

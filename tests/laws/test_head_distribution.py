@@ -28,7 +28,7 @@ from tests.laws.test_distribution import (
 from tests.sizes import repeats
 from verifier.coupled import CoupledVerifier
 
-NUM_SEEDS = repeats(4000, 1500)
+NUM_SEEDS = repeats(4000, 1200)
 DRAFT = DraftConfig(
     max_branching=2, max_frontier=2, max_draft_depth=3, min_path_prob=0.0, sources=("head",)
 )

@@ -209,7 +209,7 @@ def test_a_grammar_is_followed(case: HeadCase) -> None:
     wanted = texts(
         serve(make_engine(shipped_pair(), speculates=False, grammars=compilers), requests)
     )
-    engine = make_head_engine(case.pair, case.head, draft=WIDE, grammars=compilers)
+    engine = make_head_engine(case.pair, case.head, grammars=compilers)
     assert texts(serve(engine, requests)) == wanted
     assert accepted(engine) > 0
     assert_idle(engine)
