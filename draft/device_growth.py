@@ -14,6 +14,7 @@ from draft.device_clock import LevelClock, StepClock, mark_maker
 from draft.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
 from draft.draft_state import Draft
 from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
+from draft.growing_tree import MAX_TREE_SLOTS
 from draft.grown_trees import GrownTrees
 from draft.host_growth import HostGrowth
 from draft.lessons import Lessons
@@ -136,7 +137,8 @@ class DeviceGrowth:
         roots = [pair for pair in slices if _is_plain(pair[0].sequence) and pair[1].num_logit_rows]
         begun = {id(draft) for draft, _ in roots}
         growers = [draft for draft in growers if id(draft) not in begun]
-        slices = [pair for pair in slices if id(pair[0]) not in begun]
+        taken = {id(piece) for _, piece in roots}  # a block's text may be a slice of its own
+        slices = [pair for pair in slices if id(pair[1]) not in taken]
         rows: DeviceRows | None = None
         while slices or roots or rows is not None:
             wanted = self._model.draft_pass([*slices, *roots])
@@ -172,9 +174,10 @@ class DeviceGrowth:
         step: StepBudget | None,
         spent_s: float,
     ) -> DeviceTrees | None:
-        """Begin the trees whose roots were computed, if any; logits: [len(roots), vocab_size].
+        """Begin the trees whose roots were computed, if any; logits: [num_rows, vocab_size].
 
-        hidden: what a head's rows gave, [len(roots), hidden_size].
+        hidden: what a head's rows gave, [num_rows, hidden_size]. A root has one row, or, of a block
+        drafter, those of its block.
         """
         drafts: list[Draft] = []
         keep: list[int] = []
@@ -198,18 +201,31 @@ class DeviceGrowth:
             vocab_size=self._vocab_size,
             config=config,
             table=self._calibration.table(self._source),
-            num_levels=num_levels(
-                growers,
-                step,
-                width=config.max_frontier,
-                spent_s=spent_s,
-                min_gain=config.min_path_prob,
-            ),
+            num_levels=self._num_levels(growers, step, spent_s),
         )
+        if (block := self._model.block) is not None:
+            of_blocks = logits.view(len(roots), block.num_rows, -1)[:, block.first_row :]
+            if len(keep) < len(roots):
+                of_blocks = of_blocks[keep]
+            trees.expand_block(of_blocks.flatten(0, 1))
+            return trees
         if len(keep) < len(roots):
             logits, hidden = logits[keep], None if hidden is None else hidden[keep]
         trees.expand_roots(logits, hidden)
         return trees
+
+    def _num_levels(self, growers: list[Grower], step: StepBudget | None, spent_s: float) -> int:
+        """Count the levels behind the roots' that are worth their time."""
+        config, block = self._config, self._model.block
+        if block is not None:  # they take next to none
+            return min(block.num_depths, MAX_TREE_SLOTS // config.max_frontier) - 1
+        return num_levels(
+            growers,
+            step,
+            width=config.max_frontier,
+            spent_s=spent_s,
+            min_gain=config.min_path_prob,
+        )
 
     @property
     def _vocab_size(self) -> int:

@@ -124,6 +124,27 @@ class DeviceTrees:
         index = self.state.sequence_index[::width]
         self._expand(logits, index, torch.zeros_like(index))
 
+    def expand_block(self, logits: Tensor) -> None:
+        """Name what one pass says of all depths: float32 [num_trees * num_depths, vocab_size].
+
+        All nodes of a tree at a depth have the same children, so no level waits for a pass.
+        """
+        width, num_trees = self.config.max_frontier, len(self.drafts)
+        num_depths = len(logits) // num_trees
+        roots = self.state.sequence_index[::width]
+        every_depth = torch.arange(num_depths, device=logits.device)
+        token_ids, probs = self._likeliest(
+            logits, roots.repeat_interleave(num_depths), every_depth.repeat(num_trees)
+        )
+        floor = self.config.min_path_prob
+        rows = roots * num_depths
+        expand_tree(self.state, token_ids[rows], probs[rows], self.table, min_path_prob=floor)
+        while self.level < self.num_levels:
+            self.level += 1
+            chosen = self._choose_frontier()
+            rows = chosen.sequence_index * num_depths + chosen.depth.clamp(max=num_depths - 1)
+            expand_tree(self.state, token_ids[rows], probs[rows], self.table, min_path_prob=floor)
+
     def next_rows(self) -> DeviceRows | None:
         """Return what the next draft pass computes; None when the trees are grown.
 
@@ -136,12 +157,7 @@ class DeviceTrees:
         if self.level >= self.num_levels or not are_there:
             return None
         self.level += 1
-        rows = self._rows = choose_frontier(
-            self.state,
-            min_path_prob=self.config.min_path_prob,
-            most_believed=MOST_BELIEVED,
-            is_stepwise=self.hidden is not None,
-        )
+        rows = self._rows = self._choose_frontier()
         return DeviceRows(
             views=list(self.views),
             token_ids=rows.token_ids,
@@ -153,6 +169,14 @@ class DeviceTrees:
             num_rows=rows.num_rows,
             tree_starts=rows.tree_starts,
             kv_lens=rows.kv_lens,
+        )
+
+    def _choose_frontier(self) -> FrontierRows:
+        return choose_frontier(
+            self.state,
+            min_path_prob=self.config.min_path_prob,
+            most_believed=MOST_BELIEVED,
+            is_stepwise=self.hidden is not None,
         )
 
     def features(self) -> Tensor | None:
@@ -175,6 +199,14 @@ class DeviceTrees:
 
     def _expand(self, logits: Tensor, sequence_index: Tensor, depth: Tensor) -> None:
         """Add the best children, ranked as the target will rank."""
+        token_ids, probs = self._likeliest(logits, sequence_index, depth)
+        floor = self.config.min_path_prob
+        expand_tree(self.state, token_ids, probs, self.table, min_path_prob=floor)
+
+    def _likeliest(
+        self, logits: Tensor, sequence_index: Tensor, depth: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Each row's best tokens and their chances, [num_rows, branching]."""
         if self.token_ids is None:
             logits = logits[:, : self.vocab_size]
         branching = min(self.config.max_branching, MAX_BRANCHING, logits.shape[1])
@@ -182,9 +214,7 @@ class DeviceTrees:
         best = top_tokens(logits, rows, branching, with_totals=True, ids=self.token_ids)
         assert best.log_totals is not None
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
-        probs = (best.scores - best.log_totals[:, None]).exp()
-        floor = self.config.min_path_prob
-        expand_tree(self.state, best.token_ids, probs, self.table, min_path_prob=floor)
+        return best.token_ids, (best.scores - best.log_totals[:, None]).exp()
 
     # ---- the forest ------------------------------------------------------------------------
 
@@ -242,7 +272,10 @@ def init_trees_on_device(  # noqa: PLR0913 - all that trees are begun with
     views = [model.view_of(draft) for draft in drafts]
     known = [view for view in views if view is not None]
     assert len(known) == len(drafts), "the roots are computed"
-    levels = _reserve_levels(runner, drafts, known, num_levels, width)
+    if model.block is None:
+        levels = _reserve_levels(runner, drafts, known, num_levels, width)
+    else:  # no node is computed
+        levels = [num_levels] * len(drafts)
     num_levels = max(levels)
     room = max(MAX_CAPACITY - branching * (1 + num_levels * width), 1)
     initial = [
@@ -263,7 +296,7 @@ def init_trees_on_device(  # noqa: PLR0913 - all that trees are begun with
     capacity = capacity_for(num_initial, num_levels=num_levels, width=width, branching=branching)
     sequences = [draft.sequence for draft in drafts]
     hidden = None
-    if feature_size := runner.model.feature_size:
+    if model.block is None and (feature_size := runner.model.feature_size):
         shape = (len(drafts), 1 + num_levels * width, feature_size)
         hidden = torch.empty(shape, dtype=runner.model.dtype, device=runner.device)
     return DeviceTrees(

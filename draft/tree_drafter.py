@@ -95,8 +95,7 @@ class TreeDrafter:
         # What grows last in a step chooses the nodes, too.
         self._last: dict[DraftModel, Growth] = dict(self._growths)
         if device_target is not None:
-            # A block drafter has one pass, behind which the host has no other to wait for.
-            self._last |= {
+            self._last = {
                 model: DeviceGrowth(
                     target=device_target,
                     model=each,
@@ -107,7 +106,6 @@ class TreeDrafter:
                     source=model,
                 )
                 for model, each in guesses.items()
-                if each.block is None
             }
 
     # ---- the engine's protocol ------------------------------------------------------------
