@@ -14,7 +14,7 @@ it. Tokens a step do not depend on the machine and are remembered as they are.
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from math import inf, log
+from math import exp, inf, log
 from typing import Final, Literal
 
 from draft.pace import Pace
@@ -36,6 +36,9 @@ _STEPS_BETWEEN: Final = 16
 # most so small a share of the time since then.
 _LEAST_STEPS: Final = 32
 _LOST_SHARE: Final = 0.004
+# One that loses for the first time may have been held up: waits grow up to that share.
+_BACK_OFF: Final = 4
+_MOST_LOST: Final = 8
 _LONGEST_WAIT_S: Final = 300.0
 _KEPT: Final = 0.99  # of older steps' tokens, with every new one
 _KEPT_RECENT: Final = 0.95  # of older steps' seconds
@@ -52,12 +55,13 @@ class _Known:
     """What is known of one kind of step. pace: its tokens; those of probes fade.
 
     log_s: its seconds on the scale; None: never measured. due_s: the company's time of the next
-    probe.
+    probe. num_lost: its last probes that lost time, in a row.
     """
 
     pace: Pace = field(default_factory=lambda: Pace(kept=_KEPT))
     log_s: float | None = None
     due_s: float = 0.0
+    num_lost: int = 0
 
     @property
     def value(self) -> float:
@@ -144,7 +148,11 @@ class _Choice:
             return
         self.probe, self.num_between = None, 0
         other = self.known[probe.kind]
-        wait_s = min(probe.lost_s / _LOST_SHARE, _LONGEST_WAIT_S)
+        other.num_lost = other.num_lost + 1 if probe.lost_s > 0 else 0
+        longest_s = min(
+            self._least_wait_s * _BACK_OFF ** min(other.num_lost, _MOST_LOST), _LONGEST_WAIT_S
+        )
+        wait_s = min(probe.lost_s / _LOST_SHARE, longest_s)
         other.due_s = self.seconds + max(self._least_wait_s, wait_s)
         if probe.pace.steps:
             self._compare(other, probe.pace)
@@ -166,10 +174,14 @@ class _Choice:
         """Keep another kind, if it is faster."""
         kept = self.known[self.kept]
         best = max(self.known, key=lambda kind: self.known[kind].value)
-        if self.known[best].value > kept.value + margin and kept.log_s is not None:
-            kept.due_s = self.seconds + self._least_wait_s
-            self.kept, self.recent = best, Pace(kept=_KEPT_RECENT)
-            self.num_between, self.probe = 0, None
+        log_s = self.known[best].log_s
+        if self.known[best].value <= kept.value + margin or kept.log_s is None or log_s is None:
+            return
+        # So many steps of the new kind.
+        kept.due_s = self.seconds + self._least_wait_s * exp(log_s - kept.log_s)
+        kept.num_lost = 0
+        self.kept, self.recent = best, Pace(kept=_KEPT_RECENT)
+        self.num_between, self.probe = 0, None
 
     @property
     def _least_wait_s(self) -> float:

@@ -154,6 +154,15 @@ def test_guesses_that_begin_to_fail_are_left_before_the_next_probe() -> None:
     assert share(drive.run(1, 400)[-200:], "small") < 0.2
 
 
+def test_one_slow_probe_is_not_the_last_word() -> None:
+    def step(kind: StepKind, index: int) -> Step:
+        return (4, 40.0 if index < 80 else 2.0) if kind == "small" else (1, 1.0)
+
+    found = Drive(step, offered=("small", "plain")).run(1, 1500)
+    assert share(found[20:80], "plain") > 0.5
+    assert share(found[-500:], "small") > 0.9
+
+
 def test_a_machine_whose_speed_drifts_misleads_nothing() -> None:
     """Each kind's seconds are compared with those of the steps beside it."""
     noise = Random(3)
