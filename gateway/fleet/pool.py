@@ -171,7 +171,7 @@ class EnginePool:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._drain_timeout_s
         log.info("replica drains name=%s in_flight=%d", replica.name, replica.num_in_flight)
-        while replica.num_in_flight and replica.is_up:
+        while replica.num_in_flight:  # of one that has ended, they end by themselves
             if loop.time() >= until_s:
                 await self.move_off(replica.name)
                 if loop.time() >= until_s + _LAST_WORD_S:

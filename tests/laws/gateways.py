@@ -14,6 +14,7 @@ from engine.passes.runner import ModelRunner
 from engine.request import Tier
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
+from gateway.fleet.pool import EnginePool
 from gateway.settings.tree import Settings, load_settings
 from gateway.wiring.application import build_app
 from gateway.wiring.build import build_client, build_parts
@@ -61,7 +62,7 @@ def gateway(
     flags: Mapping[str, Any] | None = None,
     *,
     policy: RoutePolicy | None = None,
-    client: ProcessEngineClient | None = None,
+    client: ProcessEngineClient | EnginePool | None = None,
 ) -> Iterator[Gateway]:
     """A gateway with these settings. Its engine is its own; the weights are shared.
 

@@ -1,0 +1,50 @@
+"""A pool over connections to engine replicas: one is stopped in the middle of answers."""
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from engine.events import Finished, PrefillDone
+from gateway.backends.remote_client import RemoteEngineClient
+from gateway.backends.watched_client import Patience
+from gateway.fleet.pool import EnginePool
+from gateway.fleet.replica import Replica
+from tests.gateway.backends.clients import becomes, run, started, tokens
+from tests.gateway.backends.replicas import replica
+from tests.gateway.backends.test_resuming import Reader
+from tests.gateway.fleet.replicas import all_up
+from tests.gateway.scripted_engine import make_request
+
+MOST = 60
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_answers_of_a_stopped_replica_end_there_or_go_on_at_the_other(has_time: bool) -> None:
+    async def main(stack: ExitStack) -> None:
+        listening = [stack.enter_context(replica('{"step_s": 0.004}')) for _ in range(2)]
+        patience = Patience(resume_within_s=0)
+        pool = EnginePool(
+            Replica(each.endpoint, RemoteEngineClient(each.endpoint, patience=patience))
+            for each in listening
+        )
+        async with started(pool):
+            await all_up(pool)
+            readers = [
+                Reader(pool, make_request(str(n), (100 * n,), max_tokens=MOST)) for n in range(1, 7)
+            ]
+            await asyncio.gather(*(reader.read(5) for reader in readers))
+            rest = asyncio.gather(*(reader.rest() for reader in readers))
+            await asyncio.to_thread(listening[0].stop, 60.0 if has_time else 0.0)
+            for number, ending in enumerate(await rest, 1):
+                reader = readers[number - 1]
+                assert isinstance(ending, Finished)
+                assert tokens(reader.events) == [100 * number + k for k in range(MOST)]
+                assert reader.count(PrefillDone) == 1
+                assert ending.stats.num_output_tokens == MOST
+                assert sum(work.num_output_tokens for work in ending.work) == MOST
+            assert (pool.failovers["died"] > 0) != has_time
+            await becomes(lambda: [state.is_up for state in pool.states()] == [False, True])
+
+    with ExitStack() as stack:
+        run(main(stack))
