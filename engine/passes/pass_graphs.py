@@ -7,6 +7,10 @@ that passes of so many rows may have; all read the same static inputs and write 
 outputs, and a pass is padded to the next size. What varies beside the contents, the work of
 attention, is worked out on the device.
 
+Prompts are bound by computing: above `MOST_LOGIT_ROWS` rows sizes are a fourth apart at most, so that
+little is computed for padding. Each of them has the one shape of tile that long sequences have,
+and at most so many rows get logits, those that the pass names.
+
 Memory: inputs, outputs and attention's workspace are allocated before the first recording and
 belong to this object. What lies between is private to the graphs, in one pool that all of them
 share: no graph keeps anything there beyond its end, and no two run at the same time, since all are
@@ -34,7 +38,12 @@ from kernels.attention.stage_rows import PassInputs, stage_rows
 
 log = logging.getLogger(__name__)
 
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BUCKETS = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256),
+    *(320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+)
+# Passes of up to so many rows get logits for all of them, larger ones for at most as many.
+MOST_LOGIT_ROWS = 256
 # Static room for block ids, 4 bytes each; a pass with more is launched kernel by kernel.
 _MAX_BLOCK_IDS = 1 << 20
 # What the driver keeps for a graph's few hundred kernels, and cuBLAS for its stream.
@@ -123,14 +132,15 @@ class PassGraphs:
             largest.num_words(self._max_block_ids), dtype=torch.int64, device=device
         )
         self._paths = planner.paths(largest.num_rows)
+        num_logits = min(largest.num_rows, MOST_LOGIT_ROWS)
         self._logits = torch.zeros(
-            (largest.num_rows, config.vocab_size), dtype=torch.float32, device=device
+            (num_logits, config.vocab_size), dtype=torch.float32, device=device
         )
 
-        def rows_of(width: int) -> Tensor:
-            return torch.zeros((largest.num_rows, width), dtype=model.dtype, device=device)
+        def rows_of(width: int, count: int = largest.num_rows) -> Tensor:
+            return torch.zeros((count, width), dtype=model.dtype, device=device)
 
-        self._hidden = rows_of(config.hidden_size)
+        self._hidden = rows_of(config.hidden_size, num_logits)
         self._tap_layers = taps
         self._taps = rows_of(len(taps) * config.hidden_size) if taps else None
         self._features = rows_of(model.feature_size) if model.feature_size else None
@@ -156,7 +166,7 @@ class PassGraphs:
         kinds = [
             (rows, shape)
             for rows in reversed(self._sizes)
-            for shape in reversed(self._planner.shapes(rows))
+            for shape in reversed(self._shapes(rows))
         ]
         begun_s = time.perf_counter()
         with _no_garbage_collection():
@@ -174,6 +184,11 @@ class PassGraphs:
             time.perf_counter() - begun_s,
         )
 
+    def _shapes(self, num_rows: int) -> tuple[TileShape, ...]:
+        if num_rows > MOST_LOGIT_ROWS:
+            return (self._planner.shape(num_rows),)
+        return self._planner.shapes(num_rows)
+
     def _capture_one(self, capture: CaptureFn, num_rows: int, shape: TileShape) -> CapturedPass:
         layout = self._layout(num_rows)
         inputs = layout.inputs(self._words)
@@ -187,9 +202,12 @@ class PassGraphs:
             window_blocks=self._kv_cache.window_blocks,
         )
         self._write_padding(layout)
+        logit_rows = None
+        if num_rows > MOST_LOGIT_ROWS:
+            logit_rows = layout.tensor(self._words, "logit_rows")[:MOST_LOGIT_ROWS]
 
         def run() -> None:
-            self._run(inputs, plan, num_rows)
+            self._run(inputs, plan, logit_rows)
 
         return CapturedPass(
             layout=layout,
@@ -205,8 +223,13 @@ class PassGraphs:
         packed = self._buffers.pack(self._buffers.stage([], None), layout)
         self._words[: len(packed)].copy_(packed, non_blocking=True)
 
-    def _run(self, inputs: PassInputs, plan: TilePlan, num_rows: int) -> None:
-        """Return what is recorded: from the static inputs to the static outputs."""
+    def _run(self, inputs: PassInputs, plan: TilePlan, logit_rows: Tensor | None) -> None:
+        """Do what is recorded: from the static inputs to the static outputs.
+
+        logit_rows: the rows that get logits, in a static input; None for all.
+        """
+        num_rows = len(inputs.token_ids)
+        num_logits = num_rows if logit_rows is None else len(logit_rows)
         prepare_plan(plan, inputs, self._kv_cache.window_blocks)
         output = self._model.forward(
             inputs.token_ids,
@@ -214,12 +237,12 @@ class PassGraphs:
             inputs.slots,
             plan,
             self._kv_cache,
-            None,
-            logits_out=self._logits[:num_rows],
+            logit_rows,
+            logits_out=self._logits[:num_logits],
             taps=self._tap_layers,
             features=None if self._features is None else self._features[:num_rows],
         )
-        self._hidden[:num_rows].copy_(output.hidden)
+        self._hidden[:num_logits].copy_(output.hidden)
         if self._taps is not None:
             assert output.taps is not None, "the model yields the taps that it is asked for"
             self._taps[:num_rows].copy_(output.taps)
@@ -232,6 +255,10 @@ class PassGraphs:
             return None
         for rows in self._sizes:
             captured = self._captured.get((rows, shape))
+            if rows > MOST_LOGIT_ROWS and (
+                len(staged.logit_rows) > MOST_LOGIT_ROWS or 4 * rows > 5 * staged.num_rows
+            ):
+                continue
             if (
                 captured is not None
                 and staged.num_rows <= rows
@@ -267,7 +294,9 @@ class PassGraphs:
         captured.replay()
         rows = staged.logit_rows
         first, number = (rows[0], len(rows)) if rows else (0, 0)
-        if not rows or rows[-1] - first == number - 1:  # ascending, so nothing is left out
+        if captured.layout.num_rows > MOST_LOGIT_ROWS:  # they are the named rows already
+            logits, hidden = self._logits[:number], self._hidden[:number]
+        elif not rows or rows[-1] - first == number - 1:  # ascending, so nothing is left out
             logits, hidden = (each[first : first + number] for each in (self._logits, self._hidden))
         else:
             index = captured.layout.tensor(self._words, "logit_rows")[:number]
@@ -299,19 +328,22 @@ def estimate_bytes(
 ) -> int:
     """Device memory that the graphs of a model take at most, workspaces included.
 
-    The static inputs and outputs, the widest moment of a pass (all rows' logits before and after
-    they become float32, or one layer's activations), and what driver and cuBLAS need.
+    The static inputs and outputs, the widest moment of a pass (logits before and after they become
+    float32, or one layer's activations), and what driver and cuBLAS need.
     """
     sizes = [rows for rows in BUCKETS if rows <= max_rows]
+    num_rows, num_logits = sizes[-1], min(sizes[-1], MOST_LOGIT_ROWS)
     outputs = config.vocab_size * 4 + config.hidden_size * dtype.itemsize
     # Taps lie in the pass's own memory first.
-    outputs += (2 * num_taps * config.hidden_size + feature_size) * dtype.itemsize
+    of_all = (2 * num_taps * config.hidden_size + feature_size) * dtype.itemsize
     head = config.vocab_size * (4 + dtype.itemsize)
     heads = (2 * config.num_query_heads + 2 * config.num_kv_heads) * config.head_dim
     layer = (4 * config.hidden_size + 3 * config.intermediate_size + 2 * heads) * dtype.itemsize
-    num_graphs = 3 * len(sizes)
+    num_graphs = sum(3 if rows <= MOST_LOGIT_ROWS else 1 for rows in sizes)
     return (
-        sizes[-1] * (outputs + max(head, layer))
+        num_logits * outputs
+        + num_rows * of_all
+        + max(num_logits * head, num_rows * layer)
         + num_graphs * _BYTES_PER_GRAPH
         + _CUBLAS_BYTES
         + MAX_WORKSPACE_BYTES

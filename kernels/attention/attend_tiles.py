@@ -3,8 +3,8 @@
 The query heads that share a key-value head are packed with several rows into one tile, so that a
 token tree reads its prefix once or twice. Keys are read in splits by as many programs as there are
 (split-KV: Dao et al., "Flash-Decoding for long-context inference", 2023), with the recurrence of
-Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018. The program that is the
-last to store a split of a tile combines them, in the order of the splits whichever it is.
+Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018. A second kernel combines
+the splits; in passes of few rows it is the program that is the last to store one of a tile's.
 """
 
 import math
@@ -26,8 +26,14 @@ from kernels.triton_support import (
 
 # Programs beyond this many a multiprocessor are not launched: the others take over their work.
 _PROGRAMS_PER_MULTIPROCESSOR = 16
-# Lines of a tile that are combined at once: their sums take few registers.
-_LINES_AT_ONCE = tl.constexpr(16)
+_COMBINING_PROGRAMS = 32
+# Splits that a program of the combining kernel reads at once.
+_SPLITS_AT_ONCE = 32
+# Passes of up to so many rows have their splits combined in the attention kernel: one launch less,
+# while the few programs that combine have little to read. Not with sinks, where registers spill.
+_FEW_ROWS = 16
+# Lines of a tile, and splits, that those programs read at once.
+_LINES = tl.constexpr(4)
 _LOG2_E = math.log2(math.e)
 # What the kernels read from a cache of e4m3 numbers has to be multiplied by this.
 _E4M3_FACTOR = 256.0
@@ -94,57 +100,60 @@ def _combine(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a tile's place
     parts,
     part_stride,
     num_splits,
-    sinks,
     head,
     first_row,
-    num_rows,
+    num_lines,
     num_kv_heads,
     factor,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
 ):
     """Store a tile's rows, one head's, from their splits: `parts`, `part_stride` apart.
 
-    The first num_rows * GROUP_SIZE lines of the tile are rows; a split whose top is -inf saw none
-    of a row's keys, and its sums may be unwritten.
+    The first num_lines lines of the tile are rows; a split whose top is -inf saw none of a row's
+    keys, and its sums may be unwritten.
     """
+    SPLITS: tl.constexpr = 8 if BLOCK_D == 128 else 4
     dim = tl.arange(0, BLOCK_D)
-    for first_line in tl.range(0, num_rows * GROUP_SIZE, _LINES_AT_ONCE):
-        lines = first_line + tl.arange(0, _LINES_AT_ONCE)
-        is_row = lines < num_rows * GROUP_SIZE
+    for first_line in tl.range(0, num_lines, _LINES):
+        lines = first_line + tl.arange(0, _LINES)
+        is_row = lines < num_lines
         is_element = is_row[:, None] & (dim < HEAD_DIM)[None, :]
-        sums = tl.zeros([_LINES_AT_ONCE, BLOCK_D], tl.float32)
-        top = tl.full([_LINES_AT_ONCE], float("-inf"), tl.float32)
-        total = tl.zeros([_LINES_AT_ONCE], tl.float32)
-        part = parts
-        for _ in tl.range(0, num_splits):
-            part_tops = part + BLOCK_M * HEAD_DIM + lines
+        places = lines[:, None] * HEAD_DIM + dim[None, :]
+        sums = tl.zeros([_LINES, BLOCK_D], tl.float32)
+        top = tl.full([_LINES], float("-inf"), tl.float32)
+        total = tl.zeros([_LINES], tl.float32)
+        for start in tl.range(0, num_splits, SPLITS):
+            splits = start + tl.arange(0, SPLITS)
+            is_split = splits < num_splits
+            starts = parts + splits.to(tl.int64) * part_stride  # [SPLITS]
+            part_tops = starts[:, None] + BLOCK_M * HEAD_DIM + lines[None, :]
+            is_part = is_split[:, None] & is_row[None, :]
             # Not from the level-1 cache: other multiprocessors wrote them.
-            tops = tl.load(part_tops, mask=is_row, other=float("-inf"), cache_modifier=".cg")
-            totals = tl.load(part_tops + BLOCK_M, mask=is_row, other=0.0, cache_modifier=".cg")
-            places = part + lines[:, None] * HEAD_DIM + dim[None, :]
-            part_sums = tl.load(places, mask=is_element, other=0.0, cache_modifier=".cg")
-            part_sums = tl.where((tops > float("-inf"))[:, None], part_sums, 0.0)
-            new_top = tl.maximum(top, tops)
+            tops = tl.load(part_tops, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+            totals = tl.load(part_tops + BLOCK_M, mask=is_part, other=0.0, cache_modifier=".cg")
+            part_sums = tl.load(
+                starts[:, None, None] + places[None, :, :],
+                mask=is_split[:, None, None] & is_element[None, :, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )  # [SPLITS, LINES, BLOCK_D]
+            part_sums = tl.where((tops > float("-inf"))[:, :, None], part_sums, 0.0)
+            new_top = tl.maximum(top, tl.max(tops, axis=0))
             pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weights = tl.exp2((tops - pivot) * factor)
+            weights = tl.exp2((tops - pivot[None, :]) * factor)
             decay = tl.exp2((top - pivot) * factor)
-            total = tl.fma(total, decay, totals * weights)
-            sums = tl.fma(sums, decay[:, None] + tl.zeros_like(sums), part_sums * weights[:, None])
+            total = total * decay + tl.sum(totals * weights, axis=0)
+            sums = sums * decay[:, None] + tl.sum(part_sums * weights[:, :, None], axis=0)
             top = new_top
-            part += part_stride
         inverse = 1.0 / tl.where(total > 0.0, total, 1.0)
         query_head = head * GROUP_SIZE + lines % GROUP_SIZE
-        if HAS_SINKS:
-            sink = tl.load(sinks + query_head)
-            inverse = _inverse_with_sink(top, total, sink, factor)
         row = (first_row + lines // GROUP_SIZE).to(tl.int64)
-        places = output + (row * num_kv_heads * GROUP_SIZE + query_head)[:, None] * HEAD_DIM
+        targets = output + (row * num_kv_heads * GROUP_SIZE + query_head)[:, None] * HEAD_DIM
         result = (sums * inverse[:, None]).to(output.dtype.element_ty)
-        tl.store(places + dim[None, :], result, mask=is_element)
+        tl.store(targets + dim[None, :], result, mask=is_element)
 
 
 @jit
@@ -196,6 +205,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
     HAS_SOFTCAP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    COMBINES: tl.constexpr,
 ):
     """A program: units of work, each a tile of rows and a split of keys, of one key-value head.
 
@@ -299,21 +309,102 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
             if high > low:  # else top says that there is nothing to be read
                 places = workspace + part + lines[:, None] * HEAD_DIM + dim[None, :]
                 tl.store(places, sums, mask=is_element)
-            first = partial - (unit - first_unit) // num_tiles * num_tiles  # of the tile's splits
-            arrival = arrivals + first * num_kv_heads + head
-            tl.debug_barrier()  # all threads' sums are stored before one of them says so
-            arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
-            if arrived == num_units // num_tiles - 1:
-                tl.store(arrival, 0)  # for the next layer
-                _combine(
-                    output,
-                    workspace + (first.to(tl.int64) * num_kv_heads + head) * part_size,
-                    part_size * num_kv_heads * num_tiles,
-                    num_units // num_tiles,
-                    sinks, head, tl.load(row_starts + b) + tile_index * ROWS_PER_TILE,
-                    tl.minimum(tl.load(num_rows + b) - tile_index * ROWS_PER_TILE, ROWS_PER_TILE),
-                    num_kv_heads, factor, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HAS_SINKS,
-                )  # fmt: skip
+            if COMBINES:
+                # Of the tile's first split.
+                first = tl.load(work + batch + 1 + b) + num_tiles - 1 - tile_index
+                arrival = arrivals + first * num_kv_heads + head
+                num_splits = num_units // num_tiles
+                tl.debug_barrier()  # all threads' sums are stored before one of them says so
+                arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
+                if arrived == num_splits - 1:
+                    tl.store(arrival, 0)  # for the next layer
+                    left = tl.load(num_rows + b) - tile_index * ROWS_PER_TILE
+                    _combine(
+                        output,
+                        workspace + (first.to(tl.int64) * num_kv_heads + head) * part_size,
+                        part_size * num_kv_heads * num_tiles,
+                        num_splits,
+                        head,
+                        tl.load(row_starts + b) + tile_index * ROWS_PER_TILE,
+                        tl.minimum(left, ROWS_PER_TILE) * GROUP_SIZE,
+                        num_kv_heads, factor, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D,
+                    )  # fmt: skip
+
+
+@jit
+def _combine_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's layout
+    output,
+    workspace,
+    row_starts,
+    num_rows,
+    sinks,
+    work,
+    batch,
+    num_kv_heads,
+    factor,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BATCH: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """A program: one query head of some rows; rows with one split are there already."""
+    sequences = tl.arange(0, BATCH)
+    is_sequence = sequences < batch
+    starts = tl.load(row_starts + sequences, mask=is_sequence, other=0)
+    ends = starts + tl.load(num_rows + sequences, mask=is_sequence, other=0)
+    num_partials = tl.load(work + 2 * batch + 1)
+    query_head = tl.program_id(1)
+    head = query_head // GROUP_SIZE
+    dim = tl.arange(0, BLOCK_D)
+    if num_partials > 0:
+        for row in tl.range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
+            is_own = (starts <= row) & (row < ends)
+            b = tl.max(tl.where(is_own, sequences, -1), axis=0)
+            num_splits = 0
+            num_tiles = 1
+            if b >= 0:
+                num_tiles = (tl.load(num_rows + b) + ROWS_PER_TILE - 1) // ROWS_PER_TILE
+                num_splits = (tl.load(work + b + 1) - tl.load(work + b)) // num_tiles
+            if num_splits > 1:
+                first_row = tl.load(row_starts + b)
+                place = row - first_row
+                line = place % ROWS_PER_TILE * GROUP_SIZE + query_head % GROUP_SIZE
+                first = tl.load(work + batch + 1 + b) + num_tiles - 1 - place // ROWS_PER_TILE
+                sums = tl.zeros([BLOCK_D], tl.float32)
+                top = tl.full([], float("-inf"), tl.float32)
+                total = tl.full([], 0.0, tl.float32)
+                for start in tl.range(0, num_splits, SPLITS):
+                    splits = start + tl.arange(0, SPLITS)
+                    is_split = splits < num_splits
+                    partials = (first + splits * num_tiles).to(tl.int64) * num_kv_heads + head
+                    parts = workspace + partials * (BLOCK_M * (HEAD_DIM + 2))
+                    part_tops = parts + BLOCK_M * HEAD_DIM + line
+                    tops = tl.load(part_tops, mask=is_split, other=float("-inf"))
+                    totals = tl.load(part_tops + BLOCK_M, mask=is_split, other=0.0)
+                    part_sums = tl.load(
+                        parts[:, None] + line * HEAD_DIM + dim[None, :],
+                        mask=is_split[:, None] & (dim < HEAD_DIM)[None, :],
+                        other=0.0,
+                    )  # [SPLITS, BLOCK_D], unwritten where a split saw nothing
+                    part_sums = tl.where((tops > float("-inf"))[:, None], part_sums, 0.0)
+                    new_top = tl.maximum(top, tl.max(tops, axis=0))
+                    pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
+                    weights = tl.exp2((tops - pivot) * factor)
+                    decay = tl.exp2((top - pivot) * factor)
+                    total = tl.fma(total, decay, tl.sum(totals * weights, axis=0))
+                    sums = tl.fma(sums, decay, tl.sum(part_sums * weights[:, None], axis=0))
+                    top = new_top
+                inverse = 1.0 / tl.where(total > 0.0, total, 1.0)
+                if HAS_SINKS:
+                    inverse = _inverse_with_sink(top, total, tl.load(sinks + query_head), factor)
+                long_row = first_row.to(tl.int64) + place
+                places = (long_row * num_kv_heads * GROUP_SIZE + query_head) * HEAD_DIM
+                result = (sums * inverse).to(output.dtype.element_ty)
+                tl.store(output + places + dim, result, mask=dim < HEAD_DIM)
 
 
 def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
@@ -354,11 +445,24 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
     shape, batch_size = plan.shape, plan.row_starts.shape[0]
     # Numbers are decoded in registers, of which there are no more than before.
     is_scaled, is_large = k_scale is not None, shape.block_m > 64
-    num_query_heads, head_dim = query.shape[1:]
+    num_rows, num_query_heads, head_dim = query.shape
+    # In deterministic mode a row's bits are to be the same in passes of any number of rows.
+    is_other = shape.is_deterministic or sinks is not None
+    combines = num_rows <= _FEW_ROWS and not is_other
     num_kv_heads = plan.num_kv_heads
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if batch_size == 0:
         return output
+    constants = {
+        "GROUP_SIZE": num_query_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "ROWS_PER_TILE": shape.rows_per_tile,
+        "BLOCK_M": shape.block_m,
+        "BLOCK_D": max(next_power_of_2(head_dim), 16),
+        # Few different numbers: each is one more kernel to compile.
+        "BATCH": 32 if batch_size <= 32 else MAX_SEQUENCES,
+        "HAS_SINKS": sinks is not None,
+    }
     launch(
         _attend_kernel,
         (_num_programs(plan, head_dim),),
@@ -405,15 +509,28 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
         HAS_PATHS=plan.path_slots is not None,
         HAS_SOFTCAP=softcap is not None,
         HAS_SCALES=is_scaled,
-        GROUP_SIZE=num_query_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        ROWS_PER_TILE=shape.rows_per_tile,
-        BLOCK_M=shape.block_m,
-        BLOCK_D=max(next_power_of_2(head_dim), 16),
-        # Few different numbers: each is one more kernel to compile.
-        BATCH=32 if batch_size <= 32 else MAX_SEQUENCES,
-        HAS_SINKS=sinks is not None,
+        COMBINES=combines,
+        **constants,
     )
+    if plan.may_split and not combines:
+        most = _COMBINING_PROGRAMS * num_multiprocessors(query.device) // num_query_heads
+        launch(
+            _combine_kernel,
+            (min(num_rows, max(most, 1)), num_query_heads),
+            output,
+            plan.workspace,
+            plan.row_starts,
+            plan.num_rows,
+            sinks,
+            plan.work,
+            batch_size,
+            num_kv_heads,
+            factor,
+            num_warps=4,
+            num_stages=1,
+            SPLITS=_SPLITS_AT_ONCE,
+            **constants,
+        )
     return output
 
 

@@ -45,6 +45,7 @@ class _Pass:
     is_deterministic: bool = False
     has_trees: bool = True
     batch: int = 32
+    num_rows: int = NUM_ROWS
 
     @property
     def name(self) -> str:
@@ -54,6 +55,7 @@ class _Pass:
         words += ["no trees"] if not self.has_trees else []
         words += ["softcap"] if self.softcap is not None else []
         words += ["sinks"] if self.has_sinks else []
+        words += [f"{self.num_rows} rows"] if self.num_rows != NUM_ROWS else []
         return ", ".join([*words, f"batch {self.batch}"])
 
     def run(self) -> None:
@@ -98,7 +100,7 @@ class _Pass:
         plan.prepare()
         k_scale, v_scale = heads.scales()
         # queries as the fused projection has them, or alone
-        query = torch.empty(NUM_ROWS, heads.num_query_heads, heads.head_dim, dtype=heads.dtype)
+        query = torch.empty(self.num_rows, heads.num_query_heads, heads.head_dim, dtype=heads.dtype)
         attend_tiles(
             query,
             *heads.cache(),
@@ -148,6 +150,7 @@ _GPT_OSS = _heads("gpt-oss", 64, 8, 64, BF16)
 
 _COMMON = (
     *(_Pass(heads=QWEN3_8B, variant=variant) for variant in range(3)),
+    *(_Pass(heads=QWEN3_8B, variant=variant, num_rows=16) for variant in range(2)),
     _Pass(heads=QWEN3_8B, is_deterministic=True),
     _Pass(heads=_FP8_8B, variant=1),
     _Pass(heads=_NARROW),
@@ -171,6 +174,10 @@ _RARE = (
         for heads in (QWEN3_06B, _NARROW, _ODD, _WIDE, _FULL, _WIDE_FULL, _FP8_8B)
     ),
     _Pass(heads=QWEN3_8B, is_deterministic=True, has_trees=False),
+    *(_Pass(heads=heads, num_rows=16) for heads in (QWEN3_06B, _NARROW, _FP8_8B, _WIDE, _FULL)),
+    *(_Pass(heads=heads, variant=1, num_rows=16) for heads in (_ODD, _FP8_8B, _WIDE_FP8)),
+    _Pass(heads=_WIDE_FULL, num_rows=16),
+    *(_Pass(heads=_GPT_OSS, variant=variant, num_rows=16) for variant in range(3)),
     _Pass(heads=QWEN3_8B, batch=256),
     _Pass(heads=_HUGE),
 )

@@ -30,6 +30,7 @@ FUSED = [
 SEPARATE = [
     "_rope_write_kv_kernel",
     "_attend_kernel",
+    "_combine_kernel",
     "product",
     "_rms_norm_kernel",
     "product",

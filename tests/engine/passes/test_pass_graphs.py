@@ -5,17 +5,20 @@ import logging
 import random
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
 from engine.core import Engine
+from engine.passes import pass_graphs
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
 from engine.passes.pass_graphs import BUCKETS, CapturedPass, PassGraphs, estimate_bytes
 from engine.passes.runner import ModelRunner
 from engine.passes.tile_plans import TilePlanner
+from kernels.attention.stage_rows import PassInputs
 from kernels.triton_support import use_kernels
 from tests.engine.passes.twins import (
     Piece,
@@ -141,9 +144,8 @@ def test_graphs_that_do_not_fit_into_memory_are_left_out(
         return run
 
     def graphs_rows(run: Callable[[], None]) -> int:
-        return next(
-            cell.cell_contents for cell in run.__closure__ or () if type(cell.cell_contents) is int
-        )
+        cells = [cell.cell_contents for cell in run.__closure__ or ()]
+        return next(len(cell.token_ids) for cell in cells if isinstance(cell, PassInputs))
 
     with caplog.at_level(logging.WARNING):
         staged.runner.capture_graphs(capture=record, max_rows=16)
@@ -177,6 +179,39 @@ def test_few_logits_of_many_rows_are_picked_from_all(replayed: list[int]) -> Non
     nobody = staged.run([rows(4, 3, 0)])
     assert nobody.logits.shape == (0, 131)
     assert replayed == [16, 4]
+
+
+def test_prompts_are_recorded_with_the_logits_that_they_name(
+    replayed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With small numbers: all logits up to 4 rows, above them those of at most 4."""
+    monkeypatch.setattr(pass_graphs, "MOST_LOGIT_ROWS", 4)
+    monkeypatch.setattr(pass_graphs, "BUCKETS", (1, 2, 4, 10, 20, 24, 30))
+    plain, staged = make_twins(MODEL, max_rows=30, taps=(0, 1))
+    assert graphs_of(staged)._logits.shape[0] == graphs_of(staged)._hidden.shape[0] == 4
+    for pieces in (
+        [rows(0, 9, 0)],
+        [rows(1, 11, 1), rows(2, 2, 2), rows(3, 6, 1)],  # 19
+        [rows(4, 3, 3)],
+        [rows(5, 20, 5)],  # more logits than a recorded pass has
+        [rows(6, 25, 4)],
+        [rows(7, 14, 1)],  # 20 would be too much padding
+    ):
+        expected = plain.run(pieces)
+        poison(staged.runner)
+        found = staged.run(pieces)
+        torch.testing.assert_close(found.logits, expected.logits)
+        torch.testing.assert_close(found.hidden, expected.hidden)
+        torch.testing.assert_close(found.taps, expected.taps)
+    assert replayed == [10, 20, 4, 30]
+
+
+def test_the_sizes_of_prompts_leave_little_to_padding() -> None:
+    most = pass_graphs.MOST_LOGIT_ROWS
+    assert most in BUCKETS
+    assert BUCKETS[-1] == 2048
+    for size, larger in pairwise(BUCKETS):
+        assert larger <= (2 * size if size < most else 1.25 * (size + 1))
 
 
 def test_more_block_ids_than_there_is_room_for_are_launched_plainly(replayed: list[int]) -> None:
@@ -358,6 +393,10 @@ def test_the_estimate_grows_with_the_model_and_the_rows() -> None:
     assert few < many
     static = 256 * config.vocab_size * 4
     assert many > static
+    prompts = estimate_bytes(config, torch.float32)
+    inner = 3 * config.intermediate_size + 4 * config.hidden_size
+    assert prompts - many < 2048 * 4 * (2 * inner) + (len(BUCKETS) << 21)
+    assert prompts > 2048 * inner * 4
 
 
 def test_slices_must_have_their_slots() -> None:
