@@ -7,8 +7,8 @@ that passes of so many rows may have; all read the same static inputs and write 
 outputs, and a pass is padded to the next size. What varies beside the contents, the work of
 attention, is worked out on the device.
 
-Prompts are bound by computing: above `MOST_LOGIT_ROWS` rows sizes are a fourth apart at most, so that
-little is computed for padding. Each of them has the one shape of tile that long sequences have,
+Prompts are bound by computing: above `MOST_LOGIT_ROWS` rows sizes are a fourth apart at most, so
+that little is computed for padding. Each has the one shape of tile that long sequences have,
 and at most so many rows get logits, those that the pass names.
 
 Memory: inputs, outputs and attention's workspace are allocated before the first recording and
