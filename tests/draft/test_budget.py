@@ -1,6 +1,7 @@
 """The budget against trying every size."""
 
 import math
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -99,6 +100,18 @@ def test_drafting_stops_paying_under_load() -> None:
     assert num_worth(knee(1), [0.05], 4) == 0
     assert num_worth(knee(1), [0.9], 0) == 0
     assert num_worth(knee(1), [], 4) == 0
+
+
+def test_one_pass_of_a_block_pays_where_a_pass_a_level_does_not() -> None:
+    """A draft pass takes nearly as long as a large one."""
+    level = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 0.9), num_sequences=1)
+    block = replace(level, num_block_rows=8)
+    assert num_worth(level, [0.85], 8) == 0
+    assert num_worth(block, [0.85], 8) == 1
+    assert num_worth(block, [0.85], 1) == 0  # a block of one depth
+    # Its rows count: eight of each sequence.
+    by_rows = replace(block, draft_pass_s=FixedTimes(lambda rows: 0.6 * rows))
+    assert num_worth(by_rows, [0.85], 8) == 0
 
 
 def test_only_the_sequences_that_agree_are_drafted_for() -> None:
