@@ -169,6 +169,11 @@ JOBS = (
         arguments=(),
         quick=("--repeats", "1", "--seconds", "1"),
     ),
+    Job(
+        script="bench_remote_engine",
+        arguments=(),
+        quick=("--repeats", "1", "--requests", "2", "--chunks", "5"),
+    ),
     Job(script="bench_loop_holds", arguments=(), quick=("--rounds", "2")),
     Job(
         script="bench_largest_bodies",

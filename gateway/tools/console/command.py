@@ -121,12 +121,12 @@ def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, R
     return wrapped
 
 
-def start_logging(level: str, log_format: "LogFormat" = "text") -> None:
+def start_logging(level: str, log_format: "LogFormat" = "text", process: str = "gateway") -> None:
     """Log to standard error, unless the program that calls this command has its own handlers."""
     from gateway.telemetry.logs import configure_logging
 
     if not logging.getLogger().handlers:
-        configure_logging(level, log_format)
+        configure_logging(level, log_format, process=process)
 
 
 def assigned(assignments: list[str]) -> dict[str, Any]:

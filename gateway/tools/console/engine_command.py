@@ -145,7 +145,7 @@ def _run(settings: Settings, endpoint: str, key: Path | None, *, insecure: bool)
     from gateway.backends.fleet_keys import read_fleet_keys, require_safe
     from gateway.wiring.replica import listen_for_gateways
 
-    start_logging(settings.log_level, settings.telemetry.log_format)
+    start_logging(settings.log_level, settings.telemetry.log_format, process="engine")
     keys = None if key is None else read_fleet_keys(key)
     require_safe(endpoint, keys, insecure=insecure)
     with ended_by_signals(), closing(listen_for_gateways(settings, endpoint, keys)) as listener:
