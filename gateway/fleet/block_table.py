@@ -112,7 +112,8 @@ class BlockTable:
             adds[-1] = rest[-1]
         seen = seen[adds]
         seen[1:] &= ~seen[:-1]
-        number, codes = np.nonzero(_bits(seen).view(np.bool_))
+        bits = _bits(seen).view(np.bool_)  # [groups, codes and some]
+        number, codes = np.divmod(np.flatnonzero(bits), bits.shape[1])
         depths[codes] = np.maximum(depths[codes], ends[len(rows) - 1 - adds[number]])
 
     # ---- changing -------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,8 @@ from gateway.fleet.block_index import BlockIndex, Keys, block_keys, grid
 from gateway.fleet.placement import ReplicaLoad, least
 
 Tokens = npt.NDArray[np.int64]
+
+_lane_of = attrgetter("index_lane")
 
 _PLACED_S: Final = 60.0
 _MOST_PLACED: Final = 2**14
@@ -69,7 +72,7 @@ class CacheAware:
         self._clock = clock
         self._placed: OrderedDict[str, _Placed] = OrderedDict()
         self._num_placed: Counter[int] = Counter()  # by lane
-        self._lanes_of_key: dict[int, Counter[int]] = {}  # of what is placed
+        self._lanes_of_key: dict[int, dict[int, int]] = {}  # of what is placed, and how often
         self._trust = np.ones(index.max_lanes)
 
     def note_tiers(self, tiers: Mapping[Tier, TierInfo]) -> None:
@@ -100,7 +103,7 @@ class CacheAware:
         now_s = self._clock()
         self._forget_old(now_s)
         num_tokens = len(request.prompt_token_ids) + len(request.resumed_token_ids or ())
-        lanes = np.array([each.index_lane for each in candidates])
+        lanes = np.fromiter(map(_lane_of, candidates), np.int64, len(candidates))
         places = grid(len(keys))
         placed_keys = tuple(keys[places].tolist())
         claimed = self._claimed(request.tier, keys, places.tolist(), placed_keys, num_tokens)[lanes]
@@ -186,7 +189,10 @@ class CacheAware:
         self._placed[request_id] = placed
         self._num_placed[placed.lane] += 1
         for key in placed.keys:
-            self._lanes_of_key.setdefault(key, Counter())[placed.lane] += 1
+            if (lanes := self._lanes_of_key.get(key)) is None:
+                self._lanes_of_key[key] = {placed.lane: 1}
+            else:
+                lanes[placed.lane] = lanes.get(placed.lane, 0) + 1
 
     def _forget(self, request_id: str) -> _Placed | None:
         placed = self._placed.pop(request_id, None)

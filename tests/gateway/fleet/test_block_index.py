@@ -181,9 +181,13 @@ def test_a_full_index_leaves_out_and_stays_right() -> None:
 
 def test_lanes_are_bounded() -> None:
     index = BlockIndex(max_blocks=10, max_lanes=1)
-    index.add_lane()
+    lane = index.add_lane()
     with pytest.raises(ValueError, match="room for 1 replicas"):
         index.add_lane()
+    index.remove_lane(lane)
+    assert index.note(lane, BlocksReset(0, joined([1]))), "it was on its way"
+    assert index.num_pairs == 0
+    assert index.add_lane() == lane
 
 
 def test_rows_that_run_out_lose_pairs_and_nothing_else() -> None:
