@@ -1,7 +1,7 @@
 """Sampled answers follow the target's own distribution where a head drafts them: chi-square.
 
 As in test_distribution.py, with heads of random weights over the same model: EAGLE-3, which can
-guess five of the seven tokens, and MTP.
+guess five of the seven tokens, P-EAGLE and MTP.
 """
 
 from functools import cache
@@ -11,7 +11,12 @@ import torch
 
 from draft.config import DraftConfig
 from draft.heads.protocol import HeadModel
-from tests.draft.heads.head_files import eagle3_weights, layer_fields, specforge_config
+from tests.draft.heads.head_files import (
+    eagle3_weights,
+    layer_fields,
+    peagle_weights,
+    specforge_config,
+)
 from tests.engines import make_request, random_prompt, serve
 from tests.heads import knowing_pair, make_head_engine, mtp_of, read_written
 from tests.laws.chi_square import VOCAB_SIZE, p_value, strangers
@@ -46,7 +51,14 @@ def strange_head(kind: str) -> HeadModel:
     weights["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, token_ids, True)
     layers = layer_fields(weights, vocab_size=VOCAB_SIZE)
     taps = {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 1]}
-    return read_written(weights, specforge_config(weights) | layers | taps, large)
+    config = specforge_config(weights) | layers | taps
+    if kind == "peagle":
+        config |= {"ptd_token_id": 2, "block_size": 3}
+        weights["mask_hidden"] = peagle_weights()["mask_hidden"][
+            ..., : weights["fc.weight"].shape[1]
+        ]
+        weights["mask_hidden"] = weights["mask_hidden"].contiguous()
+    return read_written(weights, config, large)
 
 
 def p_of_answers(kind: str, sampling: dict[str, float], verifier: CoupledVerifier) -> float:
@@ -63,6 +75,7 @@ def p_of_answers(kind: str, sampling: dict[str, float], verifier: CoupledVerifie
     [
         ("eagle3", PLAIN),
         pytest.param("mtp", TRUNCATED, marks=pytest.mark.slow),
+        pytest.param("peagle", PLAIN, marks=pytest.mark.slow),
     ],
 )
 def test_sequences_that_a_head_drafts_follow_the_target(
