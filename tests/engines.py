@@ -206,6 +206,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     block_size: int = 16,
     prefix_caching: bool = True,
     window_blocks: int | None = None,
+    kv_dtype: torch.dtype | None = None,
     recurrent: RecurrentSizes | None = None,
     config: EngineConfig | None = None,
     verifier: Verifier | None = None,
@@ -226,6 +227,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         block_size=block_size,
         prefix_caching=prefix_caching,
         num_window_blocks=window_blocks,
+        kv_dtype=kv_dtype,
         recurrent_sizes=recurrent or RecurrentSizes(),
     )
     small = ModelRunner(
@@ -234,6 +236,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         block_size=block_size,
         prefix_caching=prefix_caching,
         num_window_blocks=window_blocks,
+        kv_dtype=kv_dtype,
         recurrent_sizes=recurrent or RecurrentSizes(),
     )
     if drafter is None and speculates:

@@ -226,9 +226,23 @@ def compile_kernels(
     if any(uses_triton(runner.device) for runner in runners.values()):
         if drafter is not None:
             warm_up_trees(draft_config(settings), runners["large"].device)
+        has_adapters = bool(settings.adapters.lora) or settings.adapters.folder is not None
+        for runner in runners.values():
+            _warm_up_passes(runner, has_adapters=has_adapters)
         warm_up(engine, partial(report, on_progress, "compiling kernels"))
     else:
         warm_up_briefly(engine)
+
+
+def _warm_up_passes(runner: "ModelRunner", *, has_adapters: bool) -> None:
+    from engine.adapters.warm_up import adapter_of_nothing
+    from engine.config import EngineConfig
+    from engine.passes.warm_up import warm_up_passes
+
+    max_rows = EngineConfig().max_tokens_per_step
+    warm_up_passes(runner, max_rows=max_rows)
+    if has_adapters and (adapter := adapter_of_nothing(runner.model)) is not None:
+        warm_up_passes(runner, max_rows=max_rows, adapter=adapter)
 
 
 def join(

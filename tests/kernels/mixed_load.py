@@ -1,10 +1,12 @@
 """Record the compiled variants of all Triton launches: of an engine's warm-up, then of a load.
 
-    python -m tests.kernels.mixed_load
+    python -m tests.kernels.mixed_load                   a pair of plain models
+    python -m tests.kernels.mixed_load experts int4      other kinds, see KINDS; all: every one
 
 A stand-in for Triton's compiler notes every launch and makes none. What launches would have written
 is zeros, but trees and the choice of tokens are worked out by their references, so requests go
-their way. Prints JSON: how many variants the warm-up had, and those that only the load had.
+their way. Prints JSON for each kind: how many variants the warm-up had, and those that only the
+load had.
 """
 
 import functools
@@ -12,8 +14,10 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -24,11 +28,19 @@ import torch
 
 from draft.config import DraftConfig
 from draft.tree_warm_up import warm_up_trees
+from engine.adapters.warm_up import adapter_of_nothing
+from engine.config import EngineConfig
 from engine.core import Engine
-from engine.request import CascadeParams, EngineRequest
+from engine.model.decoder import DecoderModel
+from engine.model.quantised import scheme as schemes
+from engine.model.quantised.formats import Rounding, SchemeName
+from engine.passes.runner import ModelRunner
+from engine.passes.warm_up import warm_up_passes
+from engine.request import AdapterRef, CascadeParams, EngineRequest
 from engine.warm_up import warm_up
 from kernels import triton_support
 from kernels.triton_support import Launch, use_kernels
+from tests.adapters import adapter_ref, make_adapter
 from tests.engines import (
     Answer,
     Pair,
@@ -38,6 +50,7 @@ from tests.engines import (
     random_prompt,
     step_once,
 )
+from tests.heads import make_head_engine, random_head
 from tests.models import make_hf_model
 
 CPU = torch.device("cpu")
@@ -100,22 +113,111 @@ def _swap(swapped: dict[FunctionType, Callable[..., Any]]) -> None:
                     setattr(module, key, swapped[value])
 
 
-def pair() -> Pair:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One way of serving. scheme: of rounded weights; kv_dtype: of both caches."""
+
+    architecture: str = "qwen3"
+    scheme: SchemeName | None = None
+    kv_dtype: torch.dtype | None = None
+    has_adapters: bool = False
+    has_head: bool = False
+    is_recorded: bool = False
+    overrides: Mapping[str, int] = field(default_factory=dict)
+
+
+# So many experts that their wide tiles are for prompts of 384 rows and more.
+_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 24, "max_position_embeddings": 1024}
+KINDS = {
+    "plain": Kind(),
+    "fp8": Kind(kv_dtype=torch.float8_e4m3fn),
+    "int8": Kind(scheme="int8"),
+    "int4": Kind(scheme="int4"),
+    "experts": Kind(architecture="qwen3-moe", overrides=_EXPERTS),
+    "int8 experts": Kind(architecture="qwen3-moe", scheme="int8", overrides=_EXPERTS),
+    "recurrent": Kind(architecture="qwen3_5"),
+    "windows": Kind(architecture="gemma2"),
+    "adapters": Kind(has_adapters=True),
+    "head": Kind(has_head=True),
+    "recorded": Kind(is_recorded=True),
+    "recorded int4": Kind(is_recorded=True, scheme="int4"),
+}
+
+
+def pair(kind: Kind) -> Pair:
     """Two models with a vocabulary of whole 16 bytes, as those of real models."""
-    models = [make_hf_model("qwen3", vocab_size=144, seed=seed) for seed in (1, 2)]
+    models = [
+        make_hf_model(kind.architecture, vocab_size=144, seed=seed, **kind.overrides)
+        for seed in (1, 2)
+    ]
     with use_kernels("triton"):
-        large, small = (engine_model(model) for model in models)
+        large, small = (_loaded(model, kind) for model in models)
     return Pair(large=large, small=small, large_reference=models[0], small_reference=models[1])
 
 
-def load() -> list[EngineRequest]:
+def _loaded(reference: Any, kind: Kind) -> Any:
+    if kind.scheme is None:
+        return engine_model(reference)
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        return DecoderModel.load(folder, dtype="bfloat16", rounding=Rounding(scheme=kind.scheme))
+
+
+class Engines:
+    """Engines on the same models, as that which warms up and that which serves."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._pair = pair(kind)
+        self.max_context = self._pair.large.config.max_position_embeddings
+        self.config = DraftConfig()
+        self.adapters: list[AdapterRef] = []
+        if kind.has_adapters:
+            parent = Path(tempfile.mkdtemp())
+            self.adapters = [
+                adapter_ref(
+                    make_adapter(
+                        parent / str(rank), self._pair.large_reference, seed=rank, rank=rank,
+                        modules=modules,
+                    )
+                )
+                for rank, modules in ((2, ("q_proj", "down_proj")), (17, ("v_proj", "gate_proj")))
+            ]  # fmt: skip
+
+    def make(self, *, prefill_chunk_s: float) -> Engine:
+        """Return a new one; where passes are recorded, they are."""
+        if self._kind.has_head:
+            return make_head_engine(
+                self._pair, random_head(), has_small=True, on_device=True, draft=self.config
+            )
+        engine = make_engine(
+            self._pair,
+            on_device=True,
+            draft=self.config,
+            config=EngineConfig(prefill_chunk_s=prefill_chunk_s),
+            kv_dtype=self._kind.kv_dtype,
+        )
+        if self._kind.is_recorded:
+            for runner in engine._runners.values():
+                assert isinstance(runner, ModelRunner)
+                assert runner.capture_graphs(capture=_record) > 0
+        return engine
+
+
+def _record(run: Callable[[], None]) -> Callable[[], None]:
+    """Launch what is recorded, once; replaying compiles nothing."""
+    run()
+    return lambda: None
+
+
+def load(engines: Engines, number_of_requests: int) -> list[EngineRequest]:
     """Both tiers, all kinds of sampling, watched answers, cascades, predictions, long prompts."""
     cuts: tuple[dict[str, Any], ...] = (
         {}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.02}, {"presence_penalty": 0.3},
         {"logit_bias": ((3, 1.0),)}, {"repetition_penalty": 1.2},
     )  # fmt: skip
     requests = []
-    for number in range(28):
+    for number in range(number_of_requests):
         tier = "large" if number % 2 else "small"
         request = make_request(
             f"r{number}", random_prompt(3 + 8 * number, seed=number), tier=tier,
@@ -127,7 +229,11 @@ def load() -> list[EngineRequest]:
             request = replace(request, cascade=CascadeParams(alpha=0.4))
         elif number % 8 == 5:
             request = replace(request, prediction_token_ids=random_prompt(60, seed=number))
+        elif engines.adapters and tier == "large":
+            request = replace(request, adapters=(engines.adapters[number // 2 % 2],))
         requests.append(request)
+    longest = min(engines.max_context - 8, 700)
+    requests.append(make_request("long", random_prompt(longest), tier="large", max_tokens=4))
     return requests
 
 
@@ -147,27 +253,43 @@ def serve(engine: Engine, requests: list[EngineRequest]) -> None:
             engine.settle(name)
 
 
-def main() -> None:
+def variants_of(kind: Kind, number_of_requests: int) -> dict[str, Any]:
+    """Warm up and serve; how many variants the first had, and what only the second had."""
+    variants = Variants()
+    triton_support._recorder.set(variants)
+    engines = Engines(kind)
+    # A GPU takes a long prompt in one chunk, but not while kernels are compiled: passes look slow.
+    warming, serving = engines.make(prefill_chunk_s=1e-9), engines.make(prefill_chunk_s=1e6)
+    warm_up_trees(engines.config, CPU)
+    for runner in warming._runners.values():
+        assert isinstance(runner, ModelRunner)
+        warm_up_passes(runner, max_rows=EngineConfig().max_tokens_per_step)
+        if engines.adapters:
+            adapter = adapter_of_nothing(runner.model)
+            warm_up_passes(runner, max_rows=64, adapter=adapter)
+    warm_up(warming)
+    variants.phase = "load"
+    serve(serving, load(engines, number_of_requests))
+    late = [variant for variant, phase in variants.found.items() if phase == "load"]
+    return {"warm-up": len(variants.found) - len(late), "load": late}
+
+
+def main(names: list[str]) -> None:
     """Print what was found."""
     torch.set_num_threads(1)
-    models = pair()
     compute_as_well(COMPUTED)
     zeros: Any = torch.zeros
     torch.empty, torch.empty_like = zeros, torch.zeros_like  # type: ignore[assignment]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
-    variants = Variants()
-    triton_support._recorder.set(variants)
+    schemes.MIN_ROUNDED_SIDE = 32  # type: ignore[misc]
     triton_support._assumed_architecture.set(90)
     with torch.inference_mode():
-        config = DraftConfig()
-        warm_up_trees(config, CPU)
-        warm_up(make_engine(models, on_device=True, draft=config))
-        variants.phase = "load"
-        serve(make_engine(models, on_device=True, draft=config), load())
-    late = [variant for variant, phase in variants.found.items() if phase == "load"]
-    found = {"warm-up": len(variants.found) - len(late), "load": late}
-    sys.stdout.write(json.dumps(found) + "\n")
+        for name in names:
+            # The plain load is the whole one; of the others, each has every kind of request.
+            found = variants_of(KINDS[name], 28 if name == "plain" else 16)
+            sys.stdout.write(json.dumps({"kind": name, **found}) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main(list(KINDS) if sys.argv[1:] == ["all"] else sys.argv[1:] or ["plain"])

@@ -75,16 +75,28 @@ def test_a_mixed_load_launches_one_variant_of_each_kernel() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_after_the_warm_up_a_mixed_load_launches_nothing_new() -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["plain"],
+        pytest.param(
+            ["fp8", "int8 experts", "recurrent", "adapters", "head", "recorded int4"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_after_the_warm_up_a_mixed_load_launches_nothing_new(kinds: list[str]) -> None:
     answer = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.mixed_load"],
+        [sys.executable, "-m", "tests.kernels.mixed_load", *kinds],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]
-    found = json.loads(answer.stdout.splitlines()[-1])
-    assert found["warm-up"] >= 40
-    assert found["load"] == []
+    lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
+    assert [found["kind"] for found in lines] == kinds
+    for found in lines:
+        assert found["warm-up"] >= 40, found["kind"]
+        assert found["load"] == [], found["kind"]

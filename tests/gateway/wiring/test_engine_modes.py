@@ -208,18 +208,23 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("kernels", ["reference", "triton"])
 def test_kernels_are_compiled_before_anyone_waits_for_them(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch
+    kernels: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On an engine that is thrown away, before passes are timed, and only where Triton runs."""
     order: list[str] = []
     monkeypatch.setattr(
         "engine.warm_up.warm_up", lambda engine, on_progress: order.append("warm_up")
     )
+    monkeypatch.setattr(
+        "engine.passes.warm_up.warm_up_passes",
+        lambda runner, max_rows, adapter=None: order.append(f"{max_rows} rows, {adapter is None}"),
+    )
     monkeypatch.setattr(wiring, "measure_budget", lambda *arguments: order.append("measure_budget"))
-    settings = settings_of(speculation__on_device="on")
+    settings = settings_of(speculation__on_device="on", adapters__folder=str(tmp_path))
     with use_kernels(kernels):
         engine = wiring.build_engine(settings, no_progress)
-    assert order == ["warm_up"] * (kernels == "triton") + ["measure_budget"]
+    compiled = ["2048 rows, True", "2048 rows, False"] * 2 + ["warm_up"]
+    assert order == compiled * (kernels == "triton") + ["measure_budget"]
     assert isinstance(engine._drafter, TreeDrafter)
     assert isinstance(engine._drafter._last["small"], DeviceGrowth)
 
