@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, cast
 
@@ -31,6 +31,7 @@ from gateway.backends.crash_suspects import EXPIRES_S, MAX_DEATHS
 from gateway.backends.received_answer import ReceivedAnswer
 from gateway.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
 from gateway.backends.wire import SwitchTier
+from gateway.fleet.candidates import Wanted
 from gateway.fleet.replica import Replica, numerics_of
 
 _MAX_TRIES: Final = 3
@@ -38,20 +39,6 @@ _MAX_TRIES: Final = 3
 
 _POLL_S: Final = 0.02
 """A request that waits for a replica looks for one at this interval."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A request that is to be placed, and what its replica must be like.
-
-    numerics: of the replica, by tier; empty where any will do. has_begun: an engine had it before,
-    so that a draining replica may have it where there is no other.
-    """
-
-    request: EngineRequest
-    numerics: dict[Tier, str] = field(default_factory=dict)
-    refused: frozenset[Replica] = frozenset()
-    has_begun: bool = False
 
 
 @dataclass(slots=True, eq=False)

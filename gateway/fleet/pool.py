@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -13,10 +12,11 @@ from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats, Tie
 from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import LOADING_REASON, OnEnd
 from gateway.backends.crash_suspects import CrashSuspects
+from gateway.fleet.candidates import Candidates, Wanted
 from gateway.fleet.fleet_stats import FleetStats, joined_info
-from gateway.fleet.flight import Flight, Wanted
+from gateway.fleet.flight import Flight
 from gateway.fleet.placement import LeastWork, Placement
-from gateway.fleet.replica import OtherModelsError, Replica, needed_tiers, num_tokens
+from gateway.fleet.replica import OtherModelsError, Replica, needed_tiers
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,6 @@ MAX_BACKOFF_S: Final = 10.0
 _WATCH_S: Final = 1.0  # between two snapshots of a replica
 _STATS_TIMEOUT_S: Final = 1.0
 _POLL_S: Final = 0.02  # while a replica drains
-_FRESH_S: Final = 0.05  # so long the replicas are not looked through again
 _LAST_WORD_S: Final = 10.0  # for answers that were told to move
 
 CLOSED_MESSAGE: Final = "The pool of engines is closed; make a new one."
@@ -41,15 +40,6 @@ class ReplicaState:
     num_in_flight: int
     num_requests: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Able:
-    """The replicas that may have requests of a kind, as they were at some time."""
-
-    replicas: list[Replica]
-    least_context: dict[Tier, int]
-    at_s: float
 
 
 class EnginePool:
@@ -80,6 +70,7 @@ class EnginePool:
         self._drain_timeout_s = drain_timeout_s
         self._placement = LeastWork() if placement is None else placement
         self._replicas: dict[str, Replica] = {}
+        self._candidates = Candidates(self._replicas)
         self._leaving: dict[Replica, asyncio.Task[None]] = {}
         self._flights: dict[str, Flight] = {}
         self._stats = FleetStats()
@@ -87,7 +78,6 @@ class EnginePool:
         self._watcher: asyncio.Task[None] | None = None
         self._suspects = CrashSuspects()
         self._initial = list(replicas)
-        self._able: dict[tuple[object, ...], _Able] = {}
 
     # ---- replicas -------------------------------------------------------------------------
 
@@ -111,7 +101,7 @@ class EnginePool:
         if (replica := self._replicas.get(name)) is None:
             return
         replica.is_draining = True
-        self._able.clear()
+        self._candidates.forget()
         if replica not in self._leaving:
             self._leaving[replica] = asyncio.create_task(self._drain(replica))
         await asyncio.shield(self._leaving[replica])
@@ -164,7 +154,7 @@ class EnginePool:
                         "its own for it."
                     )
         replica.info, replica.refusal = info, None
-        self._able.clear()
+        self._candidates.forget()
 
     async def _drain(self, replica: Replica) -> None:
         """Wait until a replica has no more requests, then close it."""
@@ -182,7 +172,7 @@ class EnginePool:
         await self._close_replica(replica)
         self._stats.drop(replica.name)
         self._replicas.pop(replica.name, None)
-        self._able.clear()
+        self._candidates.forget()
         self._leaving.pop(replica, None)
         log.info("replica has gone name=%s", replica.name)
 
@@ -343,51 +333,19 @@ class EnginePool:
 
     async def place(self, wanted: Wanted) -> Replica | None:
         """Choose the replica for a request; None where there is none now."""
-        while candidates := self._candidates(wanted):
+        while candidates := self._candidates.of(wanted):
             loads = [replica.load for replica in candidates]
             replica = candidates[self._placement.choose(wanted.request, loads)]
             is_there = replica.is_up and (wanted.has_begun or not replica.is_draining)
             if is_there and await self._is_as_known(replica):
                 return replica
-            self._able.clear()
+            self._candidates.forget()
             wanted = replace(wanted, refused=wanted.refused | {replica})
         return None
 
     def can_place(self, wanted: Wanted) -> bool:
         """Return whether there is a replica for a request."""
-        return bool(self._candidates(wanted))
-
-    def _candidates(self, wanted: Wanted) -> list[Replica]:
-        key = (needed_tiers(wanted.request), tuple(wanted.numerics.items()), wanted.has_begun)
-        now_s = time.monotonic()
-        found = self._able.get(key)
-        if found is None or not found.replicas or now_s - found.at_s > _FRESH_S:
-            found = self._able[key] = self._find(wanted, now_s)
-        replicas = found.replicas
-        if wanted.refused:
-            replicas = [each for each in replicas if each not in wanted.refused]
-        if num_tokens(wanted.request) > found.least_context.get(wanted.request.tier, 0):
-            # Where none has the room, its error says so.
-            return [each for each in replicas if each.has_context_for(wanted.request)] or replicas
-        return replicas
-
-    def _find(self, wanted: Wanted, now_s: float) -> "_Able":
-        """Look through all replicas for those that may have a request."""
-        able = [
-            replica
-            for replica in self._replicas.values()
-            if replica.serves(wanted.request, wanted.numerics) and replica.is_up
-        ]
-        taking = [replica for replica in able if not replica.is_draining]
-        if not taking and wanted.has_begun:
-            taking = able
-        infos = [replica.info for replica in taking if replica.info is not None]
-        least = {
-            tier: min(info.tiers[tier].max_context for info in infos)
-            for tier in needed_tiers(wanted.request)
-            if infos
-        }
-        return _Able(replicas=taking, least_context=least, at_s=now_s)
+        return bool(self._candidates.of(wanted))
 
     async def _is_as_known(self, replica: Replica) -> bool:
         """Return whether a replica, which may have been restarted, still has the pool's models."""
