@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-# A step that took longer than so many usual ones was held up by something else.
+# A step that took longer than so many usual ones was held up by something else. It counts as so
+# long: without it, a busy machine would seem to hold up long steps alone.
 _LONGEST: Final = 4.0
 
 
@@ -26,12 +27,10 @@ class Pace:
         """Tokens of a step."""
         return self.tokens / self.steps
 
-    def is_usual(self, seconds: float) -> bool:
-        """True unless a step took so long that it says nothing about the others."""
-        return self.steps < 2 or seconds <= _LONGEST * self.step_s
-
     def add(self, tokens: float, seconds: float) -> None:
         """Learn from a step."""
+        if self.steps >= 1:
+            seconds = min(seconds, _LONGEST * self.step_s)
         self.fade(self.kept)
         self.tokens += tokens
         self.seconds += seconds

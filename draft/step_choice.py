@@ -127,7 +127,7 @@ class _Choice:
         self.seconds += seconds
         is_measured = is_settled and tokens > 0
         if kind == self.kept:
-            if is_measured and self.recent.is_usual(seconds):
+            if is_measured:
                 self.num_between += 1
                 self.known[kind].pace.add(tokens, seconds)
                 self.recent.add(tokens, seconds)
@@ -142,7 +142,7 @@ class _Choice:
         usual = self.known[self.kept].pace.step_tokens
         probe.lost_s += seconds - tokens / usual * self.recent.step_s
         probe.steps_left -= 1
-        if is_measured and probe.pace.is_usual(seconds):
+        if is_measured:
             probe.pace.add(tokens, seconds)
         if probe.steps_left:
             return

