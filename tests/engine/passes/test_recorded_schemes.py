@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.stored_checkpoints import store_quantised
 from engine.model.decoder import DecoderModel
 from engine.model.quantised import scheme as schemes
 from engine.model.quantised.formats import Rounding, SchemeName
-from tests.engine.model.test_quantised_weights import quantise_folder
 from tests.engine.passes.twins import Twin, make_twin, poison, random_pass, record_eagerly
 from tests.models import save_hf_model
 
@@ -20,22 +20,29 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FP8 = torch.float8_e4m3fn
 # Architecture or way of storing, scheme, type of the cache.
 KINDS: list[tuple[str, SchemeName | None, torch.dtype | None]] = [
-    ("qwen3", None, None), ("qwen3", "int8", None), ("qwen3", "int4", FP8), ("gptq-4", None, None),
-    ("fp8-rows", None, FP8), ("qwen3-moe", None, None), ("qwen3-moe", "int8", None),
+    ("qwen3", None, None),
+    ("qwen3", "int8", None),
+    ("qwen3", "int4", FP8),
+    ("stored int4", None, None),
+    ("stored int8", None, FP8),
+    ("qwen3-moe", None, None),
+    ("qwen3-moe", "int8", None),
     ("qwen3-moe", "int4", FP8),
-]  # fmt: skip
+]
 # Sizes of the sequences of a pass, and how many of the last are trees: every bucket up to 32.
 PASSES = [([1], 0), ([2], 1), ([3, 1], 0), ([8], 1), ([9, 4], 1), ([16, 8], 1), ([5, 11, 16], 2)]
 SENTINEL = 0x5A
 
 
 def load(name: str, scheme: SchemeName | None, device: str, folder: Path) -> DecoderModel:
-    if name.startswith("qwen3"):
-        save_hf_model(name, folder, **({"moe_intermediate_size": 64} if "moe" in name else {}))
+    if name.startswith("stored"):
+        save_hf_model("qwen3", folder / "plain")
+        store_quantised(folder / "plain", folder / name, 4 if name == "stored int4" else 8)
     else:
-        quantise_folder(folder, name)
+        sizes = {"moe_intermediate_size": 64} if "moe" in name else {}
+        save_hf_model(name, folder / name, **sizes)
     rounding = None if scheme is None else Rounding(scheme=scheme)
-    return DecoderModel.load(str(folder), dtype="bfloat16", device=device, rounding=rounding)
+    return DecoderModel.load(str(folder / name), dtype="bfloat16", device=device, rounding=rounding)
 
 
 def record(twin: Twin, device: str) -> None:
