@@ -40,7 +40,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     numbers = [int(size) for size in found["sizes"]]
     linear = [one["linear"] for one in found["sizes"].values()]
     sizes.semilogx(numbers, linear, "o-", color=_COLOURS["cache aware"])
-    sizes.set_title("goodput a replica by that of a fleet of four, with failures", fontsize=10)
+    sizes.set_title("goodput a replica by that of a fleet of four", fontsize=10)
     sizes.set_xlabel("replicas")
     sizes.set_ylim(0, 1.2)
     figure.savefig(path, dpi=110)
