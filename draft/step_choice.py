@@ -89,7 +89,7 @@ class _Choice:
     kept: StepKind
     recent: Pace = field(default_factory=lambda: Pace(kept=_KEPT_RECENT))
     seconds: float = 0.0
-    num_between: int = 0
+    num_between: int = -_STEPS_BETWEEN  # at first, what guesses are worth is still learnt
     probe: _Probe | None = None
 
     def like(self) -> "_Choice":
