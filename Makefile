@@ -11,7 +11,7 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-hybrid serve test test-all test-long check docs bench bench-lab gpu-check
+.PHONY: help demo demo-hybrid demo-fleet serve test test-all test-long check docs bench bench-lab gpu-check
 .PHONY: clean distclean
 
 help: ## list the targets
@@ -22,6 +22,9 @@ demo: $(VENV)/.installed-demo ## ask the bundled pair, grown, and compare with p
 
 demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a cloud, which is cut off
 	@$(PY) -m gateway.tools.demo.hybrid
+
+demo-fleet: $(VENV)/.installed-fleet ## three engines by Ray Serve; one is killed, one is added
+	@$(PY) -m gateway.tools.demo.fleet
 
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
 	@$(PY) -m gateway.cli serve
@@ -94,6 +97,10 @@ $(VENV)/.installed-base: $(SETUP)
 $(VENV)/.installed-demo: $(SETUP)
 	@sh .ci/install $(VENV) "[demo]"
 	@touch $(VENV)/.installed-base $@
+
+$(VENV)/.installed-fleet: $(VENV)/.installed-demo
+	@sh .ci/install $(VENV) "[demo,fleet]"
+	@touch $@
 
 $(VENV)/.installed-dev: $(SETUP)
 	@sh .ci/install $(VENV) "[dev]"

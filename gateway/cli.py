@@ -24,6 +24,10 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "gateway.tools.console.engine_command",
         "Run an engine that gateways on this and other machines share.",
     ),
+    "fleet": _Entry(
+        "gateway.tools.fleet.command",
+        "Engines on many machines, started, watched and scaled by Ray Serve.",
+    ),
     "chat": _Entry(
         "gateway.tools.console.chat_command",
         "Ask one question, or chat if none is given. Tokens that the small model drafted are "

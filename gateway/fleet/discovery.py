@@ -1,9 +1,12 @@
-"""Addresses of replicas, which come and go: a list, and names that are looked up now and then."""
+"""Addresses of replicas, which come and go: given ones, and those that names and pages tell."""
 
 import asyncio
 import contextlib
+import json
 import logging
+import re
 import socket
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -17,12 +20,26 @@ log = logging.getLogger(__name__)
 DNS: Final = "dns://"
 """In front of NAME:PORT: all addresses of the name."""
 
+LISTS: Final = ("http://", "https://")
+"""A page that lists addresses as {"replicas": [...]}, as `outrider fleet` has one."""
+
+_LIST_TIMEOUT_S: Final = 5.0
+_MOST_LIST_BYTES: Final = 2**20
+_ADDRESS: Final = re.compile(r"tcp://[\w.:\[\]-]{1,255}:\d{1,5}", re.ASCII)
+
 Resolve = Callable[[str], Awaitable[set[str]]]
-"""Returns the addresses that dns://NAME:PORT means now. Raises OSError where it cannot be asked."""
+"""Returns the addresses that an entry means now. Raises OSError where that cannot be found out."""
+
+
+def is_looked_up(entry: str) -> bool:
+    """True for an entry that means any number of addresses, now these and later those."""
+    return entry.startswith((DNS, *LISTS))
 
 
 async def resolve(entry: str) -> set[str]:
-    """Look a name up, as `Resolve` says."""
+    """Look a name up, or read a list, as `Resolve` says."""
+    if entry.startswith(LISTS):
+        return await asyncio.to_thread(_read_list, entry)
     host, _, port = entry.removeprefix(DNS).rpartition(":")
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return {
@@ -31,6 +48,19 @@ async def resolve(entry: str) -> set[str]:
         else f"tcp://{address[0]}:{port}"
         for family, _, _, _, address in found
     }
+
+
+def _read_list(url: str) -> set[str]:
+    """Read a list of addresses. Raises OSError where it is not one."""
+    with urllib.request.urlopen(url, timeout=_LIST_TIMEOUT_S) as response:
+        body = response.read(_MOST_LIST_BYTES + 1)
+    try:
+        addresses = json.loads(body[:_MOST_LIST_BYTES])["replicas"]
+        if all(_ADDRESS.fullmatch(address) for address in addresses):
+            return set(addresses)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise OSError("it is no list of addresses")
 
 
 class DiscoveredPool(EnginePool):
@@ -50,7 +80,7 @@ class DiscoveredPool(EnginePool):
         interval_s: float = 5.0,
         resume_within_s: float = 60.0,
     ) -> None:
-        """entries: tcp://HOST:PORT or dns://NAME:PORT. interval_s: between two look-ups."""
+        """entries: tcp://HOST:PORT, dns://NAME:PORT, http://HOST/. interval_s: of look-ups."""
         super().__init__((), placement, resume_within_s=resume_within_s)
         self._entries = tuple(entries)
         self._make_replica = make_replica
@@ -86,7 +116,7 @@ class DiscoveredPool(EnginePool):
     async def look_up(self) -> None:
         """Have the replicas be what the entries mean now."""
         for entry in self._entries:
-            if not entry.startswith(DNS):
+            if not is_looked_up(entry):
                 self._found[entry] = {entry}
                 continue
             try:

@@ -240,9 +240,10 @@ class EngineSettings(Section):
     """Size of one compiled grammar in memory. All cached grammars together have 256 MiB."""
 
     replicas: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = ()
-    """Engines that run elsewhere (`outrider engine`), instead of one here: tcp://HOST:PORT, or
-    dns://NAME:PORT for all addresses of a name. models.large and models.small name their models,
-    whose tokenizers this gateway needs."""
+    """Engines that run elsewhere (`outrider engine`), instead of one here: tcp://HOST:PORT,
+    dns://NAME:PORT for all addresses of a name, or http://HOST:PORT/ for those that a page lists
+    (`outrider fleet`). models.large and models.small name their models, whose tokenizers this
+    gateway needs."""
     replicas_key: Path | None = None
     """File with the keys of these engines and their gateways (`outrider engine keygen`)."""
     replicas_insecure: bool = False

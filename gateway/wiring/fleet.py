@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from urllib.parse import urlsplit
 
 from engine.request import Tier
 from gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
@@ -11,7 +12,7 @@ from gateway.backends.watched_client import Patience
 from gateway.backends.wire import BlocksChanged, BlocksReset
 from gateway.fleet.block_index import BlockIndex
 from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.discovery import DNS, DiscoveredPool
+from gateway.fleet.discovery import DNS, LISTS, DiscoveredPool, is_looked_up
 from gateway.fleet.replica import Replica
 from gateway.settings.tree import Settings
 
@@ -28,16 +29,14 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
     options = settings.engine
     keys = None if options.replicas_key is None else read_fleet_keys(options.replicas_key)
     for entry in options.replicas:
-        # What a name means is known later, so it is never this machine alone.
-        endpoint = f"tcp://{entry.removeprefix(DNS)}" if entry.startswith(DNS) else entry
-        require_safe(endpoint, keys, insecure=options.replicas_insecure)
+        require_safe(_endpoint(entry), keys, insecure=options.replicas_insecure)
     patience = Patience(
         stall_timeout_s=options.stall_timeout_s,
         unready_after_s=options.unready_after_s,
         resume_within_s=options.resume_within_s,
     )
     first = options.replicas[0]
-    if len(options.replicas) == 1 and not first.startswith(DNS):
+    if len(options.replicas) == 1 and not is_looked_up(first):
         return RemoteEngineClient(first, keys, tokenizers=tokenizers, patience=patience)
     index = BlockIndex()
     return DiscoveredPool(
@@ -46,6 +45,18 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
         CacheAware(index),
         resume_within_s=options.resume_within_s,
     )
+
+
+def _endpoint(entry: str) -> str:
+    """Return the address that tells whether an entry's engines are on this machine alone.
+
+    What a name means is known later, so it never is; a page on this machine tells of engines that
+    take gateways without keys on this machine only.
+    """
+    if entry.startswith(LISTS):
+        url = urlsplit(entry)
+        return f"tcp://{url.hostname}:{url.port or 80}"
+    return f"tcp://{entry.removeprefix(DNS)}" if entry.startswith(DNS) else entry
 
 
 def _make_replica(

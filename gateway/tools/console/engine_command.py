@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +72,9 @@ def engine(  # noqa: PLR0913 - a flag each
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without keys.")
     ] = False,
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")
+    ] = False,
     config: ConfigFile = None,
     large: LargeOption = None,
     small: Small = None,
@@ -122,7 +126,16 @@ def engine(  # noqa: PLR0913 - a flag each
         "log_level": log_level,
     }
     settings = load_settings(config_file=config, flags=assigned(assignments or []) | flags)
+    if with_parent:
+        threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     _run(settings, listen, key, insecure=insecure)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input: whatever started this process has ended."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
 
 
 @app.command()

@@ -99,7 +99,8 @@ def serve(  # noqa: PLR0913 - a flag each
         str | None,
         typer.Option(
             metavar="ADDRESS,…",
-            help="Engines that run elsewhere (outrider engine): tcp://HOST:PORT, dns://NAME:PORT.",
+            help="Engines that run elsewhere (outrider engine): tcp://HOST:PORT, dns://NAME:PORT, "
+            "http://... of outrider fleet.",
         ),
     ] = None,
     engine_key: Annotated[

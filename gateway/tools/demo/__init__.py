@@ -1,1 +1,1 @@
-"""`make demo` and `make demo-hybrid`."""
+"""`make demo`, `make demo-hybrid` and `make demo-fleet`."""

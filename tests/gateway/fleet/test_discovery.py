@@ -1,7 +1,10 @@
 """Replicas by name: addresses that come and go, names that cannot be looked up."""
 
 import asyncio
+import contextlib
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -118,3 +121,50 @@ def test_a_name_needs_keys() -> None:
     settings = Settings(engine=EngineSettings(replicas=(NAME,)))
     with pytest.raises(SettingsError, match="--insecure"):
         build_remote(settings)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"replicas": ["tcp://10.0.0.5:7600", "tcp://[fd00::1]:7601"]}', 2),
+        (b'{"replicas": []}', 0),
+        (b'{"replicas": ["tcp://10.0.0.5:7600", "ipc:///tmp/x"]}', None),
+        (b'{"replicas": [7600]}', None),
+        (b"<html>", None),
+        (b"[" * 2_000_000, None),
+    ],
+)
+def test_a_page_lists_addresses(body: bytes, found: int | None) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # too long to be read
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        look_up = resolve(f"http://127.0.0.1:{server.server_port}/")
+        try:
+            if found is None:
+                with pytest.raises(OSError, match="no list of addresses"):
+                    asyncio.run(look_up)
+            else:
+                assert len(asyncio.run(look_up)) == found
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("url", "is_safe"), [("http://127.0.0.1:7800/", True), ("http://10.0.0.5:7800/", False)]
+)
+def test_a_page_of_another_machine_needs_keys(url: str, is_safe: bool) -> None:
+    settings = Settings(engine=EngineSettings(replicas=(url,)))
+    if is_safe:
+        assert isinstance(build_remote(settings), DiscoveredPool)
+    else:
+        with pytest.raises(SettingsError, match="--insecure"):
+            build_remote(settings)

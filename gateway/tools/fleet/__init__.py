@@ -1,0 +1,1 @@
+"""`outrider fleet`."""
