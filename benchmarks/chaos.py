@@ -172,8 +172,8 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
             asyncio.run(clients.run(number=arguments.clients, until_s=until_s))
         _wait_for_models(server, keys["any"])
         asyncio.run(clients.alone())
+    upstream.refuse()  # connections to it are kept open for later requests
     after = _settled(server, keys["any"])
-    # A connection that a client has closed is noticed by the next turn of the loop.
     files_after = num_open_files(server.pid)
     findings = [
         *judge_answers(questions, clients.exchanges),

@@ -97,19 +97,21 @@ def judge_books(database: Path, exchanges: Sequence[Exchange], counted: float) -
         rows = connection.execute(
             "SELECT client_request_id, SUM(num_charged_tokens), "
             "SUM(CASE WHEN tier IN ('small', 'large') AND kind != 'cached' "
-            "THEN num_completion_tokens - num_discarded_tokens ELSE 0 END) "
+            "THEN num_completion_tokens - num_discarded_tokens ELSE 0 END), "
+            "SUM(num_charged_tokens > 0 AND kind != 'continuation'), "
+            "SUM(num_charged_tokens > 0 AND kind = 'continuation') "
             "FROM ledger GROUP BY client_request_id"
         ).fetchall()
-    charged = {name: tokens for name, tokens, _ in rows}
+    charges = {name: (tokens, *parts) for name, tokens, _, *parts in rows}
     wrong = [
         f"{each.request_id} {each.kind} usage {each.total_tokens}, "
-        f"charged {charged.get(each.request_id)}"
+        f"charged {charges.get(each.request_id)}"
         for each in exchanges
-        if each.outcome == "answered" and charged.get(each.request_id) != each.total_tokens
+        if each.outcome == "answered" and not _is_charged_once(each, charges.get(each.request_id))
     ]
     left = {each.request_id for each in exchanges if each.outcome == "left"}
-    most = sum(tokens for _, _, tokens in rows)
-    least = sum(tokens for name, _, tokens in rows if name not in left)
+    most = sum(tokens for _, _, tokens, *_ in rows)
+    least = sum(tokens for name, _, tokens, *_ in rows if name not in left)
     return [
         Finding(
             rule="the ledger charges each answer once, as its usage says",
@@ -120,6 +122,17 @@ def judge_books(database: Path, exchanges: Sequence[Exchange], counted: float) -
             wrong="" if least <= counted <= most else f"{least} to {most}, {counted:.0f} counted",
         ),
     ]
+
+
+def _is_charged_once(exchange: Exchange, charge: tuple[int, int, int] | None) -> bool:
+    """Return whether a charge is right: tokens, rows with a prompt, rows that continue another.
+
+    The usage of an answer that another server continued is that of its end.
+    """
+    if charge is None:
+        return False
+    tokens, num_prompts, num_continuations = charge
+    return num_prompts == 1 and (num_continuations > 0 or tokens == exchange.total_tokens)
 
 
 def judge_rest(before: Mapping[str, float], after: Mapping[str, float]) -> list[Finding]:

@@ -39,6 +39,7 @@ def usage_summary(generation: Generation, origin: RouteReason) -> LocalAnswer:
         num_held=sum(cascade.num_held_tokens for cascade in generation.cascades),
         was_probed=job.cascade is not None and job.cascade.wants_hidden_state,
         was_given_up=generation.outcome == "handed_over",
+        is_continuation=origin.continues is not None,
         is_bounded=job.is_bounded,
         is_degraded=generation.is_degraded or origin.is_degraded,
         hand_off=origin.hand_off or "",

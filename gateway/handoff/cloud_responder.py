@@ -18,6 +18,7 @@ from gateway.handoff.cut_short import CutShortError
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.schema.kinds import FallbackKind
 from gateway.upstream.answer import UpstreamAnswer
+from gateway.upstream.attempts import AttemptKind
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.rewriting import id_of, splice, with_id
 from gateway.upstream.event_stream import event_data
@@ -61,7 +62,9 @@ class CloudResponder:
         self.arm = ""  # the arms of experiments that the request is in, for the report
         self._tier = tier
         self._origin = origin
-        self._answer: UpstreamAnswer = tier.answer(call)
+        # What it continues is in its prompt, and was charged with the answer that broke off.
+        kind: AttemptKind = "answer" if origin.continues is None else "continuation"
+        self._answer: UpstreamAnswer = tier.answer(call, kind=kind)
         self._on_answered = on_answered
         self._secrets = secrets
         self._is_continuable = is_continuable

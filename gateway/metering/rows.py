@@ -65,7 +65,8 @@ class LocalAnswer:
     The client's usage shows `num_prompt` tokens and of `written` ones, by the tier that wrote them:
     of several choices each may have some. `num_held` tokens waited for a decision. was_given_up: an
     upstream tier answered instead. is_delivered_in_part: it broke off, and another responder
-    continued it. is_bounded: the client had set `max_tokens`.
+    continued it. is_continuation: it continues one that broke off, whose text is in its prompt and
+    was charged there. is_bounded: the client had set `max_tokens`.
     """
 
     tier: Tier
@@ -80,6 +81,7 @@ class LocalAnswer:
     was_probed: bool = False
     was_given_up: bool = False
     is_delivered_in_part: bool = False
+    is_continuation: bool = False
     is_bounded: bool = False
     tokens_by_choice: tuple[int, ...] = ()
     is_degraded: bool = False
@@ -103,7 +105,9 @@ def local_entries(
             continue
         work = work or _NOTHING
         num_prompt = answer.num_prompt
-        kind: RowKind = "answer" if tier == answer.first_tier else "escalation"
+        kind: RowKind = "continuation" if answer.is_continuation else "answer"
+        if tier != answer.first_tier:
+            kind = "escalation"
         if not is_last and answer.was_probed and work.num_output_tokens == 0:
             kind = "probe"
         num_output = max(work.num_output_tokens, num_written)
@@ -163,7 +167,7 @@ def _charged(answer: LocalAnswer, num_written: int, num_output: int, *, is_last:
             pass
         case _:
             return Tokens()
-    if not is_last:
+    if not is_last or answer.is_continuation:
         return Tokens(num_completion=num_written)
     return Tokens(
         num_prompt=answer.num_prompt, num_cached=answer.num_cached, num_completion=num_written

@@ -65,16 +65,18 @@ def test_answers_that_differ_or_do_not_end_are_seen() -> None:
 @pytest.mark.parametrize(
     ("charges", "counted", "seen"),
     [
-        ([("a", 30, 9)], 9, []),
+        ([("a", "answer", 30, 9)], 9, []),
         ([], 0, ["the"]),  # lost
-        ([("a", 30, 9), ("a", 30, 9)], 18, ["the"]),  # charged twice
-        ([("a", 30, 9)], 8, ["the"]),
-        ([("a", 30, 9), ("left", 20, 5)], 11, []),  # two of the five were sent
-        ([("a", 30, 9), ("left", 20, 5)], 15, ["the"]),
+        ([("a", "answer", 30, 9), ("a", "answer", 30, 9)], 18, ["the"]),  # charged twice
+        ([("a", "answer", 30, 9), ("a", "continuation", 4, 4)], 13, []),
+        ([("a", "answer", 29, 9)], 9, ["the"]),
+        ([("a", "answer", 30, 9)], 8, ["the"]),
+        ([("a", "answer", 30, 9), ("left", "answer", 20, 5)], 11, []),  # two of five were sent
+        ([("a", "answer", 30, 9), ("left", "answer", 20, 5)], 15, ["the"]),
     ],
 )
 def test_books_that_are_wrong_are_seen(
-    tmp_path: Path, charges: list[tuple[str, int, int]], counted: int, seen: list[str]
+    tmp_path: Path, charges: list[tuple[str, str, int, int]], counted: int, seen: list[str]
 ) -> None:
     database = tmp_path / "o.db"
     with sqlite3.connect(database) as connection:
@@ -82,7 +84,7 @@ def test_books_that_are_wrong_are_seen(
             "CREATE TABLE ledger (client_request_id, tier, kind, num_charged_tokens, "
             "num_completion_tokens, num_discarded_tokens)"
         )
-        connection.executemany("INSERT INTO ledger VALUES (?, 'large', 'answer', ?, ?, 0)", charges)
+        connection.executemany("INSERT INTO ledger VALUES (?, 'large', ?, ?, ?, 0)", charges)
     connection.close()
     left = replace(FINE, request_id="left", outcome="left", total_tokens=None)
     assert broken(judge_books(database, [FINE, left], counted)) == seen

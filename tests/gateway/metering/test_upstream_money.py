@@ -227,6 +227,33 @@ def test_an_answer_that_was_repeated_after_it_broke_off_is_charged_once(
     assert [row["num_discarded_tokens"] for row in rows] == [0, *written[:2]]
 
 
+@pytest.mark.parametrize("last", ["large", "second"])
+def test_a_prompt_is_charged_once_where_another_model_continues_the_answer(
+    opened: Open, last: str
+) -> None:
+    """The continuing model's prompt has the delivered text in it: both were charged twice."""
+    broken = MockScript(num_pieces=40, toxic=Toxic(kind="reset", after_events=12))
+    second = (MockScript(pieces=("and ", "so ", "on.")), {"server": "vllm"})
+    options = {
+        "others": {"second": second},
+        "aliases": {"robust": {"models": ("cloud", last)}},
+    }
+    with opened(broken, limits=MANY, **options) as made:
+        made.world.says("and so on.")
+        response = made.world.chat(model="robust", stream=True)
+        first, rest = sorted(made.rows(2), key=lambda row: str(row["kind"]))
+        used = made.used("tokens_per_minute")
+    assert Streamed(response).text.endswith("so on.")
+    assert (first["kind"], first["outcome"], first["tier"]) == ("answer", "failed", "cloud")
+    assert (rest["kind"], rest["outcome"], rest["tier"]) == ("continuation", "answered", last)
+    assert (
+        first["num_charged_tokens"] == first["num_prompt_tokens"] + first["num_completion_tokens"]
+    )
+    assert rest["num_prompt_tokens"] > 0
+    assert 0 < rest["num_charged_tokens"] == rest["num_completion_tokens"]
+    assert used == first["num_charged_tokens"] + rest["num_charged_tokens"]
+
+
 def test_a_report_of_nothing_is_not_believed(opened: Open) -> None:
     usage = {"stream_options": {"include_usage": True}}
     with opened(limits=MANY) as made:
