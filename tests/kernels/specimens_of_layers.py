@@ -288,7 +288,12 @@ LAYERS = (
         )
     ),
     *(
-        Specimen(stem="split_k_linear", name=name, run=partial(_split_k_linear, *sizes, activation))
+        Specimen(
+            stem="split_k_linear",
+            name=name,
+            run=partial(_split_k_linear, *sizes, activation),
+            is_long=name not in ("Qwen3-8B, gate and up", "odd sizes, bias"),
+        )
         for name, sizes, activation in (
             ("Qwen3-8B, queries and keys", (4096, 6144, BF16), None),
             ("Qwen3-8B, gate and up", (4096, 24576, BF16), "silu"),

@@ -33,7 +33,7 @@ BLOCK_SIZE = 4
 KINDS = [
     "eagle3",
     pytest.param("mtp", marks=pytest.mark.slow),
-    pytest.param("peagle", marks=pytest.mark.slow),
+    pytest.param("peagle", marks=pytest.mark.long),
 ]
 # One guess a level, so that which ones are accepted does not depend on what was learnt before.
 CHAIN = DraftConfig(

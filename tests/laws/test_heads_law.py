@@ -65,13 +65,13 @@ ALONE, BESIDE, ON_DEVICE = "alone", "beside a small model", "on the device"
 QUICK = [
     ("random-eagle3", ALONE, "usual"),
     ("random-mtp", BESIDE, "usual"),
-    ("taught-eagle3", BESIDE, "usual"),
     ("taught-mtp", ALONE, "usual"),
     ("random-peagle", ALONE, "usual"),
     ("random-dflash", BESIDE, "usual"),
     ("taught-peagle", ALONE, "usual"),
 ]
 SLOW = [
+    ("taught-eagle3", BESIDE, "usual"),
     ("random-eagle3", ON_DEVICE, "usual"),
     ("random-peagle", BESIDE, "short catch-up"),
     ("taught-mtp", ON_DEVICE, "usual"),
