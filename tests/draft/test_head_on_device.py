@@ -38,19 +38,27 @@ CONFIG = DraftConfig(
 
 
 @cache
-def models(num_tokens: int) -> tuple[DecoderModel, HeadModel]:
+def models(num_tokens: int, device: str) -> tuple[DecoderModel, HeadModel]:
     """A random large model and a random head that names so many of its tokens."""
     with TemporaryDirectory() as folder:
         target = make_target(Path(folder) / "target")
+        if device != "cpu":
+            path = str(Path(folder) / "target")
+            target = DecoderModel.load(path, device=device, deterministic=True)
         weights = specforge_names(eagle3_weights(num_tokens=num_tokens))
         path = write_head(Path(folder) / "head", weights, specforge_config(weights))
         return target, read_head(path, target)
 
 
 def engine_with(
-    num_tokens: int, *, on_device: bool, config: DraftConfig = CONFIG, speculates: bool = True
+    num_tokens: int,
+    *,
+    on_device: bool,
+    config: DraftConfig = CONFIG,
+    speculates: bool = True,
+    device: str = "cpu",
 ) -> Engine:
-    target, head = models(num_tokens)
+    target, head = models(num_tokens, device)
     large = ModelRunner(model=target, num_blocks=128, taps=head.tap_layers if speculates else ())
     drafter = None
     if speculates:
@@ -89,6 +97,17 @@ def judged_trees(engine: Engine) -> list[Any]:
 
     engine._accept = noted  # type: ignore[method-assign]
     return trees
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_plain_text_on_a_gpu(temperature: float) -> None:
+    """In deterministic mode, where a row's numbers do not depend on the other rows."""
+    found = []
+    for speculates in (True, False):
+        engine = engine_with(50, on_device=True, speculates=speculates, device="cuda")
+        found.append(texts(serve(engine, requests(temperature=temperature))))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("num_tokens", [50, VOCAB], ids=["some tokens", "all tokens"])
