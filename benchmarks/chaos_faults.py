@@ -115,8 +115,8 @@ class Surroundings:
         filler = self.state / "filler"
         try:
             with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while file.write(_CHUNK):
-                    pass
+                for _ in range(_STATE_BYTES // len(_CHUNK)):  # whatever disk it is by now
+                    file.write(_CHUNK)
             self._wait(chance.uniform(2.0, 10.0))
         finally:
             filler.unlink(missing_ok=True)
