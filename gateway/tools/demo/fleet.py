@@ -123,8 +123,10 @@ class RayFleet:
         from ray import serve
 
         from gateway.ray_fleet.deployments import build_application
+        from gateway.ray_fleet.patience import be_patient
         from gateway.ray_fleet.plan import EnginePlan, FleetPlan
 
+        be_patient()
         self._ray, self._serve = ray, serve
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}/"

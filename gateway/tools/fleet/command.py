@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gateway.ray_fleet.patience import be_patient
 from gateway.ray_fleet.plan import EXAMPLE, FleetPlan, read_plan
 from gateway.settings.tree import SettingsError
 from gateway.tools.console.command import reports_user_errors
@@ -115,6 +116,7 @@ def _connect(ray: Any, address: str | None, plan: FleetPlan | None) -> None:
     """Join a cluster, or start one on this machine. Raises SettingsError."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
     if address is None:
+        be_patient()
         options["include_dashboard"] = False
     try:
         ray.init(address=address, **options)

@@ -1,0 +1,16 @@
+"""Time for Ray Serve's own processes on a machine that is busy loading models."""
+
+import os
+from typing import Final
+
+# Ray's 5 s for its proxy to import what it needs are too few there: it would be ended each time.
+_PATIENCE: Final = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+}
+
+
+def be_patient() -> None:
+    """Set it for a cluster that this process starts, where the environment says nothing else."""
+    for name, seconds in _PATIENCE.items():
+        os.environ.setdefault(name, seconds)
