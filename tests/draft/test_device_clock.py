@@ -114,13 +114,15 @@ def test_what_is_beside_every_step_makes_a_level_dearer_by_less() -> None:
 
 
 def test_a_drafter_learns_both_while_it_serves() -> None:
-    swift = FixedTimes(lambda rows: 1e-6)  # so that all that the clock shows is beside passes
-    budget = TreeBudget(target_pass_s=swift, draft_pass_s=swift)
-    engine = make_engine(tiny_pair(), on_device=True, budget=budget)
+    # Swift, so that all that the clock shows is beside passes; and worth a draft in every step.
+    budget = TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: 1e-6), draft_pass_s=FixedTimes(lambda rows: 1e-9)
+    )
+    engine = make_engine(tiny_pair(drift=0.0), on_device=True, budget=budget)
     drafter = engine._drafter
     assert isinstance(drafter, TreeDrafter)
     growth = drafter._last["small"]
     assert isinstance(growth, DeviceGrowth)
-    serve(engine, [make_request("r", random_prompt(6), max_tokens=12)])
+    serve(engine, [make_request("r", random_prompt(6), max_tokens=60)])
     assert growth.beside_s(1) > 0.0
     assert drafter._growths["small"].host_times(1) > 0.0

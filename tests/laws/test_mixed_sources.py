@@ -124,7 +124,12 @@ def test_acceptance_returns_after_a_spell_of_load() -> None:
         target_pass_s=FixedTimes(lambda rows: 1.0 if rows <= 16 else rows / 16),
         draft_pass_s=FixedTimes(lambda rows: 0.02 + 0.001 * rows),
     )
-    drafter = TreeDrafter(runner=small, budget=budget, config=DraftConfig(sources=("model",)))
+    drafter = TreeDrafter(
+        runner=small,
+        budget=budget,
+        config=DraftConfig(sources=("model",)),
+        clock=lambda: 0.0,  # the budget decides, not how long these steps take
+    )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=1024), "small": small},
         verifier=CoupledVerifier(),
