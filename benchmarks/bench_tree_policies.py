@@ -29,6 +29,7 @@ model only" being the head alone.
 import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import Comparison
@@ -213,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_draft_options(parser)
     parser.add_argument(
         "--drafter",
+        type=Path,
         help="folder of an EAGLE-3 head of the large model (before it is grown): it drafts in the "
         "small model's place",
     )
