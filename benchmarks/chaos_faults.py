@@ -1,4 +1,4 @@
-"""What befalls a gateway in `benchmarks.chaos`. Each fault strikes, lasts, and is undone."""
+"""The faults of `benchmarks.chaos`. Each begins, lasts for seconds, and is undone."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ class Struck:
 
 @dataclass(slots=True, kw_only=True)
 class Surroundings:
-    """What faults reach: the gateway's process, its folders, its upstream server, its clock.
+    """The targets of faults: the gateway's process, its folders, its upstream server, its clock.
 
     `state` is a small file system of its own, or None where none can be mounted; `clock` the file
     that its wall clock reads its offset from, None without libfaketime.

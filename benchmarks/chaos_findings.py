@@ -1,4 +1,4 @@
-"""What a gateway was found to have done in `benchmarks.chaos`, and whether that is right."""
+"""Checks of `benchmarks.chaos`: answers, ledger, leftovers and memory of a gateway."""
 
 import re
 import sqlite3

@@ -1,5 +1,6 @@
 """The deployments of a fleet: engine replicas, and the directory of their addresses."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -105,10 +106,14 @@ class EngineReplica:
     async def __del__(self) -> None:
         """Let running answers end, then end the engine. Gateways send it nothing new."""
         self._is_ending.set()
-        await serve.get_app_handle(self._application).end.remote(self._name)
-        if self._client is not None:
-            await self._client.close()
-        self._child.stop(self._plan.drain_timeout_s)
+        try:
+            await serve.get_app_handle(self._application).end.remote(self._name)
+        except Exception as error:  # noqa: BLE001 - the directory may be gone; the lease runs out
+            log.warning("lease is not ended error=%s", error)
+        finally:
+            if self._client is not None:
+                await self._client.close()
+            await asyncio.to_thread(self._child.stop, self._plan.drain_timeout_s)
 
 
 def build_application(plan: FleetPlan) -> serve.Application:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-_ENDPOINT: Final = re.compile(r"tcp://[^\s'\"]+:\d+")
+# Not the asked-for port 0, which a refusal names.
+_ENDPOINT: Final = re.compile(r"tcp://[^\s'\"]+:[1-9]\d*")
 _MOST_LINES: Final = 40
 _KILL_AFTER_S: Final = 10.0
 
