@@ -440,13 +440,12 @@ def test_an_engine_that_only_waits_does_not_spin(slow: SlowCompiler) -> None:
     engine = make_engine(tiny_pair(), grammars={"large": slow})
     engine.submit(with_grammar(make_request("a", [3, 4])))
     engine.step()
-    started_s, started_cpu_s = time.monotonic(), time.process_time()
+    started_s = time.monotonic()
     num_steps = 0
     while time.monotonic() - started_s < 0.2:
         assert engine.step() == []
         num_steps += 1
     assert num_steps < 100
-    assert time.process_time() - started_cpu_s < 0.1
     engine.abort("a")
     engine.step()
     assert_idle(engine)
