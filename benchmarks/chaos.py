@@ -2,14 +2,17 @@
 
 A gateway with keys, limits and a ledger serves both models in deterministic mode, and an upstream
 server. Clients chat, stream, ask for tools and for JSON of random schemas, let the router and the
-cascade choose, run into limits, and some hang up. Meanwhile engines are killed and stopped, the
+cascade choose, are in the arms of two experiments (different models for users of an alias; drafts
+or none), run into limits, and some hang up. Meanwhile engines are killed and stopped, the
 upstream server fails in every way of bench_upstream_faults, the database is locked, the disk is
 full (on Linux as root), the wall clock jumps (with libfaketime). Then all faults end, the clients
 go, and each question is asked once more, alone.
 
 It holds that every request ends in time, in an answer or in an error as the API promises; that an
-answer is the one that the question has alone; that the ledger charges each answer once, as its
-usage says; that no request, block, reservation, row, file or connection is left; that memory stays.
+answer is the one that the question has alone, and conforms to its schema; that the ledger charges
+each answer once, as its usage says; that users stay in their arm, and that reports count as the
+ledger does; that no request, block, reservation, row, task, file or connection is left; that memory
+stays.
 
     python -m benchmarks.chaos --minutes 60
 """
@@ -29,12 +32,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.chaos_experiments import count_answers, create_experiments, read_reports
 from benchmarks.chaos_faults import Struck, Surroundings, fake_clock, small_disk, striking
 from benchmarks.chaos_findings import (
     Finding,
     Sample,
+    answered_arms,
     judge_answers,
     judge_books,
+    judge_coverage,
+    judge_experiments,
     judge_growth,
     judge_rest,
     num_open_files,
@@ -43,7 +50,8 @@ from benchmarks.chaos_findings import (
     summary,
 )
 from benchmarks.chaos_plot import draw
-from benchmarks.chaos_traffic import Clients, make_questions
+from benchmarks.chaos_questions import CHAIN, TRIED, make_questions
+from benchmarks.chaos_traffic import Clients
 from benchmarks.harness import argument_parser, console, show_table, start, write_results
 from benchmarks.mock_upstream import MockScript, mock_in_thread
 from benchmarks.record import ROOT
@@ -118,7 +126,8 @@ def _options(arguments: argparse.Namespace, folder: Path, database_url: str) -> 
         "keys.mode": "required",
         "keys.refresh_s": "1",
         "ledger.journal": folder / "journal",
-        "aliases.robust.models": "cloud,large",
+        f"aliases.{CHAIN}.models": "cloud,large",
+        f"aliases.{TRIED}.models": "small",
         "tiers.cloud.timeouts.first_token_s": "4",
         "tiers.cloud.timeouts.between_tokens_s": "4",
     }
@@ -135,6 +144,7 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
     database_url = f"sqlite:///{database}"
     keys = {"any": _new_key(database_url, "--admin")}
     keys["limited"] = _new_key(database_url, *_LIMITED)
+    create_experiments(database_url)
     upstream = stack.enter_context(mock_in_thread(_HEALTHY))
     clock = work / "clock"
     variables = fake_clock(clock)
@@ -175,8 +185,12 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
     upstream.refuse()  # connections to it are kept open for later requests
     after = _settled(server, keys["any"])
     files_after = num_open_files(server.pid)
+    in_arms = answered_arms(database)
+    reports = read_reports(database_url, count_answers(list(in_arms.values())))
     findings = [
         *judge_answers(questions, clients.exchanges),
+        judge_coverage(clients.exchanges, {each.kind for each in questions}),
+        *judge_experiments(clients.exchanges, in_arms, reports),
         *judge_books(database, clients.exchanges, after["outrider_generation_tokens_total"]),
         *judge_rest(before, after),
         *judge_growth(watch.samples, (files_before, files_after)),
@@ -185,6 +199,7 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
     return {
         "findings": findings,
         "faults": _durations(struck),
+        "arms": {"/".join(place): count for place, count in reports.items()},
         "not_possible_here": [
             name
             for name, there in (("disk full", state), ("clock jumped", variables))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -71,6 +71,12 @@ class LoopLag:
             buckets=_LAG_S,
             registry=registry,
         )
+        self._tasks = Gauge(
+            "outrider_event_loop_tasks",
+            "Tasks of the gateway's event loop: a few that always run, and those of requests. More "
+            "from day to day at rest means that some never end.",
+            registry=registry,
+        )
         self._recent: deque[float] = deque(maxlen=max(round(_KEPT_S / interval_s), 1))
 
     def quantile_s(self, share: float) -> float | None:
@@ -83,6 +89,8 @@ class LoopLag:
 
     async def run(self) -> None:
         """Measure until cancelled: a task for as long as the application lives."""
+        loop = asyncio.get_running_loop()
+        self._tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         while True:
             due_s = self._clock() + self._interval_s
             await self._sleep(self._interval_s)

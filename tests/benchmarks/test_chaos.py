@@ -5,26 +5,37 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import jsonschema_rs
 import pytest
 
+from benchmarks.chaos_experiments import ArmCount, arms_of, create_experiments, read_reports
 from benchmarks.chaos_findings import (
     Finding,
     Sample,
+    answered_arms,
     judge_answers,
     judge_books,
+    judge_coverage,
+    judge_experiments,
     judge_growth,
     judge_rest,
     read_metrics,
 )
-from benchmarks.chaos_traffic import Clients, Exchange, Question, make_questions
+from benchmarks.chaos_questions import Question, make_questions
+from benchmarks.chaos_traffic import Clients, Exchange
 from benchmarks.mock_upstream import MockScript, mock_in_thread
 from benchmarks.record import ROOT
 from benchmarks.toxics import Toxic
+from gateway.answers.outcomes import ArmRef, RequestEnding, RequestOutcome
+from gateway.experiments.measure_store import MeasureStore
+from gateway.experiments.measures import ArmMeasures
+from gateway.storage.database import Database
 
 QUESTION = Question(number=0, kind="chat", body={"model": "large", "messages": []})
 FINE = Exchange(
@@ -46,6 +57,7 @@ IDLE = {
     "outrider_http_body_bytes": 0.0,
     "outrider_ledger_dropped_rows_total": 0.0,
     "outrider_generation_tokens_total": 9.0,
+    "outrider_event_loop_tasks": 12.0,
 }
 
 
@@ -54,12 +66,105 @@ def broken(findings: list[Finding]) -> list[str]:
 
 
 def test_answers_that_differ_or_do_not_end_are_seen() -> None:
-    again = replace(FINE, request_id="b")
-    assert broken(judge_answers([QUESTION], [FINE, again])) == []
-    other = replace(FINE, request_id="b", answer="5")
+    alone = replace(FINE, request_id="b", is_alone=True)
+    assert broken(judge_answers([QUESTION], [FINE, alone])) == []
+    other = replace(alone, answer="5")
     assert broken(judge_answers([QUESTION], [FINE, other])) == ["an"]
+    assert broken(judge_answers([QUESTION], [FINE])) == ["an"]  # was not asked alone
     hung = replace(FINE, request_id="b", outcome="hung", answer="")
-    assert broken(judge_answers([QUESTION], [FINE, hung])) == ["every"]
+    assert broken(judge_answers([QUESTION], [FINE, alone, hung])) == ["every"]
+
+
+def test_answers_of_an_experiment_are_compared_by_the_arms_model() -> None:
+    question = replace(QUESTION, kind="experiment")
+    small = replace(FINE, kind="experiment", arms="models:1/small,drafts:1/off")
+    alone = replace(small, arms="forced:models:1/small", is_alone=True)
+    chain = replace(small, arms="models:1/chain,drafts:1/on", answer="either's")
+    assert broken(judge_answers([question], [small, alone, chain])) == []
+    other = replace(small, arms="models:1/small,drafts:1/on", answer="5")
+    assert broken(judge_answers([question], [small, alone, other])) == ["an"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "finish", "seen"),
+    [
+        ("schema", '{"a": 1}', "stop", []),
+        ("schema", '{"a": "x"}', "stop", ["an"]),
+        ("schema", '{"a": 1', "stop", ["an"]),
+        ("schema", '{"a": 1', "length", []),
+        ("tools", '[{"name": "act", "arguments": "{\\"a\\": 1}"}]', "tool_calls", []),
+        ("tools", '[{"name": "act", "arguments": "{}"}]', "tool_calls", ["an"]),
+        ("tools", "[]", "stop", ["an"]),
+    ],
+)
+def test_answers_that_do_not_conform_are_seen(
+    kind: Any, answer: str, finish: str, seen: list[str]
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    question = Question(number=0, kind=kind, body={}, schema=schema)
+    asked = replace(FINE, kind=kind, answer=answer, finish=finish)
+    assert broken(judge_answers([question], [asked, replace(asked, is_alone=True)])) == seen
+
+
+def test_what_did_not_happen_is_seen() -> None:
+    left = replace(FINE, outcome="left")
+    escalated = replace(FINE, kind="auto", is_escalated=True)
+    assert judge_coverage([FINE, left, escalated], {"chat", "auto"}).holds
+    assert judge_coverage([FINE, left], {"chat", "auto"}).wrong == "auto, escalations"
+    assert judge_coverage([FINE, escalated], {"chat", "auto"}).wrong == "clients that left"
+
+
+IN_ARMS = [
+    replace(FINE, request_id=f"r{number}", kind="experiment", user=user, arms=f"models:1/{arm}")
+    for number, (user, arm) in enumerate([("u1", "small"), ("u1", "small"), ("u2", "large")])
+]
+BOOKED = {each.request_id: each.arms for each in IN_ARMS}
+COUNTED = {
+    ("models", "small"): ArmCount(num_requests=3, num_answered=2),
+    ("models", "large"): ArmCount(num_requests=1, num_answered=1),
+}
+
+
+def test_experiments_that_are_wrong_are_seen() -> None:
+    assert broken(judge_experiments(IN_ARMS, BOOKED, COUNTED)) == []
+    moved = replace(IN_ARMS[0], arms="models:1/large")
+    found = judge_experiments([moved, *IN_ARMS[1:]], BOOKED | {"r0": moved.arms}, COUNTED)
+    assert [each.rule.split()[1] for each in found if not each.holds] == ["user", "experiment's"]
+    assert broken(judge_experiments(IN_ARMS, BOOKED | {"r2": ""}, COUNTED)) == ["the"]
+    few = COUNTED | {("models", "small"): ArmCount(num_requests=3, num_answered=1)}
+    assert broken(judge_experiments(IN_ARMS, BOOKED, few)) == ["an"]
+    many = COUNTED | {("models", "small"): ArmCount(num_requests=3, num_answered=3)}
+    assert broken(judge_experiments(IN_ARMS, BOOKED, many)) == ["an"]
+    left = replace(FINE, kind="experiment", outcome="left", user="u1")  # answered all the same
+    assert broken(judge_experiments([*IN_ARMS, left], BOOKED, many)) == []
+    idle = COUNTED | {("models", "chain"): ArmCount(num_requests=0, num_answered=0)}
+    assert broken(judge_experiments(IN_ARMS, BOOKED, idle)) == ["an"]  # an arm proves nothing
+
+
+def test_arms_are_read_from_labels() -> None:
+    label = "models:2/small,drafts:1/off"
+    assert arms_of(label) == {"models": "small", "drafts": "off"}
+    assert arms_of("forced:models:1/large") == {"models": "large"}
+    assert arms_of("others:1/small") == arms_of("") == {}
+
+
+@pytest.mark.slow
+def test_counts_are_those_of_the_experiments_report(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'o.db'}"
+    create_experiments(url)
+    measures = ArmMeasures()
+    endings: list[RequestEnding] = ["answered", "answered", "answered", "failed", "refused"]
+    for place, ending in enumerate([*endings, "cancelled"]):
+        arm = ArmRef(experiment="models", version=1, arm="small", unit_bucket=place)
+        one = RequestOutcome(
+            request_id=f"r{place}", client_request_id="", ending=ending, arms=(arm,)
+        )
+        measures.observe(one)
+    with closing(Database(url)) as database:
+        MeasureStore(database).add("w", 1, measures.take(), 0.0)
+    counts = read_reports(url, {("models", "small"): 3})
+    assert counts["models", "small"] == ArmCount(num_requests=6, num_answered=3)
+    assert counts["drafts", "on"] == ArmCount(num_requests=0, num_answered=0)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +199,7 @@ def test_what_is_left_is_seen() -> None:
     assert broken(judge_rest(IDLE, IDLE)) == []
     assert broken(judge_rest(IDLE, IDLE | {"outrider_limit_reservations": 1.0})) == ["no"]
     assert broken(judge_rest(IDLE, IDLE | {"outrider_ledger_dropped_rows_total": 1.0})) == ["no"]
+    assert broken(judge_rest(IDLE, IDLE | {"outrider_event_loop_tasks": 30.0})) == ["no"]
     assert broken(judge_rest(IDLE, {})) == ["no"]  # a metric of another name proves nothing
 
 
@@ -117,10 +223,21 @@ def test_questions_are_the_same_for_a_seed_and_have_all_kinds() -> None:
     questions = make_questions(80, 1)
     assert questions == make_questions(80, 1)
     assert questions != make_questions(80, 2)
-    assert len({each.kind for each in questions}) == 6
+    assert len({each.kind for each in questions}) == 7
     for each in questions:
-        if each.kind == "schema":
-            jsonschema_rs.validator_for(each.body["response_format"]["json_schema"]["schema"])
+        if each.kind in ("schema", "tools"):
+            assert each.schema is not None
+            jsonschema_rs.validator_for(dict(each.schema))
+
+
+def test_the_ledger_tells_the_arms_of_what_it_charged(tmp_path: Path) -> None:
+    database = tmp_path / "o.db"
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE ledger (client_request_id, arm, num_charged_tokens)")
+        rows = [("a", "models:1/small", 3), ("a", "models:1/small", 0), ("b", "", 4), ("c", "x", 0)]
+        connection.executemany("INSERT INTO ledger VALUES (?, ?, ?)", rows)
+    connection.close()
+    assert answered_arms(database) == {"a": "models:1/small", "b": ""}
 
 
 @pytest.mark.parametrize(

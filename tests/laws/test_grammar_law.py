@@ -12,6 +12,7 @@ from functools import cache
 import jsonschema_rs
 import pytest
 
+from benchmarks.fuzzed_schemas import random_schema
 from engine.request import EngineRequest, GrammarSpec
 from tests.engines import (
     Answer,
@@ -25,7 +26,7 @@ from tests.engines import (
     shipped_tokenizer,
     texts,
 )
-from tests.grammars import random_schema, schema_spec, shipped_compiler, text_of
+from tests.grammars import schema_spec, shipped_compiler, text_of
 from tests.sizes import repeats
 
 COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}

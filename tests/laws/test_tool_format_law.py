@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from benchmarks.fuzzed_schemas import random_schema
 from engine.request import EngineRequest
 from gateway.schema.tools import FunctionDefinition, Tool
 from gateway.text.reasoning_formats import PLAIN
@@ -24,7 +25,7 @@ from tests.engines import (
     serve,
     shipped_pair,
 )
-from tests.grammars import random_schema, shipped_compiler, text_of
+from tests.grammars import shipped_compiler, text_of
 from tests.sizes import repeats
 
 COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fuzzed_schemas import WORDS, random_schema
 from engine.grammar.grammar import InvalidGrammarError
 from engine.grammar.process import CompileBounds, GrammarProcess
 from engine.request import GrammarKind, GrammarSpec
-from tests.grammars import WORDS, random_schema
 
 VOCABULARY = [b"\xff", *(bytes([byte]) for byte in range(32, 127)), b'{"', b'": ', b"ab", b"\xc3"]
 

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine.grammar.json_disjoint as json_disjoint
+from benchmarks.fuzzed_schemas import random_schema
 from engine.grammar.grammar import InvalidGrammarError
 from engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
 from engine.grammar.json_keywords import OF_TYPE, UNSUPPORTED
 from engine.grammar.json_pattern import _without
 from engine.grammar.json_scalars import MAX_PATTERN_CHARS
 from engine.grammar.json_schema import MAX_PATTERNS, MAX_VALUES, prepare_schema
-from tests.grammars import random_schema, schema_spec, shipped_compiler
+from tests.grammars import schema_spec, shipped_compiler
 from tests.sizes import repeats
 
 ENGINE_KILLER = {"type": "object", "properties": [], "required": ["a"]}

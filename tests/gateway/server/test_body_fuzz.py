@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.fuzzed_schemas import random_schema
 from tests.gateway.conftest import Server
-from tests.grammars import random_schema
 from tests.sizes import repeats
 
 CHAT: dict[str, Any] = {
