@@ -11,7 +11,8 @@ from benchmarks.mock_engine import MockEngine
 from gateway.server.listening import listen
 from gateway.settings.tree import load_settings
 from gateway.telemetry.logs import configure_logging
-from gateway.wiring.serving import GatewayRun, serve_until_signalled
+from gateway.wiring.serving import GatewayRun
+from gateway.wiring.until_signalled import serve_until_signalled
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.adapters.registry import AdapterRegistry, NamedEntry
+from gateway.adapters.registry import AdapterChange, AdapterRegistry, NamedEntry
 from gateway.errors.validation import bad_request
 from gateway.settings.adapters import ADAPTER_NAME, AdapterTier, NamedAdapter
 from gateway.tenants.admin_routes import AdminRoute, admin_operation
@@ -120,11 +120,16 @@ class AdapterApi:
         authenticator: Authenticator,
         registry: AdapterRegistry,
         read_body: Callable[[Request], Awaitable[bytes]],
+        change: Callable[[AdapterChange], Awaitable[None]] | None = None,
     ) -> None:
-        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies."""
+        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies.
+
+        `change`: loads and unloads in all processes of this gateway; None: in this registry.
+        """
         self._authenticator = authenticator
         self._registry = registry
         self._read_body = read_body
+        self._change = registry.apply if change is None else change
 
     async def list_adapters(self, _: Request, principal: Principal) -> Response:
         """Return all adapters."""
@@ -140,17 +145,16 @@ class AdapterApi:
             wanted = AdapterLoad.model_validate_json(body)
         except ValidationError as error:
             raise bad_request(error, body) from None
-        entry = await self._registry.load(
-            NamedAdapter(name=wanted.name, folder=wanted.path, tier=wanted.tier)
-        )
+        named = NamedAdapter(name=wanted.name, folder=wanted.path, tier=wanted.tier)
+        await self._change(AdapterChange(name=wanted.name, wanted=named))
         logger.info("adapter loaded by=%s name=%s", principal.key_id, wanted.name)
-        return _json(_report(entry))
+        return _json(_report(self._registry.entry(wanted.name)))
 
     async def unload_adapter(self, request: Request, principal: Principal) -> Response:
         """Take an adapter's name away."""
         self._authenticator.require_admin(principal)
         name = request.path_params["name"]
-        self._registry.unload(name)
+        await self._change(AdapterChange(name=name))
         return _json({"object": "adapter.unloaded", "name": name})
 
 

@@ -31,6 +31,14 @@ class NamedEntry:
     is_watched: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterChange:
+    """An adapter to load under its name, or, where `wanted` is None, to unload."""
+
+    name: str
+    wanted: NamedAdapter | None = None
+
+
 class AdapterRegistry:
     """Loads and unloads adapters by name; belongs to one event loop.
 
@@ -125,8 +133,21 @@ class AdapterRegistry:
                 f"There are {self._max_named} adapters (adapters.max_named); unload one."
             )
 
+    def entry(self, name: str) -> NamedEntry:
+        """Return the adapter of this name. Raises NotFoundError."""
+        if (found := self._entries.get(name)) is None:
+            raise NotFoundError(f"There is no adapter {name[:64]!r}.")
+        return found
+
+    async def apply(self, change: AdapterChange) -> None:
+        """Load or unload an adapter. Raises the errors of `load` and `unload`."""
+        if change.wanted is None:
+            self.unload(change.name)
+        else:
+            await self.load(change.wanted)
+
     def unload(self, name: str) -> None:
         """Take a name away; requests that run go on. Raises NotFoundError."""
-        if self._entries.pop(name, None) is None:
-            raise NotFoundError(f"There is no adapter {name[:64]!r}.")
+        self.entry(name)
+        del self._entries[name]
         logger.info("adapter unloaded name=%s", name)

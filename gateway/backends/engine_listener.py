@@ -139,6 +139,10 @@ class EngineListener:
         """The address that gateways connect to."""
         return cast(bytes, self._socket.last_endpoint).rstrip(b"\0").decode()
 
+    def wake_for(self, other: "zmq.Socket[bytes]") -> None:
+        """End a wait in `receive` for messages of this socket, too, which are the caller's."""
+        self._poller.register(other, zmq.POLLIN)
+
     def open(self, info: EngineInfo, tokenizers: Mapping[Tier, str]) -> None:
         """Let gateways in from now on. `tokenizers`: fingerprints, by tier."""
         self._welcome = Welcome(secrets.token_hex(8), info, dict(tokenizers))

@@ -21,6 +21,9 @@ from typing import cast
 import msgspec
 import zmq
 
+from gateway.backends.connected_gateway import ListenerBounds
+from gateway.backends.engine_listener import EngineListener
+from gateway.backends.shared_channel import SharedChannel
 from gateway.backends.step_loop import (
     EXIT_REPORTED,
     LoadingCallback,
@@ -62,14 +65,22 @@ def main() -> int:
     configure_logging(spec.log_level, spec.log_format, process="engine")
     context = zmq.Context()
     channel = _SocketChannel(context, spec)
+    listener = None
     try:
-        return _serve(spec, channel)
+        if spec.listen is not None:  # at once: gateways need not try again while models load
+            listener = EngineListener(
+                spec.listen, None, ListenerBounds(max_requests=spec.max_requests)
+            )
+            channel.wakes(listener)
+        return _serve(spec, channel, listener)
     finally:
+        if listener is not None:
+            listener.close()
         channel.close()
         context.term()
 
 
-def _serve(spec: WorkerSpec, channel: "_SocketChannel") -> int:
+def _serve(spec: WorkerSpec, channel: "_SocketChannel", listener: EngineListener | None) -> int:
     """Build the engine, then step it. Returns the exit status."""
 
     def on_progress(stage: str, fraction: float) -> None:
@@ -78,12 +89,14 @@ def _serve(spec: WorkerSpec, channel: "_SocketChannel") -> int:
     try:
         builder = cast(Callable[[str, LoadingCallback], StepEngine], _find(spec.builder))
         engine = builder(spec.arguments, on_progress)
+        if listener is not None:
+            listener.open(engine.info(), {})  # its gateways read the same settings
         channel.send(Ready(engine.info()))
     except Exception as error:
         log.debug("engine failed to load", exc_info=True)
         channel.send(LoadFailed(pack_error(error)))
         return EXIT_REPORTED
-    return serve_loaded(engine, channel)
+    return serve_loaded(engine, channel if listener is None else SharedChannel(channel, listener))
 
 
 class _SocketChannel:
@@ -101,6 +114,10 @@ class _SocketChannel:
             self._socket.curve_publickey = public.encode()
             self._socket.curve_secretkey = secret.encode()
         self._socket.connect(spec.endpoint)
+
+    def wakes(self, listener: EngineListener) -> None:
+        """Have a listener's wait end for what comes here."""
+        listener.wake_for(self._socket)
 
     def receive(self, *, wait: bool) -> list[Command]:
         received = [decode_command(self._socket.recv())] if wait else []

@@ -33,6 +33,8 @@ class EngineRecipe:
     builder: `module:function`, which makes the engine in the new process from `arguments`.
     environment: added to this process's own variables; None takes one away. importer:
     `module:function` that imports what the builder needs, for a process that waits in reserve.
+    max_requests: other processes of this machine may use the engine too, each with so many requests
+    in flight; 0 for none.
     """
 
     builder: str
@@ -41,6 +43,7 @@ class EngineRecipe:
     log_level: str = "INFO"
     log_format: LogFormat = "text"
     importer: str | None = None
+    max_requests: int = 0
 
     def spec(self, scratch_dir: Path, name: str) -> WorkerSpec:
         """Return what the process is told; `name` is its socket's, in the scratch folder."""
@@ -51,7 +54,14 @@ class EngineRecipe:
             scratch_dir=str(scratch_dir),
             log_level=self.log_level,
             log_format=self.log_format,
+            listen=shared_endpoint(scratch_dir) if self.max_requests else None,
+            max_requests=self.max_requests,
         )
+
+
+def shared_endpoint(scratch_dir: Path) -> str:
+    """Return where an engine listens for further gateways, the same after each of its deaths."""
+    return f"ipc://{scratch_dir / 'gateways'}"
 
 
 class EngineProcess:

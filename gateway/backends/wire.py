@@ -43,7 +43,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `builder` names a function as `module:name`; it is called with `arguments` and a progress
     callback and returns the engine. `server_key` and `client_key` (public, secret) encrypt the
     connection where it is not a private file. `scratch_dir` is removed by a worker whose gateway
-    has died.
+    has died. `listen`: a socket's address for further gateways, each with at most `max_requests`
+    in flight.
     """
 
     builder: str
@@ -54,6 +55,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "text"
     server_key: str | None = None
     client_key: tuple[str, str] | None = None
+    listen: str | None = None
+    max_requests: int = 0
 
 
 # Commands: gateway → engine.

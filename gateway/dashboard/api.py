@@ -15,11 +15,17 @@ from engine.events import EngineStats
 from gateway.dashboard.engine_figures import EngineMoments
 from gateway.dashboard.figures import figures
 from gateway.dashboard.process_figures import LagReader, ProcessMoments
-from gateway.dashboard.recent import RecentOutcomes
-from gateway.dashboard.schema import Dashboard, EngineFigures, ReplicaFigures
+from gateway.dashboard.recent import RecentOutcomes, RecentRows, joined
+from gateway.dashboard.schema import (
+    Dashboard,
+    EngineFigures,
+    GatewayFigures,
+    ReplicaFigures,
+)
 from gateway.fleet.pool import ReplicaState
 from gateway.settings.slo import SloClassSettings
 from gateway.tenants.keys import ANONYMOUS, Principal
+from gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +42,8 @@ _HEADERS: Final = {"cache-control": "private, no-store"}
 
 StatsReader = Callable[[], Awaitable[EngineStats | None]]
 """Returns the engine's snapshot; None while there is none. May raise EngineError."""
+ProcessReport = tuple[RecentRows, GatewayFigures]
+"""The latest requests of a process, and the process's own figures."""
 ExperimentReader = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
 """The experiments with their intervals, as JSON values. It may take long."""
 
@@ -52,6 +60,7 @@ class DashboardSources:
     loop_lag_s: LagReader
     read_experiments: ExperimentReader | None = None
     read_replicas: Callable[[], Sequence[ReplicaState]] | None = None
+    siblings: Siblings | None = None
 
 
 @dataclass(slots=True)
@@ -118,14 +127,26 @@ class DashboardApi:
             self._scopes.popitem(last=False)
         return scope
 
+    async def figures_here(self, tenant: str | None) -> ProcessReport:
+        """Return this process's part of the figures, for another one's page."""
+        rows = self._sources.recent.rows(tenant)
+        return rows, self._process.figures(rows, self._sources.loop_lag_s)
+
+    async def _figures(self, tenant: str | None) -> ProcessReport:
+        """Return the requests and the process's figures, of all processes of this gateway."""
+        own = await self.figures_here(tenant)
+        if self._sources.siblings is None:
+            return own
+        parts = [own, *await self._sources.siblings.others("dashboard", tenant)]
+        return joined([rows for rows, _ in parts]), ProcessMoments.joined(parts)
+
     async def _body(self, tenant: str | None) -> bytes:
         sources, sees_all = self._sources, tenant is None
         engine = await self._engine() if sees_all else None
         if sees_all:
             self._refresh_experiments()
         experiments = self._experiments if sees_all else None
-        rows = sources.recent.rows(tenant)
-        process = self._process.figures(rows, sources.loop_lag_s) if sees_all else None
+        rows, process = await self._figures(tenant)
         replicas = None
         if sees_all and sources.read_replicas is not None:
             replicas = [ReplicaFigures(**asdict(state)) for state in sources.read_replicas()]
@@ -143,7 +164,7 @@ class DashboardApi:
                 classes=done.classes,
                 series=done.series,
                 engine=engine,
-                gateway=process,
+                gateway=process if sees_all else None,
                 replicas=replicas,
                 experiments=experiments,
             )

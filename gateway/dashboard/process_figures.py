@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.dashboard.recent import WINDOW_S, RecentRows
@@ -31,6 +31,25 @@ class ProcessMoments:
             loop_lag_p50_ms=_ms(lag_s(0.5)),
             loop_lag_p99_ms=_ms(lag_s(0.99)),
             cpu_ms_per_request=_ms(self._cpu_s_per_request(rows)),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[tuple[RecentRows, GatewayFigures]]) -> GatewayFigures:
+        """Return the figures of several processes: the longest lags, the mean processor time."""
+        lags50 = [f.loop_lag_p50_ms for _, f in parts if f.loop_lag_p50_ms is not None]
+        lags99 = [f.loop_lag_p99_ms for _, f in parts if f.loop_lag_p99_ms is not None]
+        times = [
+            (len(rows), figures.cpu_ms_per_request)
+            for rows, figures in parts
+            if figures.cpu_ms_per_request is not None
+        ]
+        num_requests = sum(count for count, _ in times)
+        return GatewayFigures(
+            loop_lag_p50_ms=max(lags50, default=None),
+            loop_lag_p99_ms=max(lags99, default=None),
+            cpu_ms_per_request=sum(count * ms for count, ms in times) / num_requests
+            if num_requests
+            else None,
         )
 
     def _cpu_s_per_request(self, rows: RecentRows) -> float | None:

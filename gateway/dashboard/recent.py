@@ -1,6 +1,6 @@
 """The latest requests, in columns: the data of the live page's figures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -115,6 +115,33 @@ class RecentOutcomes:
                 for name, column in self._columns.items()
             },
         )
+
+
+def joined(parts: Sequence[RecentRows]) -> RecentRows:
+    """Return the requests of several processes on one machine as those of one.
+
+    The window is the longest one: of a process that was started lately, fewer requests are known.
+    """
+    tiers, classes = _Names(), _Names()
+    columns: dict[str, list[Column]] = {name: [] for name in _COLUMNS}
+    for part in parts:
+        own = {
+            "tier": np.array([tiers.code(name) for name in part.tiers], "i2")[part["tier"]],
+            "slo_class": np.array([classes.code(name) for name in part.classes], "i2")[
+                part["slo_class"]
+            ],
+        }
+        for name, found in columns.items():
+            found.append(own.get(name, part[name]))
+    whole = {name: np.concatenate(found) for name, found in columns.items()}
+    order = np.argsort(whole["at_s"], kind="stable")
+    return RecentRows(
+        now_s=max(part.now_s for part in parts),
+        window_s=max(part.window_s for part in parts),
+        tiers=tiers.names,
+        classes=classes.names,
+        columns={name: column[order] for name, column in whole.items()},
+    )
 
 
 class _Names:

@@ -23,6 +23,7 @@ from gateway.ledger.timestamps import PATTERN, parse_time
 from gateway.ledger.usage_report import UsageQuestion, UsageReport, usage_report
 from gateway.storage.database import Database
 from gateway.tenants.keys import Principal
+from gateway.workers.siblings import Siblings
 
 USAGE_MODELS: Final[tuple[type[BaseModel], ...]] = (UsageReport,)
 """Models for the components of the OpenAPI document."""
@@ -108,17 +109,22 @@ class UsageApi:
         ledger: Ledger,
         *,
         wall_clock: Callable[[], float] = time.time,
+        siblings: Siblings | None = None,
     ) -> None:
-        """Store the arguments. Without a database no usage is recorded or reported."""
+        """Store the arguments. Without a database no usage is recorded or reported.
+
+        `siblings`: this gateway's other processes, which store their rows too before a report.
+        """
         self._database = database
         self._ledger = ledger
         self._wall_clock = wall_clock
+        self._siblings = siblings
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def usage(self, request: Request, principal: Principal) -> Response:
         """Return a report: a key's own charges; for an administrator, all keys and our costs.
 
-        What this process has answered before is in it.
+        What this gateway has answered before is in it.
 
         Raises BadRequestError, PermissionDeniedError, NotFoundError, StorageError.
         """
@@ -130,12 +136,18 @@ class UsageApi:
             )
         async with self._turns:
             # Rows are stored in batches: without this, a client would miss its last requests.
-            with contextlib.suppress(StorageError, TimeoutError):
-                await asyncio.wait_for(self._ledger.flush(), _FLUSH_TIMEOUT_S)
+            await self.flush()
+            if self._siblings is not None:
+                await self._siblings.others("flush_ledger")
             report = await asyncio.to_thread(usage_report, self._database, question)
         # Others must not find it in a shared cache.
         headers = {"cache-control": "private, no-store"}
         return Response(report.model_dump_json(), media_type="application/json", headers=headers)
+
+    async def flush(self, _: object = None) -> None:
+        """Store what this process has booked, if the database takes it soon."""
+        with contextlib.suppress(StorageError, TimeoutError):
+            await asyncio.wait_for(self._ledger.flush(), _FLUSH_TIMEOUT_S)
 
 
 def read_question(parameters: dict[str, str], principal: Principal, now_s: float) -> UsageQuestion:

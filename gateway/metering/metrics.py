@@ -7,13 +7,13 @@ each scrape, so they are never counted twice.
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from engine.events import EngineStats, TierStats
 from engine.request import TIERS, Tier
 from gateway.telemetry.loop_lag import ProcessTime, StageTimes
+from gateway.workers.merging import exposition
 
 _FIRST_TOKEN_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
@@ -57,8 +57,6 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._engine = _EngineCollector()
-        self.registry.register(self._engine)
         self.registry.register(ProcessTime())
         self.stages = StageTimes(self.registry)
         self.time_to_first_token = self._histogram(
@@ -137,8 +135,7 @@ class GatewayMetrics:
 
     def exposition(self, stats: EngineStats | None) -> bytes:
         """Return the text that Prometheus scrapes; without the engine's part while it is down."""
-        self._engine.stats = stats
-        return generate_latest(self.registry)
+        return exposition([*engine_families(stats), *self.registry.collect()])
 
     def _histogram(self, stem: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(
@@ -149,18 +146,11 @@ class GatewayMetrics:
         return Counter(f"outrider_{stem}", text, labels, registry=self.registry)
 
 
-class _EngineCollector(Collector):
-    """Turns the engine's last snapshot into metrics."""
-
-    def __init__(self) -> None:
-        self.stats: EngineStats | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one family for each number, with one sample for each tier."""
-        if self.stats is None:
-            return
-        yield from _tier_metrics(self.stats)
-        yield from _speculation_metrics(self.stats)
+def engine_families(stats: EngineStats | None) -> Iterator[Metric]:
+    """Yield one family for each number of a snapshot, with one sample for each tier."""
+    if stats is not None:
+        yield from _tier_metrics(stats)
+        yield from _speculation_metrics(stats)
 
 
 def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:

@@ -395,14 +395,16 @@ class Health(ResponseModel):
 
 
 class ReplicaCount(ResponseModel):
-    """Engine replicas: how many of them serve."""
+    """Processes or engine replicas: how many of them serve."""
 
     up: int
     of: int
 
 
 class Readiness(ResponseModel):
-    """Readiness for requests. `replicas`: of a gateway with several engines."""
+    """Readiness for requests. `workers`: of a gateway with several processes; `replicas`: of one
+    with several engines."""
 
     ready: Literal[True]
+    workers: ReplicaCount | None = None
     replicas: ReplicaCount | None = None

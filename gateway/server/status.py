@@ -17,7 +17,7 @@ from gateway.errors.tree import GatewayError, UnavailableError
 from gateway.fleet.pool import EnginePool
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.metrics import GatewayMetrics, engine_families
 from gateway.metering.tenancy import Tenancy
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
@@ -26,6 +26,8 @@ from gateway.schema.openapi import LoadedLimits
 from gateway.server.auth_dispatcher import principal_of
 from gateway.server.json_response import json_response
 from gateway.tenants.keys import Scopes
+from gateway.workers.merging import exposition
+from gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class StatusEndpoints:
     tenancy: Tenancy
     metrics: GatewayMetrics
     fleet: EnginePool | None = None
+    siblings: Siblings | None = None
 
     async def models(self, request: Request) -> Response:
         """List the names that `model` accepts, of this key."""
@@ -81,11 +84,13 @@ class StatusEndpoints:
             )
         if not has_cloud:
             await self.jobs.engine_info()
-        if self.fleet is None:
-            return json_response({"ready": True})
-        states = self.fleet.states()
-        replicas = {"up": sum(state.is_up for state in states), "of": len(states)}
-        return json_response({"ready": True, "replicas": replicas})
+        ready: dict[str, Any] = {"ready": True}
+        if self.siblings is not None:
+            ready["workers"] = {"up": self.siblings.num_up, "of": self.siblings.num_workers}
+        if self.fleet is not None:
+            states = self.fleet.states()
+            ready["replicas"] = {"up": sum(state.is_up for state in states), "of": len(states)}
+        return json_response(ready)
 
     async def expose_metrics(self, request: Request) -> Response:
         """Return Prometheus text, for keys with the metrics scope where keys are required."""
@@ -98,7 +103,11 @@ class StatusEndpoints:
                 stats = await self.stats()
         except (TimeoutError, EngineError) as error:
             logger.warning("no engine statistics error=%s", type(error).__name__)
-        return Response(self.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
+        if self.siblings is None:
+            text = self.metrics.exposition(stats)
+        else:
+            text = exposition([*engine_families(stats), *await self.siblings.metrics()])
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def stats(self) -> EngineStats | None:
         """Return the engine's snapshot; None while it is not there. Raises EngineError."""

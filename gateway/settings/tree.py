@@ -49,6 +49,7 @@ from gateway.settings.tiers import (
     tier_complaints,
 )
 from gateway.settings.toml_text import to_toml as to_toml
+from gateway.settings.workers import worker_complaints
 
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
@@ -93,6 +94,7 @@ _OWN_FLAGS: Final = {
             "engine.overlap",
             "server.host",
             "server.port",
+            "server.workers",
             "speculation.allow_vocab_mismatch",
             "log_level",
             "adapters.lora",
@@ -181,6 +183,7 @@ class Settings(BaseSettings):
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
             *parallel_complaints(self.adapters, self.engine),
+            *worker_complaints(self.server, self.models, self.engine, self.database_url),
         ]
         if complaints:
             text = "\n".join(f"{'.'.join(path)}: {what}" for path, _, what in complaints)

@@ -54,16 +54,20 @@ class AuthThrottle:
         overall_burst: int = 1000,
         overall_per_minute: float = 1000.0,
         max_addresses: int = 4096,
+        num_processes: int = 1,
     ) -> None:
-        """Allow `burst` failures at once, then `per_minute`; `clock` in seconds, monotonic."""
+        """Allow `burst` failures at once, then `per_minute`; `clock` in seconds, monotonic.
+
+        num_processes: that share the allowance, each an equal part.
+        """
         self._clock = clock
-        self._burst = burst
-        self._per_s = per_minute / 60
-        self._overall_burst = overall_burst
-        self._overall_per_s = overall_per_minute / 60
+        self._burst = max(1, burst // num_processes)
+        self._per_s = per_minute / 60 / num_processes
+        self._overall_burst = max(1, overall_burst // num_processes)
+        self._overall_per_s = overall_per_minute / 60 / num_processes
         self._max_addresses = max_addresses
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._overall = _Bucket(left=overall_burst, at_s=clock())
+        self._overall = _Bucket(left=self._overall_burst, at_s=clock())
 
     def __len__(self) -> int:
         """Return the number of addresses remembered."""

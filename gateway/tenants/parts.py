@@ -73,7 +73,7 @@ def build_key_parts(
         registry,
         mode=settings.keys.mode,
         admin_token=token,
-        throttle=AuthThrottle(time.monotonic),
+        throttle=AuthThrottle(time.monotonic, num_processes=settings.server.workers),
         metrics=metrics,
     )
     return KeyParts(

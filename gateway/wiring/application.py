@@ -3,9 +3,11 @@
 from functools import partial
 from hashlib import blake2b
 
+from prometheus_client import CollectorRegistry
+
 from engine.request import Tier
 from gateway.adapters.admin import AdapterApi
-from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.registry import AdapterChange, AdapterRegistry
 from gateway.adapters.watcher import AdapterWatcher
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
@@ -47,6 +49,8 @@ from gateway.settings.tiers import RESERVED_NAMES
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.tenants.admin import AdminApi
 from gateway.wiring.parts import GatewayParts
+from gateway.workers.merging import Families, collected
+from gateway.workers.siblings import Siblings
 
 
 def build_app(parts: GatewayParts) -> AuthDispatcher:
@@ -68,21 +72,30 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         tenancy=parts.tenancy,
         metrics=parts.metrics,
         fleet=parts.engine if isinstance(parts.engine, EnginePool) else None,
+        siblings=parts.siblings,
     )
     if status.fleet is not None:
         parts.metrics.registry.register(FleetMetrics(status.fleet))
     loop_lag = LoopLag(parts.metrics.registry)
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
+    usage = UsageApi(parts.tenancy.database, parts.tenancy.ledger, siblings=parts.siblings)
+    if parts.siblings is not None:
+        _answer_siblings(parts.siblings, parts.metrics.registry, adapters, dashboard, usage)
     return create_app(
         Routes(
             answers=_build_answers(parts, intake, planner, jobs),
             status=status,
             pages=Pages(),
             dashboard=dashboard,
-            usage=UsageApi(parts.tenancy.database, parts.tenancy.ledger),
+            usage=usage,
             admin=AdminApi(keys, intake.read_small_body),
-            adapters=AdapterApi(keys.authenticator, adapters, intake.read_small_body),
+            adapters=AdapterApi(
+                keys.authenticator,
+                adapters,
+                intake.read_small_body,
+                None if parts.siblings is None else partial(_change_everywhere, parts.siblings),
+            ),
             experiments=ExperimentApi(
                 keys.authenticator,
                 parts.experiments,
@@ -101,6 +114,28 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             ),
         )
     )
+
+
+def _answer_siblings(
+    siblings: Siblings,
+    registry: CollectorRegistry,
+    adapters: AdapterRegistry,
+    dashboard: DashboardApi,
+    usage: UsageApi,
+) -> None:
+    """Do for the gateway's other processes what they ask for."""
+
+    async def snapshot(_: object) -> Families:
+        return collected(registry)
+
+    siblings.on("snapshot", snapshot)
+    siblings.on("dashboard", dashboard.figures_here)
+    siblings.on("flush_ledger", usage.flush)
+    siblings.on_change(adapters.apply)
+
+
+async def _change_everywhere(siblings: Siblings, change: AdapterChange) -> None:
+    await siblings.change(change.name, change)
 
 
 def _local_formats(parts: GatewayParts) -> dict[Tier, LocalFormats]:
@@ -261,6 +296,7 @@ def _build_dashboard(
             loop_lag_s=loop_lag.quantile_s,
             read_experiments=partial(experiment_documents, parts.experiments),
             read_replicas=None if status.fleet is None else status.fleet.states,
+            siblings=parts.siblings,
         )
     )
 

@@ -34,12 +34,13 @@ from gateway.wiring.engine import (
     saved_times,
 )
 from gateway.wiring.fleet import RemoteEngines, build_remote
-from gateway.wiring.start import engine_recipe
+from gateway.wiring.process import process_client
 
 if TYPE_CHECKING:
     from engine.core import Engine
     from engine.passes.step_times import CurveStore
     from gateway.wiring.parts import GatewayParts
+    from gateway.workers.siblings import Siblings
 
 AnyEngineClient = InProcessEngineClient | ProcessEngineClient | RemoteEngines | AbsentEngine
 
@@ -64,14 +65,7 @@ def build_client(
         return InProcessEngineClient(
             lambda report: build_engine(settings, report), on_progress=on_progress
         )
-    return ProcessEngineClient(
-        engine_recipe(settings),
-        first=first,
-        on_progress=on_progress,
-        stall_timeout_s=settings.engine.stall_timeout_s,
-        unready_after_s=settings.engine.unready_after_s,
-        resume_within_s=settings.engine.resume_within_s,
-    )
+    return process_client(settings, on_progress, first)
 
 
 def _import_lazy_parts() -> None:
@@ -90,10 +84,11 @@ def build_parts(
     settings: Settings,
     engine: AnyEngineClient,
     on_tokenizers: Callable[[Mapping[Tier, str]], None] = lambda fingerprints: None,
+    siblings: "Siblings | None" = None,
 ) -> "GatewayParts":
     """Build the HTTP application's parts except the engine: tokenizers, router, upstreams.
 
-    on_tokenizers: told their fingerprints, by tier.
+    on_tokenizers: told their fingerprints, by tier. siblings: the gateway's other processes.
 
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.
@@ -135,6 +130,7 @@ def build_parts(
     )
     return GatewayParts(
         engine=engine,
+        siblings=siblings,
         tokenizers=tokenizers,
         router=router,
         routing=routing,

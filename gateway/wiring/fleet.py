@@ -15,6 +15,7 @@ from gateway.fleet.cache_aware import CacheAware
 from gateway.fleet.discovery import DNS, LISTS, DiscoveredPool, is_looked_up
 from gateway.fleet.replica import Replica
 from gateway.settings.tree import Settings
+from gateway.wiring.process import patience_of
 
 RemoteEngines = RemoteEngineClient | DiscoveredPool
 
@@ -30,11 +31,7 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
     keys = None if options.replicas_key is None else read_fleet_keys(options.replicas_key)
     for entry in options.replicas:
         require_safe(_endpoint(entry), keys, insecure=options.replicas_insecure)
-    patience = Patience(
-        stall_timeout_s=options.stall_timeout_s,
-        unready_after_s=options.unready_after_s,
-        resume_within_s=options.resume_within_s,
-    )
+    patience = patience_of(settings)
     first = options.replicas[0]
     if len(options.replicas) == 1 and not is_looked_up(first):
         return RemoteEngineClient(first, keys, tokenizers=tokenizers, patience=patience)

@@ -24,6 +24,7 @@ from gateway.telemetry.capture import NULL_CAPTURE, Capture
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_work import PromptSlots
+from gateway.workers.siblings import Siblings
 from router.policy import RoutePolicy
 
 
@@ -67,3 +68,5 @@ class GatewayParts:
     unknown_fields: UnknownFields = "refuse"
     cache: CacheParts = field(default_factory=CacheParts)
     prompt_slots: PromptSlots = field(default_factory=PromptSlots)
+    siblings: Siblings | None = None
+    """The other processes of this gateway; None where it has one."""

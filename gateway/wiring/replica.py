@@ -15,7 +15,7 @@ from gateway.backends.step_loop import LoadingCallback, serve_loaded
 from gateway.settings.tree import Settings, SettingsError
 from gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from gateway.wiring.checkpoints import named_models
-from gateway.wiring.start import check_models, openmp_environment
+from gateway.wiring.start import check_models, most_requests, openmp_environment
 
 if TYPE_CHECKING:
     from engine.core import Engine
@@ -30,8 +30,8 @@ def listen_for_gateways(
     if not settings.models.is_any:
         raise SettingsError("an engine needs a model: name one with --large or --small.")
     check_models(settings)
-    most = settings.engine.max_sequences + settings.engine.max_waiting
-    return EngineListener(endpoint, keys, ListenerBounds(max_requests=most))
+    bounds = ListenerBounds(max_requests=most_requests(settings))
+    return EngineListener(endpoint, keys, bounds)
 
 
 def run_replica(

@@ -5,13 +5,13 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 import uvicorn
 import uvloop
@@ -35,8 +35,11 @@ from gateway.wiring.application import build_app
 from gateway.wiring.build import AnyEngineClient, build_client, build_parts
 from gateway.wiring.parts import GatewayParts
 from gateway.wiring.prices import log_prices
+from gateway.wiring.process import shared_client
 from gateway.wiring.start import check_models
 from gateway.wiring.upstream import check_upstreams
+from gateway.workers.connections import Receiver
+from gateway.workers.siblings import Siblings
 
 log = logging.getLogger(__name__)
 
@@ -48,30 +51,60 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: it would end the process before the engine is closed."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals alone."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and tell that it has been done."""
+        await super().startup(sockets)
+        self.has_started.set()
+
+    def make_protocol(self) -> asyncio.Protocol:
+        """Make the protocol of one connection."""
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        return make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """The place of one of several processes of a gateway, which the parent process gives.
+
+    connections: its clients'. engine: the address of the engine that all share, None for others.
+    """
+
+    siblings: Siblings
+    connections: Receiver
+    engine: str | None
+
 
 class GatewayRun:
-    """One gateway from start to end, in one event loop."""
+    """One gateway, or one of its processes, from start to end, in one event loop."""
 
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
+        source: socket.socket | WorkerPlace,
         *,
         on_progress: LoadingCallback = no_progress,
         on_ready: Callable[[EngineInfo, str], None] = lambda info, routing: None,
         engine_process: EngineProcess | None = None,
     ) -> None:
-        """Store the arguments. `listener` is closed at the end; callbacks run in the event loop.
+        """Store the arguments; callbacks run in the event loop.
 
-        `engine_process`: one that was started for these settings already.
+        `source`: of connections. A listening socket is closed at the end. `engine_process`: one
+        that was started for these settings already.
         """
         self._settings = settings
-        self._listener = listener
+        self._listener = source if isinstance(source, socket.socket) else None
+        self._place = None if isinstance(source, socket.socket) else source
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._engine_process = engine_process
@@ -84,13 +117,12 @@ class GatewayRun:
     async def run(self) -> None:
         """Serve until `stop`. Raises SettingsError or EngineError when the models do not load."""
         self._task = asyncio.current_task()
-        with contextlib.closing(self._listener):
+        with self._listener or contextlib.nullcontext():
             check_models(self._settings)
             check_upstreams(self._settings, os.environ)
-            log_prices(self._settings)
-            engine = build_client(
-                self._settings, self._on_progress, self._engine_process, self._tokenizers
-            )
+            if self._place is None or self._place.siblings.number == 1:
+                log_prices(self._settings)
+            engine = self._build_client()
             starting = asyncio.create_task(engine.start())
             try:
                 await self._serve(engine, starting)
@@ -100,35 +132,72 @@ class GatewayRun:
                 await engine.close()
                 gc.unfreeze()  # so that the process's remains are cleared away
 
+    def _build_client(self) -> AnyEngineClient:
+        if self._place is not None and self._place.engine is not None:
+            return shared_client(self._settings, self._place.engine)
+        return build_client(
+            self._settings, self._on_progress, self._engine_process, self._tokenizers
+        )
+
     async def _serve(self, engine: AnyEngineClient, starting: asyncio.Task[None]) -> None:
         """Open the port while the engine starts; returns when the server has ended."""
         # While the engine loads, this process reads the tokenizers.
         parts = await _unless_failed(
             starting,
-            asyncio.to_thread(build_parts, self._settings, engine, self._tokenizers.set_result),
+            asyncio.to_thread(
+                build_parts,
+                self._settings,
+                engine,
+                self._tokenizers.set_result,
+                None if self._place is None else self._place.siblings,
+            ),
         )
         watch_draining(self._draining, parts.metrics.registry)
         gate = DrainGate(build_app(parts), self._draining)
         self._server = _Server(self._uvicorn_config(gate, parts))
-        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        listeners = [] if self._listener is None else [self._listener]
+        serving = asyncio.create_task(self._server.serve(sockets=listeners))
+        taking = asyncio.create_task(self._take_connections(self._server))
         preparing = asyncio.create_task(asyncio.to_thread(_prepare_rendering, parts))
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
                 await preparing
                 settle_process()
+                if self._place is not None:
+                    await self._place.siblings.may_change()
                 self._on_ready(await engine.info(), await _routing(parts))
             else:
                 self._server.should_exit = True
         finally:
             preparing.cancel()
             await serving
+            taking.cancel()
             if self._closing is not None:
                 self._closing.cancel()
             if self._server.force_exit:  # uvicorn would leave the application without notice
                 await self._server.lifespan.shutdown()
         if starting.done():
             starting.result()
+
+    async def _take_connections(self, server: _Server) -> None:
+        """Take connections from the parent, in place of a listening socket, until cancelled."""
+        if self._place is None:
+            return
+        await server.has_started.wait()
+        self._place.connections.start(server.make_protocol, self._close_port)
+        self._place.siblings.tell_parent("serving")
+        await self._place.siblings.report_connections(
+            self._place.connections, lambda: len(server.server_state.connections)
+        )
+
+    def begin_draining(self) -> None:
+        """Report the end on /ready; the port stays open."""
+        self._draining.has_begun = True
+
+    def _close_port(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
 
     def stop(self) -> None:
         """Finish the running requests and end; called again, end at once."""
@@ -144,15 +213,11 @@ class GatewayRun:
         """Report the end on /ready; close the port once that can have been noticed."""
         grace_s = self._settings.server.drain_grace_s
         log.info("draining grace_s=%g timeout_s=%g", grace_s, self._settings.server.drain_timeout_s)
-        self._draining.has_begun = True
+        self.begin_draining()
         if not grace_s:
             server.should_exit = True
             return
-
-        def close_port() -> None:
-            server.should_exit = True
-
-        self._closing = asyncio.get_running_loop().call_later(grace_s, close_port)
+        self._closing = asyncio.get_running_loop().call_later(grace_s, self._close_port)
 
     def _uvicorn_config(self, app: ASGIApp, parts: GatewayParts) -> uvicorn.Config:
         server, http = self._settings.server, self._settings.http
@@ -220,20 +285,6 @@ async def _unless_failed(starting: asyncio.Task[None], work: Coroutine[Any, Any,
         if starting.done():
             starting.result()
         raise
-
-
-def serve_until_signalled(run: GatewayRun) -> None:
-    """Run in this thread until SIGINT or SIGTERM; a second signal does not wait for answers."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, run.stop)
-        with contextlib.suppress(asyncio.CancelledError):  # stopped while it loaded
-            await run.run()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
 
 
 @contextlib.contextmanager

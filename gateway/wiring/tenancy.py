@@ -16,6 +16,7 @@ from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.limits.metrics import LimitMetrics
 from gateway.limits.presence import GatewayPresence
 from gateway.limits.redis_limiter import RedisLimiter
+from gateway.limits.uncounted import UncountedLimits
 from gateway.metering.tenancy import Tenancy
 from gateway.settings.tree import Settings
 from gateway.storage.database import Database
@@ -42,6 +43,8 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
 def _build_limiter(settings: Settings, database: Database | None, metrics: LimitMetrics) -> Limiter:
     if settings.redis_url is not None:
         return RedisLimiter.from_url(settings.redis_url, metrics=metrics)
+    if settings.server.workers > 1:
+        return UncountedLimits()
     if database is None or not settings.ledger.enabled:
         return MemoryLimiter(metrics=metrics)
     return MemoryLimiter(metrics=metrics, history=lambda: usage_history(database, time.time()))
@@ -50,8 +53,8 @@ def _build_limiter(settings: Settings, database: Database | None, metrics: Limit
 def _build_presence(
     settings: Settings, database: Database | None, metrics: LimitMetrics
 ) -> GatewayPresence | None:
-    if database is None or settings.redis_url is not None:
-        return None
+    if database is None or settings.redis_url is not None or settings.server.workers > 1:
+        return None  # nothing is counted in this process's memory
     return GatewayPresence(database, metrics)
 
 

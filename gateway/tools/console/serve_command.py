@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from engine.events import EngineInfo
     from gateway.backends.spawning import EngineProcess
+    from gateway.wiring.crew import Crew
+    from gateway.wiring.serving import GatewayRun
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -56,6 +58,8 @@ Start the gateway and keep it up.
   outrider serve --large ./my-model --port 9000  [dim]# one tier, no speculation[/dim]
 
   outrider serve --config prod.toml --set engine.max_sequences=128
+
+  outrider serve --workers 4  [dim]# four processes at one port, and one engine[/dim]
 
   outrider serve --small ./small-model --tier cloud=https://host/v1 \
   --set tiers.cloud.api_key_env=KEY [dim]# a small model here, an upstream large one[/dim]
@@ -87,6 +91,9 @@ def serve(  # noqa: PLR0913 - a flag each
     dtype: DtypeOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that answer requests; 1 by default.")
+    ] = None,
     num_threads: ThreadsOption = None,
     tensor_parallel: ParallelOption = None,
     speculation: SpeculationOption = None,
@@ -138,6 +145,7 @@ def serve(  # noqa: PLR0913 - a flag each
         "engine.replicas_insecure": insecure,
         "server.host": host,
         "server.port": port,
+        "server.workers": workers,
         "speculation.enabled": speculation,
         "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
         "log_level": log_level,
@@ -189,18 +197,19 @@ def _serve_with(
     """Import the gateway, while the engine's process loads, and run it."""
     from gateway.server.listening import url_of
     from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
-    from gateway.wiring.serving import GatewayRun, serve_until_signalled
+    from gateway.wiring.until_signalled import serve_until_signalled
 
-    url = url_of(listener)
+    url, workers = url_of(listener), settings.server.workers
     with LoadingProgress(make_console(stderr=True)) as progress:
 
         def on_ready(info: "EngineInfo", routing: str) -> None:
             progress.stop()
             adapters = (text.partition("=")[0] for text in settings.adapters.lora)
             names = (*settings.aliases, *adapters)
-            print_banner(make_console(), url, info, settings.tiers, routing, names)
+            print_banner(make_console(), url, info, settings.tiers, routing, names, workers)
 
-        run = GatewayRun(
+        make_run = _gateway_run() if workers == 1 else _crew(settings)
+        run = make_run(
             settings,
             listener,
             on_progress=progress.report,
@@ -208,3 +217,16 @@ def _serve_with(
             engine_process=engine_process,
         )
         serve_until_signalled(run)
+
+
+def _gateway_run() -> "type[GatewayRun]":
+    from gateway.wiring.serving import GatewayRun
+
+    return GatewayRun
+
+
+def _crew(settings: Settings) -> "type[Crew]":
+    from gateway.wiring.crew import Crew, prepare_database
+
+    prepare_database(settings)
+    return Crew

@@ -66,6 +66,7 @@ def print_banner(
     tiers: Mapping[str, UpstreamSettings] = MappingProxyType({}),
     routing: str = "",
     names: Iterable[str] = (),
+    workers: int = 1,
 ) -> None:
     """Print the gateway's address, its tiers, how one is chosen, and a command to try it.
 
@@ -84,6 +85,8 @@ def print_banner(
     _print_speculation(console, info)
     if routing:
         console.print(f"  routing {escape(routing)}", soft_wrap=True)
+    if workers > 1:
+        console.print(f"  workers {workers} processes answer requests")
     models = ", ".join(["auto", *info.tiers, *tiers, *names])
     body = '{"model": "auto", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     console.print(f"Models: {escape(models)}. Try it:", soft_wrap=True)

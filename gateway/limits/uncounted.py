@@ -1,0 +1,20 @@
+"""Limits of several processes without a Redis to count them in: what has limits is refused."""
+
+from gateway.errors.tree import StorageError
+from gateway.limits.unlimited import Unlimited, UnlimitedReservation
+from gateway.tenants.amounts import Want
+from gateway.tenants.keys import Principal
+
+
+class UncountedLimits(Unlimited):
+    """Serves principals without limits, and never others: no process knows what the others do."""
+
+    async def reserve(self, principal: Principal, want: Want) -> UnlimitedReservation:
+        """Reserve without any check. Raises StorageError for a principal with limits."""
+        if principal.is_limited:
+            raise StorageError(
+                "This key has limits, which a gateway with several processes (server.workers) can "
+                "count only in Redis: its operator has to set redis_url, or start it with one "
+                "process."
+            )
+        return await super().reserve(principal, want)

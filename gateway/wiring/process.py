@@ -1,0 +1,44 @@
+"""The client of an engine's own process, and one of an engine that another process has started."""
+
+from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.remote_client import RemoteEngineClient
+from gateway.backends.spawning import EngineProcess
+from gateway.backends.step_loop import LoadingCallback, no_progress
+from gateway.backends.watched_client import Patience
+from gateway.settings.tree import Settings
+from gateway.wiring.start import engine_recipe
+
+
+def process_client(
+    settings: Settings,
+    on_progress: LoadingCallback = no_progress,
+    first: EngineProcess | None = None,
+) -> ProcessEngineClient:
+    """Build the client that starts the engine's process, and starts it again when it dies.
+
+    `first`: the process, where it was started before (`start_engine`).
+    """
+    options = settings.engine
+    return ProcessEngineClient(
+        engine_recipe(settings),
+        first=first,
+        on_progress=on_progress,
+        stall_timeout_s=options.stall_timeout_s,
+        unready_after_s=options.unready_after_s,
+        resume_within_s=options.resume_within_s,
+    )
+
+
+def shared_client(settings: Settings, endpoint: str) -> RemoteEngineClient:
+    """Build a worker's client of the engine that the gateway's parent process has started."""
+    return RemoteEngineClient(endpoint, patience=patience_of(settings))
+
+
+def patience_of(settings: Settings) -> Patience:
+    """Return how long an engine is waited for."""
+    options = settings.engine
+    return Patience(
+        stall_timeout_s=options.stall_timeout_s,
+        unready_after_s=options.unready_after_s,
+        resume_within_s=options.resume_within_s,
+    )

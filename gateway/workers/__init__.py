@@ -1,0 +1,1 @@
+"""Several processes of one gateway: what passes between the workers and their parent."""
