@@ -26,6 +26,7 @@ from gateway.experiments.rows import spec_document
 from gateway.settings.experiments import ExperimentSpec
 from gateway.tenants.authenticator import Authenticator
 from gateway.tenants.keys import Principal
+from gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +53,14 @@ class ExperimentApi:
         experiments: Experiments,
         read_body: Callable[[Request], Awaitable[bytes]],
         check: Callable[[ExperimentSpec], Awaitable[None]] = _anything,
+        siblings: Siblings | None = None,
     ) -> None:
         """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies.
 
         `check` raises ConflictError for arms that this gateway cannot serve, before they run.
+        `siblings`: its other processes, which read changed experiments at once, too.
         """
+        self._siblings = siblings
         self._check = check
         self._authenticator = authenticator
         self._experiments = experiments
@@ -175,6 +179,12 @@ class ExperimentApi:
         return record
 
     async def _look_again(self) -> None:
+        await self.read_again()
+        if self._siblings is not None:
+            await self._siblings.others("read_experiments")
+
+    async def read_again(self, _: object = None) -> None:
+        """Read the experiments again now, if the database lets us."""
         try:
             await self._experiments.registry.refresh()
         except StorageError:  # it is changed; the registry reads it later

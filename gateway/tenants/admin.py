@@ -30,6 +30,7 @@ from gateway.tenants.keys import KEY_ID, Principal
 from gateway.tenants.merging import merged_changes
 from gateway.tenants.parts import KeyParts
 from gateway.tenants.records import KeyRecord, TeamRecord
+from gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,16 @@ class AdminApi:
         parts: KeyParts,
         read_body: Callable[[Request], Awaitable[bytes]],
         wall_clock: Callable[[], float] = time.time,
+        siblings: Siblings | None = None,
     ) -> None:
-        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies."""
+        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies.
+
+        `siblings`: this gateway's other processes, which read changed keys at once, too.
+        """
         self._parts = parts
         self._read_body = read_body
         self._wall_clock = wall_clock
+        self._siblings = siblings
 
     async def list_keys(self, request: Request, principal: Principal) -> Response:
         """Return a page of the keys."""
@@ -170,12 +176,18 @@ class AdminApi:
     async def _change(self, change: Callable[[], Answer]) -> Answer:
         """Change keys and refresh the registry at once, so that the answer shows the new state."""
         answer = await asyncio.to_thread(change)
+        await self.look_again()
+        if self._siblings is not None:
+            await self._siblings.others("read_keys")
+        return answer
+
+    async def look_again(self, _: object = None) -> None:
+        """Read the keys again now, if the database lets us."""
         if self._parts.registry is not None:
             try:
                 await self._parts.registry.refresh()
             except StorageError:  # it is changed; the registry looks again by itself
                 logger.warning("keys were changed and could not be read again")
-        return answer
 
     async def _parsed(self, model: type[Parsed], request: Request) -> Parsed:
         body = await self._read_body(request)

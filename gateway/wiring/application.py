@@ -1,5 +1,6 @@
 """Joins a gateway's parts into the HTTP application."""
 
+from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 
@@ -49,6 +50,7 @@ from gateway.settings.tiers import RESERVED_NAMES
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.tenants.admin import AdminApi
 from gateway.wiring.parts import GatewayParts
+from gateway.workers.line import Handler
 from gateway.workers.merging import Families, collected
 from gateway.workers.siblings import Siblings
 
@@ -80,8 +82,26 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
     usage = UsageApi(parts.tenancy.database, parts.tenancy.ledger, siblings=parts.siblings)
+    admin = AdminApi(keys, intake.read_small_body, siblings=parts.siblings)
+    experiments = ExperimentApi(
+        keys.authenticator,
+        parts.experiments,
+        intake.read_small_body,
+        arm_check(planner, parts.clock),
+        parts.siblings,
+    )
     if parts.siblings is not None:
-        _answer_siblings(parts.siblings, parts.metrics.registry, adapters, dashboard, usage)
+        _serve_siblings(
+            parts.siblings,
+            parts.metrics.registry,
+            {
+                "dashboard": dashboard.figures_here,
+                "flush_ledger": usage.flush,
+                "read_keys": admin.look_again,
+                "read_experiments": experiments.read_again,
+            },
+        )
+        parts.siblings.on_change(adapters.apply)
     return create_app(
         Routes(
             answers=_build_answers(parts, intake, planner, jobs),
@@ -89,19 +109,14 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             pages=Pages(),
             dashboard=dashboard,
             usage=usage,
-            admin=AdminApi(keys, intake.read_small_body),
+            admin=admin,
             adapters=AdapterApi(
                 keys.authenticator,
                 adapters,
                 intake.read_small_body,
                 None if parts.siblings is None else partial(_change_everywhere, parts.siblings),
             ),
-            experiments=ExperimentApi(
-                keys.authenticator,
-                parts.experiments,
-                intake.read_small_body,
-                arm_check(planner, parts.clock),
-            ),
+            experiments=experiments,
             feedback=FeedbackApi(parts.experiments.feedback),
             intake=intake,
             lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag),
@@ -116,12 +131,8 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     )
 
 
-def _answer_siblings(
-    siblings: Siblings,
-    registry: CollectorRegistry,
-    adapters: AdapterRegistry,
-    dashboard: DashboardApi,
-    usage: UsageApi,
+def _serve_siblings(
+    siblings: Siblings, registry: CollectorRegistry, handlers: Mapping[str, Handler]
 ) -> None:
     """Do for the gateway's other processes what they ask for."""
 
@@ -129,9 +140,8 @@ def _answer_siblings(
         return collected(registry)
 
     siblings.on("snapshot", snapshot)
-    siblings.on("dashboard", dashboard.figures_here)
-    siblings.on("flush_ledger", usage.flush)
-    siblings.on_change(adapters.apply)
+    for name, handler in handlers.items():
+        siblings.on(name, handler)
 
 
 async def _change_everywhere(siblings: Siblings, change: AdapterChange) -> None:

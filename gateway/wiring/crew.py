@@ -10,19 +10,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry
+
 from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineInfo
 from gateway.backends.process_client import STABLE_AFTER_S
 from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S
+from gateway.experiments.experiments import build_experiments
 from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.database import DatabaseError
 from gateway.storage.open import open_database
 from gateway.tenants.parts import key_store
 from gateway.wiring.process import process_client
 from gateway.workers.connections import Dispatcher
-from gateway.workers.line import CallFailedError, LineClosedError
+from gateway.workers.line import CallFailedError, Handler, LineClosedError
 from gateway.workers.merging import Families, WorkerMetrics
 from gateway.workers.process import WorkerProcess, WorkerTask
 from gateway.workers.siblings import Change
@@ -37,7 +40,9 @@ _CLOSING_S: Final = 60.0
 
 
 def prepare_database(settings: Settings) -> None:
-    """Bring the database up to date before the workers open it. Blocks.
+    """Bring the database up to date, experiments of the settings too, before workers open it.
+
+    Blocks.
 
     Raises SettingsError for one that cannot be used, and for limits that no process could count.
     """
@@ -46,6 +51,7 @@ def prepare_database(settings: Settings) -> None:
         return
     try:
         table = key_store(settings, database).load()
+        build_experiments(settings.experiments, database, CollectorRegistry())
     except DatabaseError as error:
         raise SettingsError(error.detail) from None
     finally:
@@ -78,16 +84,17 @@ class Crew:
         `engine_process`: the engine's, started for these settings; None where it runs elsewhere.
         """
         self._settings = settings
-        self._listener = listener
         self._on_ready = on_ready
         self._engine = None
         if engine_process is not None:
             self._engine = process_client(settings, on_progress, engine_process)
         self._endpoint = None if engine_process is None else engine_process.spec.listen
-        self._workers: dict[int, WorkerProcess] = {}  # by number
+        self.workers: dict[int, WorkerProcess] = {}
+        """The processes that live, by their workers' numbers."""
+        self.changes: dict[str, Change] = {}
+        """The last change of each subject, for workers that start later."""
         self._keys = itertools.count(1)
         self._metrics = WorkerMetrics()
-        self._changes: dict[str, Change] = {}
         self._changing = asyncio.Lock()
         self._dispatcher = Dispatcher(listener, self._takers)
         self._is_dispatching = False
@@ -119,8 +126,7 @@ class Crew:
             if loading is not None:
                 loading.cancel()
                 await asyncio.gather(loading, return_exceptions=True)
-            self._dispatcher.stop()
-            self._listener.close()
+            self._dispatcher.close()
             if self._engine is not None:
                 await self._engine.close()
 
@@ -134,7 +140,7 @@ class Crew:
             self._draining = asyncio.create_task(self._drain())
         elif self._num_signals == 2:
             self._hurry.set()
-            for worker in self._workers.values():
+            for worker in self.workers.values():
                 worker.line.tell("end")
         else:
             self._end_workers()
@@ -166,7 +172,7 @@ class Crew:
             try:
                 reason = await worker.ended()
             finally:
-                del self._workers[number]
+                del self.workers[number]
                 self._metrics.ended(worker.key)
                 self._tell_crew()
             if self._draining is not None:
@@ -191,16 +197,9 @@ class Crew:
 
     def _start(self, number: int) -> WorkerProcess:
         task = WorkerTask(number=number, settings=self._settings, engine=self._endpoint)
-        worker = self._workers[number] = WorkerProcess(next(self._keys), _MODULE, task)
-        worker.handlers.update(
-            failed=partial(self._note_failure, worker),
-            ready=partial(self._note_ready, worker),
-            serving=partial(self._note_serving, worker),
-            metrics=self._sum_metrics,
-            others=partial(self._ask_others, worker),
-            in_turn=partial(self._change, worker),
-        )
-        for change in self._changes.values():
+        worker = self.workers[number] = WorkerProcess(next(self._keys), _MODULE, task)
+        worker.handlers.update(self.handlers(worker))
+        for change in self.changes.values():
             worker.line.tell("change", change)
         return worker
 
@@ -208,12 +207,11 @@ class Crew:
         """Let the answers end, then the workers; the port is closed after the grace."""
         options = self._settings.server
         log.info("draining grace_s=%g timeout_s=%g", options.drain_grace_s, options.drain_timeout_s)
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.line.tell("drain")
         await self._pause(options.drain_grace_s)
-        self._dispatcher.stop()
-        self._listener.close()
-        for worker in list(self._workers.values()):
+        self._dispatcher.close()
+        for worker in list(self.workers.values()):
             if worker.is_serving:
                 worker.give_no_more()
             else:
@@ -229,8 +227,19 @@ class Crew:
                 await self._hurry.wait()
 
     def _end_workers(self) -> None:
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.kill()
+
+    def handlers(self, worker: WorkerProcess) -> dict[str, Handler]:
+        """Return the answers to a worker's calls, by name."""
+        return {
+            "failed": partial(self._note_failure, worker),
+            "ready": partial(self._note_ready, worker),
+            "serving": partial(self._note_serving, worker),
+            "metrics": self._sum_metrics,
+            "others": partial(self._ask_others, worker),
+            "in_turn": partial(self._change, worker),
+        }
 
     # ---- what workers say -------------------------------------------------------------------
 
@@ -260,15 +269,15 @@ class Crew:
 
     @property
     def _num_ready(self) -> int:
-        return sum(worker.is_ready for worker in self._workers.values())
+        return sum(worker.is_ready for worker in self.workers.values())
 
     def _tell_crew(self) -> None:
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.line.tell("crew", self._num_ready)
 
     def _takers(self) -> Sequence[WorkerProcess]:
         """Return the workers that may get a connection: those that are ready, if any are."""
-        serving = [worker for worker in self._workers.values() if worker.is_serving]
+        serving = [worker for worker in self.workers.values() if worker.is_serving]
         return [worker for worker in serving if worker.is_ready] or serving
 
     # ---- what workers ask -------------------------------------------------------------------
@@ -279,16 +288,16 @@ class Crew:
         async def hear(worker: WorkerProcess) -> None:
             with suppress(LineClosedError, CallFailedError, TimeoutError):
                 families = await worker.line.call("snapshot", timeout_s=_ASK_S)
-                if self._workers.get(worker.number) is worker:
+                if self.workers.get(worker.number) is worker:
                     self._metrics.heard(worker.key, families)
 
-        await asyncio.gather(*(hear(each) for each in self._workers.values() if each.is_serving))
+        await asyncio.gather(*(hear(each) for each in self.workers.values() if each.is_serving))
         return self._metrics.all()
 
     async def _ask_others(self, asker: WorkerProcess, call: tuple[str, Any]) -> list[Any]:
         """Return the answers of the other workers that give one in time."""
         name, value = call
-        others = [each for each in self._workers.values() if each is not asker and each.is_serving]
+        others = [each for each in self.workers.values() if each is not asker and each.is_serving]
         answers = await asyncio.gather(
             *(each.line.call(name, value, timeout_s=_ASK_S) for each in others),
             return_exceptions=True,
@@ -301,9 +310,9 @@ class Crew:
             if not await maker.line.call("change", change, timeout_s=_CHANGE_S):
                 return False
             repeated = replace(change, number=0)
-            self._changes[change.subject] = repeated
+            self.changes[change.subject] = repeated
             calls = []
-            for worker in self._workers.values():
+            for worker in self.workers.values():
                 if worker.is_ready and worker is not maker:
                     calls.append(worker.line.call("change", repeated, timeout_s=_CHANGE_S))
                 elif worker is not maker:

@@ -1,5 +1,6 @@
 """The client of an engine's own process, and one of an engine that another process has started."""
 
+from gateway.backends.client import LOADING_REASON
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.remote_client import RemoteEngineClient
 from gateway.backends.spawning import EngineProcess
@@ -29,9 +30,18 @@ def process_client(
     )
 
 
-def shared_client(settings: Settings, endpoint: str) -> RemoteEngineClient:
+class SharedEngineClient(RemoteEngineClient):
+    """A worker's client of the engine that the gateway's parent process starts and restarts."""
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Message for clients while the engine is not ready; where it listens is not for them."""
+        return LOADING_REASON
+
+
+def shared_client(settings: Settings, endpoint: str) -> SharedEngineClient:
     """Build a worker's client of the engine that the gateway's parent process has started."""
-    return RemoteEngineClient(endpoint, patience=patience_of(settings))
+    return SharedEngineClient(endpoint, patience=patience_of(settings))
 
 
 def patience_of(settings: Settings) -> Patience:

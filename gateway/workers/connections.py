@@ -63,9 +63,12 @@ class Dispatcher:
         """Begin to accept."""
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
-    def stop(self) -> None:
-        """Accept no more. May be called again."""
+    def close(self) -> None:
+        """Close the port. May be called again."""
+        if self._listener.fileno() < 0:
+            return
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._listener.close()
         if self._resuming is not None:
             self._resuming.cancel()
         if self._waiting is not None:

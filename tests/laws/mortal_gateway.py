@@ -32,8 +32,8 @@ from gateway.metering.reserved_usage import ReservedUsage
 from gateway.server.listening import listen, url_of
 from gateway.settings.tree import load_settings
 from gateway.wiring.serving import GatewayRun
-from gateway.wiring.until_signalled import serve_until_signalled
 from gateway.wiring.start import keep_torch_out, start_engine
+from gateway.wiring.until_signalled import serve_until_signalled
 
 VICTIM: Final = "victim"
 """The x-request-id of the request that the moments are moments of."""

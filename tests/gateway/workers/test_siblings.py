@@ -1,0 +1,124 @@
+"""Changes that one worker makes are made by all; the parent's part is the real one."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.errors.tree import NotFoundError, UnavailableError
+from gateway.server.listening import listen
+from gateway.settings.tree import load_settings
+from gateway.wiring.crew import Crew
+from gateway.workers.line import Handler, Line
+from gateway.workers.process import WorkerProcess
+from gateway.workers.siblings import Siblings
+
+
+class Member:
+    """A worker in this process: its siblings, and what it has in memory."""
+
+    def __init__(self, number: int) -> None:
+        end, other = socket.socketpair()
+        self.kept: list[str] = []
+        self.siblings = Siblings(number, 2, other)
+        self.siblings.on_change(self._apply)
+        self.siblings.on("say", self._say)
+        self.handlers: dict[str, Handler] = {}
+        self.line = Line(end, self.handlers)
+        self.process = SimpleNamespace(
+            number=number, key=number, line=self.line, is_ready=True, is_serving=True
+        )
+
+    async def _apply(self, value: str) -> None:
+        if value == "nothing":
+            raise NotFoundError("there is no such thing")
+        self.kept.append(value)
+
+    async def _say(self, value: str) -> str:
+        return f"{self.siblings.number}: {value}"
+
+
+@asynccontextmanager
+async def crew(*members: Member) -> AsyncIterator[Crew]:
+    with listen("127.0.0.1", 0) as listener:
+        crew = Crew(load_settings(environ={}, flags={"server.workers": 2}), listener)
+        for member in members:
+            process = cast(WorkerProcess, member.process)
+            crew.workers[member.siblings.number] = process
+            member.handlers.update(crew.handlers(process))
+        runs = [run for each in members for run in (each.siblings.run, each.line.run)]
+        tasks = [asyncio.create_task(run()) for run in runs]
+        try:
+            yield crew
+        finally:
+            for member in members:
+                member.line.close()
+            await asyncio.gather(*tasks)
+
+
+def run(main: Any) -> None:
+    asyncio.run(asyncio.wait_for(main, 60))
+
+
+def test_changes_of_several_workers_are_made_in_one_order() -> None:
+    async def main() -> None:
+        one, two = Member(1), Member(2)
+        async with crew(one, two):
+            for member in (one, two):
+                await member.siblings.may_change()
+            names = [str(i) for i in range(20)]
+            makers = [(one, two)[i % 2] for i in range(20)]
+            pairs = zip(makers, names, strict=True)
+            await asyncio.gather(*(maker.siblings.change(name, name) for maker, name in pairs))
+            assert one.kept == two.kept
+            assert sorted(one.kept) == sorted(names)
+
+    run(main())
+
+
+def test_a_change_that_fails_is_the_makers_alone() -> None:
+    async def main() -> None:
+        one, two = Member(1), Member(2)
+        async with crew(one, two) as parent:
+            with pytest.raises(UnavailableError, match="still starting"):
+                await one.siblings.change("x", "x")
+            for member in (one, two):
+                await member.siblings.may_change()
+            with pytest.raises(NotFoundError, match="no such thing"):
+                await one.siblings.change("a", "nothing")
+            await two.siblings.change("a", "something")
+            assert one.kept == two.kept == ["something"]
+            assert [each.value for each in parent.changes.values()] == ["something"]
+
+    run(main())
+
+
+def test_a_worker_that_starts_makes_changes_once_it_can() -> None:
+    async def main() -> None:
+        one, two = Member(1), Member(2)
+        two.process.is_ready = False
+        async with crew(one, two):
+            await one.siblings.may_change()
+            await one.siblings.change("a", "something")  # does not wait for the other
+            assert two.kept == []
+            await two.siblings.others("say", "x")  # by now it has been told
+            await two.siblings.may_change()
+            assert two.kept == ["something"]
+
+    run(main())
+
+
+def test_others_are_asked_and_one_that_fails_is_left_out() -> None:
+    async def main() -> None:
+        one, two = Member(1), Member(2)
+        async with crew(one, two):
+            assert await one.siblings.others("say", "hello") == ["2: hello"]
+            assert await two.siblings.others("unknown") == []
+            two.process.is_serving = False
+            assert await one.siblings.others("say", "hello") == []
+
+    run(main())
