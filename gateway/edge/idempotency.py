@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,15 +31,31 @@ _SLOT_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """A whole answer. `num_bytes` is its size for the bound."""
+class KeptAnswer:
+    """A whole answer."""
 
-    tenant: str
     status: int
     headers: list[Header]
     body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer(KeptAnswer):
+    """An answer that is kept here. `num_bytes` is its size for the bound."""
+
+    tenant: str
     num_bytes: int
     expires_s: float
+
+
+class Elsewhere(Protocol):
+    """The answers that other processes of this gateway keep."""
+
+    async def claim(self, name: bytes, body_hash: bytes) -> KeptAnswer | Literal["reused"] | None:
+        """Return another process's answer, when it has ended; None where this one is to answer."""
+
+    def unclaim(self, name: bytes) -> None:
+        """Leave a key to whichever process gets it next."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -67,8 +83,10 @@ class IdempotentAnswers:
         max_bytes: int,
         clock: Callable[[], float],
         metrics: EdgeMetrics | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Store the arguments. `max_bytes` is for all answers; with 0 the header is refused."""
+        self._elsewhere = elsewhere
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
@@ -80,7 +98,11 @@ class IdempotentAnswers:
 
     @classmethod
     def of(
-        cls, http: HttpSettings, clock: Callable[[], float], metrics: EdgeMetrics | None = None
+        cls,
+        http: HttpSettings,
+        clock: Callable[[], float],
+        metrics: EdgeMetrics | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> "IdempotentAnswers":
         """Build the cache from the settings."""
         return cls(
@@ -88,6 +110,7 @@ class IdempotentAnswers:
             max_bytes=http.idempotency_max_bytes,
             clock=clock,
             metrics=metrics,
+            elsewhere=elsewhere,
         )
 
     @property
@@ -135,6 +158,35 @@ class IdempotentAnswers:
             raise IdempotencyKeyReusedError
         return slot
 
+    async def find_elsewhere(self, name: bytes, body_hash: bytes) -> KeptAnswer | None:
+        """Return another process's answer; None where this one is to answer.
+
+        Waits for an answer that is being made. Raises IdempotencyKeyReusedError for another body.
+        """
+        found = None
+        if self._elsewhere is not None:
+            found = await self._elsewhere.claim(name, body_hash)
+        if found == "reused":
+            self.count("reused")
+            raise IdempotencyKeyReusedError
+        return found
+
+    async def kept_answer(
+        self, asked: tuple[bytes, bytes]
+    ) -> KeptAnswer | Literal["reused"] | None:
+        """Return the answer to a key and a body, for another process; None where there is none."""
+        name, body_hash = asked
+        slot = self._slots.get(name)
+        if slot is None:
+            return None
+        if slot.body_hash != body_hash:
+            return "reused"
+        await slot.ended.wait()
+        kept = slot.answer
+        if kept is None:
+            return None
+        return KeptAnswer(status=kept.status, headers=kept.headers, body=kept.body)
+
     def begin(self, name: bytes, body_hash: bytes) -> _Slot:
         """Take a free key."""
         self.count("first")
@@ -154,7 +206,7 @@ class IdempotentAnswers:
                 expires_s=self._clock() + self._ttl_s,
             )
         else:
-            del self._slots[name]
+            self._forget(name)
             recorder.give_up()
         self.stop_recording(recorder)
         slot.ended.set()
@@ -198,11 +250,16 @@ class IdempotentAnswers:
 
     def _drop(self, name: bytes) -> None:
         answer = self._kept.pop(name)
-        del self._slots[name]
+        self._forget(name)
         holding = self._tenants[answer.tenant]
         del holding.kept[name]
         self._count(holding, -answer.num_bytes)
         self._forget_empty(answer.tenant)
+
+    def _forget(self, name: bytes) -> None:
+        del self._slots[name]
+        if self._elsewhere is not None:
+            self._elsewhere.unclaim(name)
 
     def _forget_empty(self, tenant: str) -> None:
         holding = self._tenants[tenant]
@@ -298,6 +355,12 @@ class _RepeatableResponse(Response):
         """Send it. Raises the errors of `make` and its response, and IdempotencyKeyReusedError."""
         answers = self._answers
         has_waited = False
+        if answers.find(self._name, self._body_hash) is None:
+            kept = await answers.find_elsewhere(self._name, self._body_hash)
+            if kept is not None:
+                answers.count("replayed")
+                await _replay(kept, send)
+                return
         while (slot := answers.find(self._name, self._body_hash)) is not None:
             if not slot.ended.is_set():
                 has_waited = True
@@ -323,7 +386,7 @@ class _RepeatableResponse(Response):
             self._answers.end(self._name, slot, recorder, is_good=is_good)
 
 
-async def _replay(answer: _Answer, send: Send) -> None:
+async def _replay(answer: KeptAnswer, send: Send) -> None:
     headers = [*answer.headers, _REPLAYED]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -262,11 +262,16 @@ def _build_answers(
     parts: GatewayParts, intake: RequestIntake, planner: Planner, jobs: JobBuilder
 ) -> AnswerEndpoints:
     has_tiers = bool(parts.cloud.tiers)
+    idempotent = IdempotentAnswers.of(
+        parts.http, parts.clock, parts.edge_metrics, elsewhere=parts.siblings
+    )
+    if parts.siblings is not None:
+        parts.siblings.on("kept_answer", idempotent.kept_answer)
     return AnswerEndpoints(
         intake=intake,
         planner=planner,
         tokenizing=build_tokenizing(parts, jobs),
-        idempotent=IdempotentAnswers.of(parts.http, parts.clock, parts.edge_metrics),
+        idempotent=idempotent,
         cache=_build_cache(parts, jobs),
         responses_api=ResponsesApi(has_upstream_tiers=has_tiers, clock=parts.wall_clock),
         messages_api=MessagesApi(has_upstream_tiers=has_tiers),

@@ -96,6 +96,7 @@ class Crew:
         self._keys = itertools.count(1)
         self._metrics = WorkerMetrics()
         self._changing = asyncio.Lock()
+        self._claims: dict[bytes, WorkerProcess] = {}  # of idempotency keys
         self._dispatcher = Dispatcher(listener, self._takers)
         self._is_dispatching = False
         self._told: tuple[EngineInfo, str] | None = None
@@ -174,6 +175,7 @@ class Crew:
             finally:
                 del self.workers[number]
                 self._metrics.ended(worker.key)
+                self.forget_claims(worker)
                 self._tell_crew()
             if self._draining is not None:
                 return
@@ -239,6 +241,8 @@ class Crew:
             "metrics": self._sum_metrics,
             "others": partial(self._ask_others, worker),
             "in_turn": partial(self._change, worker),
+            "claim": partial(self._claim, worker),
+            "unclaim": partial(self._unclaim, worker),
         }
 
     # ---- what workers say -------------------------------------------------------------------
@@ -319,3 +323,27 @@ class Crew:
                     worker.line.tell("change", repeated)
             await asyncio.gather(*calls, return_exceptions=True)
             return True
+
+    async def _claim(self, asker: WorkerProcess, asked: tuple[bytes, bytes]) -> Any:
+        """Return another worker's answer to an idempotency key; None: the asker is to answer."""
+        name, _ = asked
+        while (owner := self._claims.get(name)) not in (None, asker):
+            found = None
+            with suppress(LineClosedError, CallFailedError):
+                found = await owner.line.call("kept_answer", asked)
+            if found is not None:
+                return found
+            if self._claims.get(name) is owner:  # it has none, or has died
+                del self._claims[name]
+        self._claims[name] = asker
+        return None
+
+    def forget_claims(self, owner: WorkerProcess) -> None:
+        """Leave a worker's idempotency keys to the others."""
+        self._claims = {
+            name: claimant for name, claimant in self._claims.items() if claimant is not owner
+        }
+
+    async def _unclaim(self, owner: WorkerProcess, name: bytes) -> None:
+        if self._claims.get(name) is owner:
+            del self._claims[name]

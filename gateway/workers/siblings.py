@@ -106,6 +106,16 @@ class Siblings:
         if not is_made:
             raise DrainingError
 
+    async def claim(self, name: bytes, body_hash: bytes) -> Any:
+        """Return another worker's answer to an idempotency key; None: this one is to answer."""
+        with suppress(LineClosedError, CallFailedError):
+            return await self._line.call("claim", (name, body_hash))
+        return None
+
+    def unclaim(self, name: bytes) -> None:
+        """Leave an idempotency key to whichever worker gets it next."""
+        self._line.tell("unclaim", name)
+
     def on_change(self, apply: Apply) -> None:
         """Have changes made by this function, from `may_change` on."""
         self._apply = apply

@@ -2,15 +2,21 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
 
-from gateway.errors.tree import NotFoundError, UnavailableError
+from gateway.edge.idempotency import IdempotentAnswers
+from gateway.errors.tree import IdempotencyKeyReusedError, NotFoundError, UnavailableError
 from gateway.server.listening import listen
+from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.tree import load_settings
 from gateway.wiring.crew import Crew
 from gateway.workers.line import Handler, Line
@@ -120,5 +126,56 @@ def test_others_are_asked_and_one_that_fails_is_left_out() -> None:
             assert await two.siblings.others("unknown") == []
             two.process.is_serving = False
             assert await one.siblings.others("say", "hello") == []
+
+    run(main())
+
+
+def test_a_key_has_one_answer_whichever_worker_is_asked() -> None:
+    """Count the answers that are made for one idempotency key."""
+
+    async def main() -> None:
+        one, two = Member(1), Member(2)
+        http = HttpSettings()
+        made: list[int] = []
+        has_begun, may_end = asyncio.Event(), asyncio.Event()
+        caches = {}
+        for member in (one, two):
+            cache = IdempotentAnswers.of(http, time.monotonic, elsewhere=member.siblings)
+            member.siblings.on("kept_answer", cache.kept_answer)
+            caches[member.siblings.number] = cache
+
+        async def asked(number: int, body: bytes) -> Response:
+            async def make() -> Response:
+                made.append(number)
+                has_begun.set()
+                await may_end.wait()
+                return Response(f"made by {number}")
+
+            scope = {"type": "http", "path": "/x", "headers": [(b"idempotency-key", b"k")]}
+            response = await caches[number].answer(Request(scope), body, make, owner="o")
+            sent: list[Message] = []
+
+            async def send(message: Message) -> None:
+                sent.append(message)
+
+            async def receive() -> Message:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            await response(scope, receive, send)
+            return Response(sent[1]["body"])
+
+        async with crew(one, two) as parent:
+            tasks = [asyncio.create_task(asked(number, b"a")) for number in (2, 1, 2, 1)]
+            await has_begun.wait()
+            with pytest.raises(IdempotencyKeyReusedError):
+                await asked(3 - made[0], b"another")
+            may_end.set()
+            answers = [(await task).body for task in tasks]
+            assert answers == [f"made by {made[0]}".encode()] * 4
+            assert len(made) == 1
+            # The worker that has the answer ends: the other one answers.
+            parent.forget_claims(parent.workers[made[0]])
+            assert (await asked(3 - made[0], b"a")).body == f"made by {3 - made[0]}".encode()
 
     run(main())
