@@ -5,8 +5,9 @@ of one long text that all share. Then requests are placed among all replicas, wi
 several lengths: unknown, known to one replica, and the shared text in front of them. Hashing the
 prompt and taking in news are timed apart.
 
-Reading it: microseconds of processor time, median and 99th percentile: what other programs take of
-the machine is not in them, but what they take of its caches is. Bytes are what the process grew by.
+Reading it: microseconds of processor time, the median of rounds' medians, the least and the most of
+these, and the 99th percentile of all: what other programs take of the machine is not in them, but
+what they take of its caches and of its other hyperthreads is. Bytes are what the process grew by.
 
     python -m benchmarks.bench_block_index
 """
@@ -28,10 +29,11 @@ from engine.request import EngineRequest, SamplingParams
 from gateway.backends.wire import BlocksChanged, BlocksReset
 from gateway.fleet.block_index import BlockIndex, Keys
 from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.placement import ReplicaLoad
+from gateway.fleet.placement import Loads, ReplicaLoad
 
 _BLOCK = 16
 _SHARED_BLOCKS = 6000
+_PLACED = ("p50_us", "p50_us_least", "p50_us_most", "p99_us")
 _TIER = TierInfo(
     tier="large",
     model_id="m",
@@ -48,18 +50,18 @@ _TIER = TierInfo(
 def main(argv: Sequence[str] | None = None) -> None:
     """Fill the index, time it, and write the results."""
     arguments = _parser().parse_args(argv)
-    results = measure(arguments.replicas, arguments.pairs, arguments.runs)
+    results = measure(arguments.replicas, arguments.pairs, arguments.runs, arguments.repeats)
     rows = [
-        [name, f"{value['p50_us']:.0f}", f"{value['p99_us']:.0f}"]
+        [name, *(f"{value[figure]:.0f}" for figure in _PLACED)]
         for name, value in results["place"].items()
     ]
-    show_table(f"placement among {arguments.replicas} replicas", ("", "p50 us", "p99 us"), rows)
+    show_table(f"placement among {arguments.replicas} replicas", ("", *_PLACED), rows)
     figures = ("pairs", "bytes_per_pair", "update_us", "hash_us_per_block")
     show_table("the index", ("", ""), [[name, f"{results[name]:.4g}"] for name in figures])
     write_results("bench_block_index", arguments.variant, results, arguments)
 
 
-def measure(num_replicas: int, num_pairs: int, num_runs: int) -> dict[str, Any]:
+def measure(num_replicas: int, num_pairs: int, num_runs: int, num_repeats: int) -> dict[str, Any]:
     """Return times in microseconds and sizes in bytes."""
     rng = np.random.default_rng(0)
     num_own = num_pairs // num_replicas
@@ -81,9 +83,9 @@ def measure(num_replicas: int, num_pairs: int, num_runs: int) -> dict[str, Any]:
         "bytes_per_pair": (_resident_bytes() - before_bytes) / index.num_pairs,
     }
     placement = CacheAware(index, tiers={"large": _TIER})
-    candidates = [
+    candidates = Loads.of(
         ReplicaLoad(replica_id=str(lane), index_lane=lane) for lane in range(num_replicas)
-    ]
+    )
     most = min(6000, len(owned))
     prompts = {
         "unknown, 1,024 tokens": _random_keys(rng, 64),
@@ -93,8 +95,18 @@ def measure(num_replicas: int, num_pairs: int, num_runs: int) -> dict[str, Any]:
         "of all, 8,192 tokens": shared[:512],
         "of all, 96,000 tokens": shared,
     }
+    rounds: dict[str, list[list[float]]] = {name: [] for name in prompts}
+    for _ in range(num_repeats):
+        for name, keys in prompts.items():
+            rounds[name].append(_timed_places(placement, keys, candidates, num_runs))
     found["place"] = {
-        name: _timed_places(placement, keys, candidates, num_runs) for name, keys in prompts.items()
+        name: {
+            "p50_us": float(np.median([np.median(each) for each in own])) * 1e6,
+            "p50_us_least": float(min(np.median(each) for each in own)) * 1e6,
+            "p50_us_most": float(max(np.median(each) for each in own)) * 1e6,
+            "p99_us": float(np.percentile(np.concatenate(own), 99)) * 1e6,
+        }
+        for name, own in rounds.items()
     }
     found["update_us"] = _time_updates(index, rng, num_replicas)
     found["hash_us_per_block"] = _time_hashes()
@@ -106,8 +118,8 @@ def _random_keys(rng: np.random.Generator, count: int) -> Keys:
 
 
 def _timed_places(
-    placement: CacheAware, keys: Keys, candidates: Sequence[ReplicaLoad], num_runs: int
-) -> dict[str, float]:
+    placement: CacheAware, keys: Keys, candidates: Loads, num_runs: int
+) -> list[float]:
     tokens = (0,) * (len(keys) * _BLOCK + 1)
     seconds = []
     for number in range(num_runs):
@@ -119,10 +131,7 @@ def _timed_places(
         )
         seconds.append(_seconds(partial(placement.place, request, keys, candidates)))
         placement.note_end(request.request_id)
-    return {
-        "p50_us": float(np.percentile(seconds, 50)) * 1e6,
-        "p99_us": float(np.percentile(seconds, 99)) * 1e6,
-    }
+    return seconds
 
 
 def _time_updates(index: BlockIndex, rng: np.random.Generator, num_replicas: int) -> float:
@@ -162,7 +171,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--replicas", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=10_000_000)
-    parser.add_argument("--runs", type=int, default=300, help="placements of each kind")
+    parser.add_argument("--runs", type=int, default=100, help="placements of each kind in a row")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds of all kinds, in turn")
     parser.add_argument("--variant", default="cpu")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
     return parser

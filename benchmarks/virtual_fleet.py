@@ -18,7 +18,7 @@ from gateway.backends.wire import BlocksChanged, BlocksReset
 from gateway.fleet.autoscaling import FleetFigures, ScaleToLatency
 from gateway.fleet.block_index import BlockIndex, Depths, Keys
 from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.placement import LeastWork, Placement, ReplicaLoad
+from gateway.fleet.placement import LeastWork, LoadBoard, Loads, Placement, ReplicaLoad
 
 TICK_S: Final = 0.05
 """Between two looks at all replicas, and the delay of their news."""
@@ -177,7 +177,7 @@ class RoundRobin(LeastWork):
         super().__init__()
         self._number = -1
 
-    def choose(self, request: EngineRequest, candidates: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: EngineRequest, candidates: Loads) -> int:
         self._number = (self._number + 1) % len(candidates)
         return self._number
 
@@ -235,6 +235,7 @@ class VirtualFleet:
         self.index: BlockIndex | None = None
         self.now_s = 0.0
         self.placement = self._placement()
+        self.board = LoadBoard()
         self.loads = [
             ReplicaLoad(
                 replica_id=str(each.lane),
@@ -243,6 +244,7 @@ class VirtualFleet:
             )
             for each in self.replicas
         ]
+        self.columns = [self.board.add(load) for load in self.loads]
         self.up_at_s = [0.0] * self.num_replicas
         self.place_s: list[float] = []
         self.update_s = 0.0
@@ -289,15 +291,13 @@ class VirtualFleet:
                 self._lose_lane(lane)
             ready = [lane for lane, up_s in enumerate(self.up_at_s) if up_s <= self.now_s]
             if ready:
-                candidates = [self.loads[lane] for lane in ready]
+                columns = np.array([self.columns[lane] for lane in ready])
                 while again or (waiting and waiting[0].call.at_s <= self.now_s):
                     job = again.pop() if again else waiting.popleft()
                     came_s += self._work_s(job)
-                    chosen = self._place(job, candidates)
-                    lane = ready[chosen]
-                    self.loads[lane] = candidates[chosen] = self.replicas[lane].load(
-                        self.loads[lane]
-                    )
+                    lane = ready[self._place(job, self.board.take(columns))]
+                    self.replicas[lane].add(job)
+                    self._note_load(lane)
                     num_open += 1
             self.now_s += TICK_S
             num_open -= self._tick()
@@ -309,7 +309,14 @@ class VirtualFleet:
             self.on_tick()
         return jobs
 
-    def _place(self, job: Job, candidates: Sequence[ReplicaLoad]) -> int:
+    def _note_load(self, lane: int) -> None:
+        known = self.loads[lane]
+        load = self.replicas[lane].load(known)
+        if load is not known:
+            self.loads[lane] = load
+            self.board.put(self.columns[lane], load)
+
+    def _place(self, job: Job, candidates: Loads) -> int:
         request = _request(job)  # not kept: its prompt is long
         begun_s = time.perf_counter()
         if isinstance(self.placement, CacheAware):
@@ -318,7 +325,6 @@ class VirtualFleet:
             chosen = self.placement.choose(request, candidates)
         self.place_s.append(time.perf_counter() - begun_s)
         job.expected = self.placement.expected_hit(job.name)
-        self.replicas[candidates[chosen].index_lane].add(job)
         return chosen
 
     def _tick(self) -> int:
@@ -333,7 +339,7 @@ class VirtualFleet:
                 self.placement.note_prefill(job.name, job.hit)
             num_ended += len(each.ended)
             each.prefilled, each.ended = [], []
-            self.loads[each.lane] = each.load(self.loads[each.lane])
+            self._note_load(each.lane)
             if each.kept or each.dropped:
                 self._send(each)
         return num_ended
@@ -353,7 +359,7 @@ class VirtualFleet:
     def _lose_lane(self, lane: int) -> None:
         replica = self.replicas[lane]
         replica.now_s = self.up_at_s[lane]
-        self.loads[lane] = replica.load(self.loads[lane])
+        self._note_load(lane)
         if self.index is not None:
             self.index.clear_lane(lane)
             replica.generation = 0
@@ -366,7 +372,7 @@ class VirtualFleet:
 
     def _scale(self, came_s: float, interval_s: float, num_open: int, ready: Sequence[int]) -> int:
         assert self.scaling is not None
-        wait_s = max((self.loads[lane].work_s(0) for lane in ready), default=0.0)
+        wait_s = float(self.board.take(np.array(ready)).work_s(0).max()) if ready else 0.0
         wanted = self.scaling.decide(
             FleetFigures(
                 interval_s=interval_s,

@@ -7,6 +7,7 @@ never an answer: the engine looks for itself.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -17,13 +18,13 @@ from gateway.fleet.block_table import BlockTable
 
 Keys = npt.NDArray[np.uint64]
 Depths = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
 
 _FLUSHED_AT: Final = 2048
 _SWEPT_SLOTS: Final = 8192
 # Positions that are looked up at first: all of the first so many, then as many in each octave.
 _PER_OCTAVE: Final = 16
-_NUM_REFINED: Final = 3
-_MOST_ROUNDS: Final = 4
+_FEW: Final = 4
 
 
 def block_keys(hashes: Sequence[bytes]) -> Keys:
@@ -39,7 +40,8 @@ def _keys(joined: bytes) -> Keys:
     return keys
 
 
-def grid(num_blocks: int) -> npt.NDArray[np.int64]:
+@lru_cache(maxsize=2**12)
+def grid(num_blocks: int) -> Ints:
     """Return ascending positions that show to a sixteenth how deep a prefix goes, int64 [n].
 
     They depend on the length only at the end, so that two texts with one beginning have the same.
@@ -52,7 +54,23 @@ def grid(num_blocks: int) -> npt.NDArray[np.int64]:
     found = np.concatenate(parts)
     if num_blocks and found[-1] != num_blocks - 1:
         found = np.append(found, num_blocks - 1)
-    return found.astype(np.int64)
+    found = found.astype(np.int64)
+    found.flags.writeable = False
+    return found
+
+
+def _behind_the_deepest(depths: Depths, looked: Ints) -> Ints:
+    """Return positions between the end of the deepest prefix and the next one looked at.
+
+    None where many have it: they are as good as each other, whatever it is exactly.
+    """
+    end = int(depths[1:].max())
+    after = int(looked.searchsorted(end))
+    if not end or after == len(looked) or looked[after] == end:
+        return looked[:0]
+    if np.count_nonzero(depths[1:] == end) > _FEW:
+        return looked[:0]
+    return np.linspace(end, looked[after] - 1, _PER_OCTAVE).astype(np.int64)
 
 
 @dataclass(slots=True)
@@ -198,33 +216,18 @@ class BlockIndex:
         """Return how many leading blocks of a text each lane has, int32 [max_lanes].
 
         keys: of the text's blocks. A lane has a prefix if it has its last block: blocks go in the
-        order of their last use, those at the end of a text first. is_dense: look at every block,
-        for replicas that have single prefixes (checkpoints).
+        order of their last use, those at the end of a text first. Depths are right to a sixteenth;
+        the deepest, where few have it, to a 256th. is_dense: look at every block, for replicas that
+        have single prefixes (checkpoints).
         """
         self.flush()
         depths = np.zeros(self._table.num_codes + 1, dtype=np.int32)
         if len(keys):
             looked = np.arange(len(keys)) if is_dense else grid(len(keys))
             self._table.mark(keys, looked, depths)
-            for _ in range(_MOST_ROUNDS):
-                found = self._between(depths, looked)
-                if not len(found):
-                    break
-                self._table.mark(keys, found, depths)
-                looked = np.sort(np.concatenate((looked, found)))
-        depths[0] = 0
+            if len(between := _behind_the_deepest(depths, looked)):
+                self._table.mark(keys, between, depths)
         return depths[self._code_of_lane]
-
-    def _between(self, depths: Depths, looked: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return positions between the end of the deepest prefixes and the next one looked at."""
-        ends = np.flatnonzero(np.bincount(depths[1:]))[-_NUM_REFINED:]
-        after = np.searchsorted(looked, ends)
-        parts = [
-            np.unique(np.linspace(end, looked[next_one] - 1, _PER_OCTAVE).astype(np.int64))
-            for end, next_one in zip(ends.tolist(), after.tolist(), strict=True)
-            if next_one < len(looked) and looked[next_one] > end
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     @property
     def num_pairs(self) -> int:

@@ -21,8 +21,6 @@ _FILLED: Final = 0.8
 _ROW: Final = 0xFFFF  # in a slot's first cell: the next two hold the number of a row
 _BLOCKS_PER_ROW: Final = 8
 _BACK_TO_INLINE: Final = 2
-# So many different depths of codes in rows are told apart exactly, the deepest.
-_NUM_EXACT: Final = 8
 
 
 class BlockTable:
@@ -85,36 +83,42 @@ class BlockTable:
     def mark(self, keys: Keys, positions: Ints, depths: npt.NDArray[np.int32]) -> None:
         """Raise depths (by code) to the last of the ascending positions whose key a code has, + 1.
 
-        Where many codes differ, only the deepest have their own; the others, at least what they
-        are raised to. depths[0] is left with any number.
+        depths[0] is left as it is.
         """
         chosen = keys[positions]
         slots = self._find(chosen, self._buckets(chosen))
-        is_found = slots >= 0
-        slots, ends = slots[is_found], (positions[is_found] + 1).astype(np.int32)
-        cells = self._cells[slots]
+        found = np.flatnonzero(slots >= 0)
+        if not len(found):
+            return
+        cells = self._cells[slots[found]]
+        ends = (positions[found] + 1).astype(depths.dtype)
         is_row = cells[:, 0] == _ROW
-        inline = cells[~is_row]
-        np.maximum.at(depths, inline.ravel(), np.repeat(ends[~is_row], _INLINE))
         if is_row.any():
-            self._mark_rows(self._row_of(cells[is_row]), ends[is_row], depths)
+            row_ends = ends[is_row]
+            self._mark_rows(self._row_of(cells[is_row]), row_ends, depths)
+            cells, ends = cells[~is_row], ends[~is_row]
+        deepest = np.zeros_like(depths)
+        deepest[cells.ravel()] = np.repeat(ends, _INLINE)  # of several, the last is written
+        deepest[0] = 0
+        np.maximum(depths, deepest, out=depths)
 
     def _mark_rows(
         self, rows: Ints, ends: npt.NDArray[np.int32], depths: npt.NDArray[np.int32]
     ) -> None:
-        # From the deepest on: a row matters where it adds codes.
+        """Raise depths to the last of the ascending ends of rows that have a code's bit."""
+        # From the deepest on, a row's new codes are those that no row before it had; the number of
+        # that row is put together from its binary digits, of which each is a row of bits, too.
         seen = np.bitwise_or.accumulate(self._rows[rows[::-1]], axis=0)
-        num_seen = np.bitwise_count(seen).sum(axis=1, dtype=np.int64)
-        adds = np.flatnonzero(np.diff(num_seen, prepend=0))
-        if len(adds) > 2 * _NUM_EXACT:  # of the many others, some groups: what they have at least
-            rest = adds[_NUM_EXACT:]
-            adds = np.append(adds[:_NUM_EXACT], rest[:: -(-len(rest) // _NUM_EXACT)])
-            adds[-1] = rest[-1]
-        seen = seen[adds]
-        seen[1:] &= ~seen[:-1]
-        bits = _bits(seen).view(np.bool_)  # [groups, codes and some]
-        number, codes = np.divmod(np.flatnonzero(bits), bits.shape[1])
-        depths[codes] = np.maximum(depths[codes], ends[len(rows) - 1 - adds[number]])
+        fresh = seen.copy()
+        fresh[1:] &= ~seen[:-1]
+        adds = np.flatnonzero(fresh.any(axis=1))
+        numbers = np.arange(1, len(adds) + 1, dtype=np.uint16)  # 0: no row has it
+        digits = np.arange(len(adds).bit_length(), dtype=np.uint16)[:, None]
+        masks = np.uint64(0) - ((numbers >> digits) & np.uint16(1)).astype(np.uint64)
+        planes = np.bitwise_or.reduce(fresh[adds] & masks[:, :, None], axis=1)  # [digits, words]
+        number = np.bitwise_or.reduce(_bits(planes).astype(np.uint16) << digits, axis=0)
+        by_number = np.concatenate((np.zeros(1, dtype=ends.dtype), ends[::-1][adds]))
+        np.maximum(depths, by_number[number[: len(depths)]], out=depths)
 
     # ---- changing -------------------------------------------------------------------------
 

@@ -2,24 +2,18 @@
 
 import random
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.cache.block_pool import prefix_hashes, prefix_root
 from engine.events import TierInfo
 from engine.request import EngineRequest, Tier
 from gateway.fleet.block_index import BlockIndex, Keys, block_keys, grid
-from gateway.fleet.placement import ReplicaLoad, least
-
-Tokens = npt.NDArray[np.int64]
-
-_lane_of = attrgetter("index_lane")
+from gateway.fleet.placement import Ints, Loads, least
 
 _PLACED_S: Final = 60.0
 _MOST_PLACED: Final = 2**14
@@ -27,12 +21,9 @@ _TRUST_WEIGHT: Final = 0.25
 # Prompts on their way to one replica for which its cache counts, and beyond that by the mean.
 _ALWAYS_COUNTED: Final = 8
 _COUNTED_BY_MEAN: Final = 2.0
-# Of many candidates those with the longest prefixes are looked at, and as many others as this.
-_MOST_HITS: Final = 16
-_MOST_OTHERS: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Placed:
     """A request whose prompt is on its way.
 
@@ -71,15 +62,15 @@ class CacheAware:
         self._rng = random.Random(seed)
         self._clock = clock
         self._placed: OrderedDict[str, _Placed] = OrderedDict()
-        self._num_placed: Counter[int] = Counter()  # by lane
-        self._lanes_of_key: dict[int, dict[int, int]] = {}  # of what is placed, and how often
+        self._num_placed = np.zeros(index.max_lanes, dtype=np.int64)  # by lane
+        self._latest_of_key: dict[int, _Placed] = {}
         self._trust = np.ones(index.max_lanes)
 
     def note_tiers(self, tiers: Mapping[Tier, TierInfo]) -> None:
         """Hear which models replicas have: blocks of other ones are not looked for from now on."""
         self._tiers.update(tiers)
 
-    def choose(self, request: EngineRequest, candidates: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: EngineRequest, candidates: Loads) -> int:
         """Return the candidate that would have computed the rest of the prompt first."""
         return self.place(request, self.keys(request), candidates)
 
@@ -95,32 +86,23 @@ class CacheAware:
         root = prefix_root(tier.numerics, tier.kv_dtype, request.cache_salt)
         return block_keys(tuple(prefix_hashes(root, token_ids, tier.block_size)))
 
-    def place(self, request: EngineRequest, keys: Keys, candidates: Sequence[ReplicaLoad]) -> int:
-        """Return the candidate for a request whose blocks are known, and note that it goes there.
-
-        For many candidates not all are weighed: those with the longest prefixes, and some others.
-        """
+    def place(self, request: EngineRequest, keys: Keys, candidates: Loads) -> int:
+        """Return the candidate for a request with these blocks, and note that it goes there."""
         now_s = self._clock()
         self._forget_old(now_s)
         num_tokens = len(request.prompt_token_ids) + len(request.resumed_token_ids or ())
-        lanes = np.fromiter(map(_lane_of, candidates), np.int64, len(candidates))
+        lanes = candidates.lanes
         places = grid(len(keys))
         placed_keys = tuple(keys[places].tolist())
-        claimed = self._claimed(request.tier, keys, places.tolist(), placed_keys, num_tokens)[lanes]
+        claimed = self._claimed(request.tier, keys, places, placed_keys, num_tokens)[lanes]
         hits = (claimed * self._trust[lanes]).astype(np.int64)
         most = _ALWAYS_COUNTED + _COUNTED_BY_MEAN * len(self._placed) / len(candidates)
-        weighed = self._weighed(hits)
-        seconds = []
-        for number in weighed:
-            load, hit = candidates[number], int(hits[number])
-            if hit and self._num_placed[load.index_lane] > most:
-                hit = 0
-            seconds.append(load.work_s(num_tokens - hit))
-        chosen = weighed[least(seconds, self._rng)]
+        counted = np.where(self._num_placed[lanes] > most, 0, hits)
+        chosen = least(candidates.work_s(num_tokens - counted), self._rng)
         self._note(
             request.request_id,
             _Placed(
-                lane=candidates[chosen].index_lane,
+                lane=int(lanes[chosen]),
                 claimed=int(claimed[chosen]),
                 hit=int(hits[chosen]),
                 keys=placed_keys,
@@ -133,10 +115,10 @@ class CacheAware:
         self,
         tier: Tier,
         keys: Keys,
-        places: Sequence[int],
-        placed_keys: Sequence[int],
+        places: Ints,
+        placed_keys: tuple[int, ...],
         num_tokens: int,
-    ) -> Tokens:
+    ) -> Ints:
         """Return how many tokens of a text each lane has, or will have soon, [max_lanes]."""
         if not len(keys):
             return np.zeros(self.index.max_lanes, dtype=np.int64)
@@ -147,22 +129,13 @@ class CacheAware:
             depths = self.index.depths(keys[every - 1 :: every], is_dense=True) * every
         else:
             depths = self.index.depths(keys)
-        if self._lanes_of_key:
-            seen: set[int] = set()
-            for place, key in zip(reversed(places), reversed(placed_keys), strict=True):
-                for lane in self._lanes_of_key.get(key, ()):
-                    if lane not in seen:
-                        seen.add(lane)
-                        depths[lane] = max(depths[lane], place + 1)
+        if self._latest_of_key:
+            for place, placed in zip(
+                places.tolist(), map(self._latest_of_key.get, placed_keys), strict=True
+            ):
+                if placed is not None and depths[placed.lane] <= place:
+                    depths[placed.lane] = place + 1
         return np.minimum(depths.astype(np.int64) * block_size, num_tokens - 1)
-
-    def _weighed(self, hits: Tokens) -> list[int]:
-        if len(hits) <= _MOST_HITS + _MOST_OTHERS:
-            return list(range(len(hits)))
-        best = np.argpartition(hits, -_MOST_HITS)[-_MOST_HITS:]
-        chosen = set(best[hits[best] > 0].tolist())
-        chosen.update(self._rng.sample(range(len(hits)), _MOST_OTHERS))
-        return sorted(chosen)
 
     # ---- requests on their way ------------------------------------------------------------
 
@@ -188,11 +161,7 @@ class CacheAware:
             self._forget(next(iter(self._placed)))
         self._placed[request_id] = placed
         self._num_placed[placed.lane] += 1
-        for key in placed.keys:
-            if (lanes := self._lanes_of_key.get(key)) is None:
-                self._lanes_of_key[key] = {placed.lane: 1}
-            else:
-                lanes[placed.lane] = lanes.get(placed.lane, 0) + 1
+        self._latest_of_key.update(dict.fromkeys(placed.keys, placed))
 
     def _forget(self, request_id: str) -> _Placed | None:
         placed = self._placed.pop(request_id, None)
@@ -200,12 +169,8 @@ class CacheAware:
             return None
         self._num_placed[placed.lane] -= 1
         for key in placed.keys:
-            lanes = self._lanes_of_key[key]
-            lanes[placed.lane] -= 1
-            if not lanes[placed.lane]:
-                del lanes[placed.lane]
-                if not lanes:
-                    del self._lanes_of_key[key]
+            if self._latest_of_key.get(key) is placed:
+                del self._latest_of_key[key]
         return placed
 
     def _forget_old(self, now_s: float) -> None:

@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+
 from engine.request import EngineRequest, Tier
+from gateway.fleet.placement import Ints
 from gateway.fleet.replica import Replica, needed_tiers, num_tokens
 
 _FRESH_S: Final = 0.05  # so long the replicas are not looked through again
@@ -26,10 +29,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Able:
-    """The replicas that may have requests of a kind, as they were at some time."""
+class Able:
+    """The replicas that may have requests of a kind, as they were at some time.
+
+    columns: theirs on the `LoadBoard`, [n].
+    """
 
     replicas: list[Replica]
+    columns: Ints
     least_context: dict[Tier, int]
     at_s: float
 
@@ -40,28 +47,30 @@ class Candidates:
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         """`replicas` are the pool's, which may change; `forget` is to be called then."""
         self._replicas = replicas
-        self._able: dict[tuple[object, ...], _Able] = {}
+        self._able: dict[tuple[object, ...], Able] = {}
 
     def forget(self) -> None:
         """Look anew for the next request."""
         self._able.clear()
 
-    def of(self, wanted: Wanted) -> list[Replica]:
+    def of(self, wanted: Wanted) -> Able:
         """Return the replicas that may have a request, as they were a moment ago."""
         key = (needed_tiers(wanted.request), tuple(wanted.numerics.items()), wanted.has_begun)
         now_s = time.monotonic()
         found = self._able.get(key)
         if found is None or not found.replicas or now_s - found.at_s > _FRESH_S:
             found = self._able[key] = self._find(wanted, now_s)
-        replicas = found.replicas
         if wanted.refused:
-            replicas = [each for each in replicas if each not in wanted.refused]
+            left = [each for each in found.replicas if each not in wanted.refused]
+            found = replace(found, replicas=left, columns=_columns(left))
         if num_tokens(wanted.request) > found.least_context.get(wanted.request.tier, 0):
             # Where none has the room, its error says so.
-            return [each for each in replicas if each.has_context_for(wanted.request)] or replicas
-        return replicas
+            roomy = [each for each in found.replicas if each.has_context_for(wanted.request)]
+            if roomy:
+                found = replace(found, replicas=roomy, columns=_columns(roomy))
+        return found
 
-    def _find(self, wanted: Wanted, now_s: float) -> "_Able":
+    def _find(self, wanted: Wanted, now_s: float) -> Able:
         """Look through all replicas for those that may have a request."""
         able = [
             replica
@@ -77,4 +86,8 @@ class Candidates:
             for tier in needed_tiers(wanted.request)
             if infos
         }
-        return _Able(replicas=taking, least_context=least, at_s=now_s)
+        return Able(replicas=taking, columns=_columns(taking), least_context=least, at_s=now_s)
+
+
+def _columns(replicas: list[Replica]) -> Ints:
+    return np.array([replica.column for replica in replicas], dtype=np.int64)

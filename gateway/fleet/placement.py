@@ -1,11 +1,19 @@
 """Which replica a request is sent to: the one where it costs the least time."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.request import EngineRequest
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_FIRST_ROWS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,20 +33,80 @@ class ReplicaLoad:
     seconds_per_output_token: float = 2e-2
     index_lane: int = 0
 
-    def work_s(self, num_prompt_tokens: int) -> float:
-        """Return the seconds until a prompt with so many tokens to compute is computed there.
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What the candidates for a request have to do, [n] each: one candidate a column.
+
+    figures: of each the queued prompt tokens, the answers being written, and the seconds that a
+    token of a prompt and one of an answer take, [4, n].
+    """
+
+    lanes: Ints
+    figures: Floats
+
+    @classmethod
+    def of(cls, loads: Iterable[ReplicaLoad]) -> "Loads":
+        """Return single loads as columns."""
+        board = LoadBoard()
+        return board.take(np.array([board.add(load) for load in loads], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.lanes)
+
+    def work_s(self, num_prompt_tokens: int | Ints) -> Floats:
+        """Return the seconds until a prompt with so many tokens to compute is computed, [n].
 
         An answer that is being written takes its turn beside each chunk of the prompt.
         """
-        num_tokens = self.num_queued_prompt_tokens + num_prompt_tokens
-        prompts_s = num_tokens * self.seconds_per_prompt_token
-        return prompts_s + self.num_running * self.seconds_per_output_token
+        num_queued, num_running, prompt_token_s, output_token_s = self.figures
+        seconds: Floats = (num_queued + num_prompt_tokens) * prompt_token_s
+        seconds += num_running * output_token_s
+        return seconds
+
+
+class LoadBoard:
+    """The loads of a fleet's replicas as columns, so that all are weighed at once."""
+
+    def __init__(self) -> None:
+        self._lanes = np.zeros(_FIRST_ROWS, dtype=np.int64)
+        self._figures = np.zeros((4, _FIRST_ROWS))
+        self._free = list(range(_FIRST_ROWS - 1, -1, -1))
+
+    def add(self, load: ReplicaLoad) -> int:
+        """Return the number of a new replica's column."""
+        if not self._free:
+            size = len(self._lanes)
+            self._lanes = np.pad(self._lanes, (0, size))
+            self._figures = np.pad(self._figures, ((0, 0), (0, size)))
+            self._free = list(range(2 * size - 1, size - 1, -1))
+        number = self._free.pop()
+        self.put(number, load)
+        return number
+
+    def put(self, number: int, load: ReplicaLoad) -> None:
+        """Note a replica's load."""
+        self._lanes[number] = load.index_lane
+        self._figures[:, number] = (
+            load.num_queued_prompt_tokens,
+            load.num_running,
+            load.seconds_per_prompt_token,
+            load.seconds_per_output_token,
+        )
+
+    def remove(self, number: int) -> None:
+        """Give a column back."""
+        self._free.append(number)
+
+    def take(self, numbers: Ints) -> Loads:
+        """Return the columns with these numbers, in this order."""
+        return Loads(self._lanes[numbers], self._figures[:, numbers])
 
 
 class Placement(Protocol):
     """Chooses replicas, and hears what came of its choices."""
 
-    def choose(self, request: EngineRequest, candidates: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: EngineRequest, candidates: Loads) -> int:
         """Return which of the candidates, of which there is at least one, gets the request."""
 
     def expected_hit(self, request_id: str) -> int:
@@ -54,10 +122,10 @@ class Placement(Protocol):
         """Hear that a request ended or left its replica. Unknown requests are ignored."""
 
 
-def least(seconds: Sequence[float], rng: random.Random) -> int:
+def least(seconds: Floats, rng: random.Random) -> int:
     """Return the index of the least number; of equal ones, any by chance."""
-    best = min(seconds)
-    return rng.choice([index for index, each in enumerate(seconds) if each == best])
+    best = np.flatnonzero(seconds == seconds.min())
+    return int(best[rng.randrange(len(best))])
 
 
 class LeastWork:
@@ -66,10 +134,10 @@ class LeastWork:
     def __init__(self, *, seed: int = 0) -> None:
         self._rng = random.Random(seed)
 
-    def choose(self, request: EngineRequest, candidates: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: EngineRequest, candidates: Loads) -> int:
         """Return the candidate that would have computed the whole prompt first."""
         num_tokens = len(request.prompt_token_ids) + len(request.resumed_token_ids or ())
-        return least([each.work_s(num_tokens) for each in candidates], self._rng)
+        return least(candidates.work_s(num_tokens), self._rng)
 
     def expected_hit(self, request_id: str) -> int:
         """Return 0: nothing is known of caches."""

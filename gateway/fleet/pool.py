@@ -15,7 +15,7 @@ from gateway.backends.crash_suspects import CrashSuspects
 from gateway.fleet.candidates import Candidates, Wanted
 from gateway.fleet.fleet_stats import FleetStats, joined_info
 from gateway.fleet.flight import Flight
-from gateway.fleet.placement import LeastWork, Placement
+from gateway.fleet.placement import LeastWork, LoadBoard, Placement
 from gateway.fleet.replica import OtherModelsError, Replica, needed_tiers
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class EnginePool:
         self._drain_timeout_s = drain_timeout_s
         self._placement = LeastWork() if placement is None else placement
         self._replicas: dict[str, Replica] = {}
+        self._board = LoadBoard()
         self._candidates = Candidates(self._replicas)
         self._leaving: dict[Replica, asyncio.Task[None]] = {}
         self._flights: dict[str, Flight] = {}
@@ -91,6 +92,7 @@ class EnginePool:
         if self.is_closed:
             raise EngineDiedError(CLOSED_MESSAGE)
         self._replicas[replica.name] = replica
+        replica.join(self._board)
         replica.starting = asyncio.create_task(self._bring_up(replica), name="replica-start")
 
     async def remove(self, name: str) -> None:
@@ -173,6 +175,7 @@ class EnginePool:
         self._stats.drop(replica.name)
         self._replicas.pop(replica.name, None)
         self._candidates.forget()
+        replica.leave()
         self._leaving.pop(replica, None)
         log.info("replica has gone name=%s", replica.name)
 
@@ -333,9 +336,9 @@ class EnginePool:
 
     async def place(self, wanted: Wanted) -> Replica | None:
         """Choose the replica for a request; None where there is none now."""
-        while candidates := self._candidates.of(wanted):
-            loads = [replica.load for replica in candidates]
-            replica = candidates[self._placement.choose(wanted.request, loads)]
+        while (able := self._candidates.of(wanted)).replicas:
+            loads = self._board.take(able.columns)
+            replica = able.replicas[self._placement.choose(wanted.request, loads)]
             is_there = replica.is_up and (wanted.has_begun or not replica.is_draining)
             if is_there and await self._is_as_known(replica):
                 return replica
@@ -345,7 +348,7 @@ class EnginePool:
 
     def can_place(self, wanted: Wanted) -> bool:
         """Return whether there is a replica for a request."""
-        return bool(self._candidates.of(wanted))
+        return bool(self._candidates.of(wanted).replicas)
 
     async def _is_as_known(self, replica: Replica) -> bool:
         """Return whether a replica, which may have been restarted, still has the pool's models."""

@@ -9,7 +9,7 @@ from engine.errors import EngineError
 from engine.events import EngineInfo, EngineStats, TierInfo
 from engine.request import EngineRequest, Tier
 from gateway.backends.client import EngineClient
-from gateway.fleet.placement import ReplicaLoad
+from gateway.fleet.placement import LoadBoard, ReplicaLoad
 
 _FORGETTING: Final = 1.02  # of the fastest pace, at each snapshot
 
@@ -58,7 +58,8 @@ class Replica:
         self._num_computed_requests = 0
         self._num_of_others = 0  # requests of other gateways
         self._load = ReplicaLoad(replica_id=name, index_lane=index_lane)
-        self._is_stale = False
+        self._board: LoadBoard | None = None
+        self.column = 0
         self._sample: _Sample | None = None
         self._prompt_token_s: float | None = None
 
@@ -88,13 +89,28 @@ class Replica:
 
     # ---- load -----------------------------------------------------------------------------
 
+    def join(self, board: LoadBoard) -> None:
+        """Have its load kept on a board, in the column that is `column` from now on."""
+        self._board, self.column = board, board.add(self._load)
+
+    def leave(self) -> None:
+        """Take its load off the board."""
+        if self._board is not None:
+            self._board.remove(self.column)
+            self._board = None
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """Its load: of this gateway's requests now, and of others' at its last snapshot."""
+        return self._load
+
     def begin(self, request_id: str, num_uncached_tokens: int) -> None:
         """Note a request that is sent here."""
         self._uncomputed[request_id] = num_uncached_tokens
         self._num_uncomputed += num_uncached_tokens
         self._num_computed_requests += num_uncached_tokens == 0
         self.num_requests += 1
-        self._is_stale = True
+        self._note_load()
 
     def note_computed(self, request_id: str) -> None:
         """Note that a request's prompt is computed; a second time does nothing."""
@@ -102,35 +118,32 @@ class Replica:
             self._uncomputed[request_id] = 0
             self._num_uncomputed -= num_tokens
             self._num_computed_requests += 1
-            self._is_stale = True
+            self._note_load()
 
     def end(self, request_id: str) -> None:
         """Note that a request has ended, or has left."""
         self.note_computed(request_id)
         if self._uncomputed.pop(request_id, None) is not None:
             self._num_computed_requests -= 1
-            self._is_stale = True
+            self._note_load()
 
-    @property
-    def load(self) -> ReplicaLoad:
-        """Return its load: of this gateway's requests now, and of others' at its last snapshot."""
-        if self._is_stale:
-            self._load = replace(
-                self._load,
-                num_queued_prompt_tokens=self._num_uncomputed,
-                num_running=self._num_computed_requests + self._num_of_others,
-            )
-            self._is_stale = False
-        return self._load
+    def _note_load(self) -> None:
+        self._load = replace(
+            self._load,
+            num_queued_prompt_tokens=self._num_uncomputed,
+            num_running=self._num_computed_requests + self._num_of_others,
+        )
+        if self._board is not None:
+            self._board.put(self.column, self._load)
 
     def note_stats(self, stats: EngineStats) -> None:
         """Take in a snapshot: how fast it is, and how much it does for other gateways."""
         num_there = sum(tier.num_running + tier.num_waiting for tier in stats.tiers.values())
         self._num_of_others = max(num_there - self.num_in_flight, 0)
-        self._is_stale = True
         before, self._sample = self._sample, _Sample.of(stats)
         if before is not None and self._sample.num_steps > before.num_steps:
             self._note_pace(before, self._sample)
+        self._note_load()
 
     def _note_pace(self, before: _Sample, now: _Sample) -> None:
         busy_s = max(now.busy_s - before.busy_s, 0.0)

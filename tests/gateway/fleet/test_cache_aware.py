@@ -11,7 +11,7 @@ from engine.request import AdapterRef, EngineRequest, SamplingParams
 from gateway.backends.wire import BlocksReset, join_hashes
 from gateway.fleet.block_index import BlockIndex
 from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.placement import ReplicaLoad
+from gateway.fleet.placement import Loads, ReplicaLoad
 
 BLOCK = 16
 LARGE = TierInfo(
@@ -46,10 +46,10 @@ class Fleet:
         self.index.note(lane, BlocksReset(1, join_hashes(hashes)))
 
     def choose(self, request: EngineRequest, **loads: ReplicaLoad) -> int:
-        candidates = [
+        candidates = Loads.of(
             loads.get(f"r{lane}", ReplicaLoad(replica_id=str(lane), index_lane=lane))
             for lane in self.lanes
-        ]
+        )
         return self.placement.choose(request, candidates)
 
 
