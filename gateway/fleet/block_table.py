@@ -68,13 +68,18 @@ class BlockTable:
         """Return both buckets of each key, [n, 2]."""
         return ((keys[:, None] * self._factors) >> self._shift).astype(np.int64)
 
+    def _matches(self, keys: Keys, buckets: Ints) -> tuple[Ints, Ints]:
+        """Return which of the keys are there, ascending, and their slots."""
+        places = np.flatnonzero(self._keys[buckets] == keys[:, None, None])
+        slots = buckets.ravel()[places // _BUCKET] * _BUCKET + places % _BUCKET
+        return places // (2 * _BUCKET), slots
+
     def _find(self, keys: Keys, buckets: Ints) -> Ints:
         """Return the slot of each key, -1 for none."""
-        numbers = np.arange(len(keys))
-        is_here = (self._keys[buckets] == keys[:, None, None]).reshape(len(keys), 2 * _BUCKET)
-        place = is_here.argmax(axis=1)
-        slots = buckets[numbers, place // _BUCKET] * _BUCKET + place % _BUCKET
-        return np.where(is_here[numbers, place], slots, -1)
+        slots = np.full(len(keys), -1, dtype=np.int64)
+        numbers, found = self._matches(keys, buckets)
+        slots[numbers] = found
+        return slots
 
     def _row_of(self, cells: Codes) -> Ints:
         """Return the numbers of the rows that slots' cells name, [n]."""
@@ -86,25 +91,21 @@ class BlockTable:
         depths[0] is left as it is.
         """
         chosen = keys[positions]
-        slots = self._find(chosen, self._buckets(chosen))
-        found = np.flatnonzero(slots >= 0)
+        found, slots = self._matches(chosen, self._buckets(chosen))
         if not len(found):
             return
-        cells = self._cells[slots[found]]
-        ends = (positions[found] + 1).astype(depths.dtype)
+        cells = self._cells[slots]
+        ends = positions[found] + 1
         is_row = cells[:, 0] == _ROW
         if is_row.any():
-            row_ends = ends[is_row]
-            self._mark_rows(self._row_of(cells[is_row]), row_ends, depths)
+            self._mark_rows(self._row_of(cells[is_row]), ends[is_row], depths)
             cells, ends = cells[~is_row], ends[~is_row]
         deepest = np.zeros_like(depths)
         deepest[cells.ravel()] = np.repeat(ends, _INLINE)  # of several, the last is written
         deepest[0] = 0
         np.maximum(depths, deepest, out=depths)
 
-    def _mark_rows(
-        self, rows: Ints, ends: npt.NDArray[np.int32], depths: npt.NDArray[np.int32]
-    ) -> None:
+    def _mark_rows(self, rows: Ints, ends: Ints, depths: npt.NDArray[np.int32]) -> None:
         """Raise depths to the last of the ascending ends of rows that have a code's bit."""
         # From the deepest on, a row's new codes are those that no row before it had; the number of
         # that row is put together from its binary digits, of which each is a row of bits, too.
@@ -117,7 +118,8 @@ class BlockTable:
         masks = np.uint64(0) - ((numbers >> digits) & np.uint16(1)).astype(np.uint64)
         planes = np.bitwise_or.reduce(fresh[adds] & masks[:, :, None], axis=1)  # [digits, words]
         number = np.bitwise_or.reduce(_bits(planes).astype(np.uint16) << digits, axis=0)
-        by_number = np.concatenate((np.zeros(1, dtype=ends.dtype), ends[::-1][adds]))
+        by_number = np.zeros(len(adds) + 1, dtype=depths.dtype)
+        by_number[1:] = ends[::-1][adds]
         np.maximum(depths, by_number[number[: len(depths)]], out=depths)
 
     # ---- changing -------------------------------------------------------------------------

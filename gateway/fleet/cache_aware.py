@@ -12,7 +12,7 @@ import numpy as np
 from engine.cache.block_pool import prefix_hashes, prefix_root
 from engine.events import TierInfo
 from engine.request import EngineRequest, Tier
-from gateway.fleet.block_index import BlockIndex, Keys, block_keys, grid
+from gateway.fleet.block_index import BlockIndex, Depths, Keys, block_keys, grid
 from gateway.fleet.placement import Ints, Loads, least
 
 _PLACED_S: Final = 60.0
@@ -94,11 +94,12 @@ class CacheAware:
         lanes = candidates.lanes
         places = grid(len(keys))
         placed_keys = tuple(keys[places].tolist())
-        claimed = self._claimed(request.tier, keys, places, placed_keys, num_tokens)[lanes]
-        hits = (claimed * self._trust[lanes]).astype(np.int64)
+        depths = self._depths(request.tier, keys, places, placed_keys)[lanes]
+        claimed = np.minimum(depths, num_tokens - 1.0)
+        hits = claimed * self._trust[lanes]
         most = _ALWAYS_COUNTED + _COUNTED_BY_MEAN * len(self._placed) / len(candidates)
-        counted = np.where(self._num_placed[lanes] > most, 0, hits)
-        chosen = least(candidates.work_s(num_tokens - counted), self._rng)
+        is_counted = self._num_placed[lanes] <= most
+        chosen = least(candidates.work_s(num_tokens - hits * is_counted), self._rng)
         self._note(
             request.request_id,
             _Placed(
@@ -111,17 +112,10 @@ class CacheAware:
         )
         return chosen
 
-    def _claimed(
-        self,
-        tier: Tier,
-        keys: Keys,
-        places: Ints,
-        placed_keys: tuple[int, ...],
-        num_tokens: int,
-    ) -> Ints:
+    def _depths(self, tier: Tier, keys: Keys, places: Ints, placed_keys: tuple[int, ...]) -> Depths:
         """Return how many tokens of a text each lane has, or will have soon, [max_lanes]."""
         if not len(keys):
-            return np.zeros(self.index.max_lanes, dtype=np.int64)
+            return np.zeros(self.index.max_lanes, dtype=np.int32)
         info = self._tiers[tier]
         block_size = info.block_size
         if info.checkpoint_tokens:
@@ -135,7 +129,7 @@ class CacheAware:
             ):
                 if placed is not None and depths[placed.lane] <= place:
                     depths[placed.lane] = place + 1
-        return np.minimum(depths.astype(np.int64) * block_size, num_tokens - 1)
+        return depths * np.int32(block_size)
 
     # ---- requests on their way ------------------------------------------------------------
 

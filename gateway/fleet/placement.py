@@ -54,7 +54,7 @@ class Loads:
     def __len__(self) -> int:
         return len(self.lanes)
 
-    def work_s(self, num_prompt_tokens: int | Ints) -> Floats:
+    def work_s(self, num_prompt_tokens: int | Floats) -> Floats:
         """Return the seconds until a prompt with so many tokens to compute is computed, [n].
 
         An answer that is being written takes its turn beside each chunk of the prompt.
