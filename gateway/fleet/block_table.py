@@ -100,6 +100,8 @@ class BlockTable:
         if is_row.any():
             self._mark_rows(self._row_of(cells[is_row]), ends[is_row], depths)
             cells, ends = cells[~is_row], ends[~is_row]
+        if not len(cells):
+            return
         deepest = np.zeros_like(depths)
         deepest[cells.ravel()] = np.repeat(ends, _INLINE)  # of several, the last is written
         deepest[0] = 0
@@ -107,20 +109,13 @@ class BlockTable:
 
     def _mark_rows(self, rows: Ints, ends: Ints, depths: npt.NDArray[np.int32]) -> None:
         """Raise depths to the last of the ascending ends of rows that have a code's bit."""
-        # From the deepest on, a row's new codes are those that no row before it had; the number of
-        # that row is put together from its binary digits, of which each is a row of bits, too.
+        # Of a code are set, from the row of its deepest key on to the first of all, as many bits as
+        # there are rows up to that one.
         seen = np.bitwise_or.accumulate(self._rows[rows[::-1]], axis=0)
-        fresh = seen.copy()
-        fresh[1:] &= ~seen[:-1]
-        adds = np.flatnonzero(fresh.any(axis=1))
-        numbers = np.arange(1, len(adds) + 1, dtype=np.uint16)  # 0: no row has it
-        digits = np.arange(len(adds).bit_length(), dtype=np.uint16)[:, None]
-        masks = np.uint64(0) - ((numbers >> digits) & np.uint16(1)).astype(np.uint64)
-        planes = np.bitwise_or.reduce(fresh[adds] & masks[:, :, None], axis=1)  # [digits, words]
-        number = np.bitwise_or.reduce(_bits(planes).astype(np.uint16) << digits, axis=0)
-        by_number = np.zeros(len(adds) + 1, dtype=depths.dtype)
-        by_number[1:] = ends[::-1][adds]
-        np.maximum(depths, by_number[number[: len(depths)]], out=depths)
+        counts = np.add.reduce(_bits(seen), axis=0, dtype=np.uint8 if len(rows) < 256 else np.int64)
+        by_count = np.zeros(len(rows) + 1, dtype=depths.dtype)
+        by_count[1:] = ends
+        np.maximum(depths, by_count[counts[: len(depths)]], out=depths)
 
     # ---- changing -------------------------------------------------------------------------
 
