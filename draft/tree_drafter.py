@@ -37,6 +37,8 @@ _LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0
 class TreeDrafter:
     """Drafts with the small model that also answers, with a head of the large model, or with both.
 
+    Without either it drafts from text and grammars alone.
+
     The small model: same weights, same passes, own KV views. A head: own passes, over the hidden
     states that the large model's passes yield. One of them drafts in a step, or none: `StepChoice`.
     Text and grammars make guesses for nothing. All guesses of a sequence share one prefix tree, and
@@ -59,8 +61,6 @@ class TreeDrafter:
         device_target: ModelRunner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if runner is None and head is None:
-            raise ValueError("a drafter needs a small model or a head")
         self._runner = runner
         self._head = head
         self._config = config or DraftConfig()
@@ -142,6 +142,9 @@ class TreeDrafter:
                 draft.state.tree = None
             self._note_steps_without()
             return Trees(host={})
+        if not self._growths:
+            floor = least_chance(drafts, self._step_budget(drafts, "small"), spent_s=0.0)
+            return Trees(host=select_nodes(drafts, floor))
         last: DraftModel = "small" if self._runner is not None else "head"
         spent_s = 0.0
         if growers["head"] and growers["small"]:  # a forest has one model's trees

@@ -283,7 +283,8 @@ class TierInfo:
 class EngineInfo:
     """The tiers of an engine. `speculation`: whether anything drafts for the large one.
 
-    drafters: what does: "small", the kind of a head ("eagle3", "mtp", "peagle", "dflash"), or both.
+    drafters: the models that do: "small", the kind of a head ("eagle3", "mtp", "peagle", "dflash"),
+    or both; none where text alone drafts.
     """
 
     tiers: dict[Tier, TierInfo]

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -81,6 +81,15 @@ class CrashSuspects:
         while len(self._records) > self._max_remembered:
             self._records.popitem(last=False)
         return had_too_many
+
+    def forgive(self, requests: Iterable[EngineRequest]) -> None:
+        """Take back a death that was none."""
+        for digest in dict.fromkeys(map(self._digest, requests)):
+            record = self._records.get(digest)
+            if record is not None and record.num_deaths > 1:
+                self._records[digest] = replace(record, num_deaths=record.num_deaths - 1)
+            else:
+                self._records.pop(digest, None)
 
     def _forget_expired(self) -> None:
         oldest_s = self._clock() - EXPIRES_S

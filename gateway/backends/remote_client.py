@@ -116,6 +116,11 @@ class RemoteEngineClient(WatchedClient):
         return super().is_ready and not self._is_draining
 
     @property
+    def generation(self) -> str:
+        """The replica's process that welcomed us last: a restarted one has another."""
+        return self._generation
+
+    @property
     def is_draining(self) -> bool:
         """True if the replica is about to end: it finishes what it has, and takes nothing new."""
         return self._is_draining

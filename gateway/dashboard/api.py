@@ -22,7 +22,7 @@ from gateway.dashboard.schema import (
     GatewayFigures,
     ReplicaFigures,
 )
-from gateway.fleet.pool import ReplicaState
+from gateway.fleet.roster import ReplicaState
 from gateway.settings.slo import SloClassSettings
 from gateway.tenants.keys import ANONYMOUS, Principal
 from gateway.workers.siblings import Siblings

@@ -169,9 +169,13 @@ class GatewayFigures(_Model):
 
 
 class ReplicaFigures(_Model):
-    """An engine replica of the gateway's pool. `reason`: why it takes no new requests."""
+    """An engine replica of the gateway's pool. `reason`: why it takes no new requests.
+
+    Answers go on only at replicas of the same `group`.
+    """
 
     name: str
+    group: str
     is_up: bool
     is_draining: bool
     num_in_flight: int

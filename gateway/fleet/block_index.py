@@ -119,6 +119,11 @@ class BlockIndex:
         self._code_of_lane[lane] = self._lanes[lane].code
         return lane
 
+    def limit_lane(self, lane: int, most_blocks: int) -> None:
+        """Take in no more of a replica from now on than it can have."""
+        if (found := self._lanes.get(lane)) is not None:
+            found.most_blocks = most_blocks
+
     def remove_lane(self, lane: int) -> None:
         """Forget a replica and what it has."""
         self._retire(self._lanes.pop(lane).code)

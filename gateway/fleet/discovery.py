@@ -136,13 +136,17 @@ class DiscoveredPool(EnginePool):
 
     async def _forget(self, address: str) -> None:
         """Drain a replica, and have the index forget it."""
-        lane = self._replicas[address].load.index_lane
+        lane = self._roster.replicas[address].load.index_lane
         await self.remove(address)
         if self._cache_aware is not None:
             self._cache_aware.index.remove_lane(lane)
 
     async def _note_tiers(self) -> None:
-        """Tell the placement which models' blocks there are."""
-        if self._cache_aware is not None:
-            with contextlib.suppress(EngineError):  # none is up
-                self._cache_aware.note_tiers((await self.info()).tiers)
+        """Tell the placement which models' blocks there are, and how many an engine can have."""
+        if self._cache_aware is None:
+            return
+        with contextlib.suppress(EngineError):  # none is up
+            self._cache_aware.note_tiers((await self.info()).tiers)
+        for replica in self._roster.replicas.values():
+            if num_blocks := replica.num_blocks:
+                self._cache_aware.index.limit_lane(replica.load.index_lane, num_blocks)

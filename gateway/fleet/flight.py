@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from engine.errors import (
     CrashSuspectError,
@@ -18,7 +18,6 @@ from engine.errors import (
 from engine.events import (
     Ending,
     EngineEvent,
-    EngineInfo,
     Failed,
     Finished,
     PrefillDone,
@@ -31,71 +30,18 @@ from gateway.backends.crash_suspects import EXPIRES_S, MAX_DEATHS
 from gateway.backends.received_answer import ReceivedAnswer
 from gateway.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
 from gateway.backends.wire import SwitchTier
+from gateway.fleet.attempt import Attempt, Fleet, ended_by_itself, is_loss
 from gateway.fleet.candidates import Wanted
 from gateway.fleet.replica import Replica, numerics_of
 
 _MAX_TRIES: Final = 3
 """So many replicas may refuse a new request before it is refused."""
 
+_MAX_LOSSES: Final = 6
+"""A request that has lost its replica so often is failed, whether they died or not."""
+
 _POLL_S: Final = 0.02
 """A request that waits for a replica looks for one at this interval."""
-
-
-@dataclass(slots=True, eq=False)
-class _Attempt:
-    """A request's time at one replica. It has an id of its own.
-
-    So nothing of an earlier attempt can be taken for its events. is_switching: it is the first on
-    another tier, and nothing of it was seen yet. is_counted: its replica's end was.
-    """
-
-    request: EngineRequest
-    replica: Replica
-    info: EngineInfo
-    is_switching: bool
-    is_counted: bool = False
-    has_ended: bool = False
-    ending: Ending | None = None
-
-
-class Fleet(Protocol):
-    """A pool, as its requests see it."""
-
-    resume_within_s: float
-    is_closed: bool
-
-    def enter(self, flight: "Flight") -> None:
-        """Take in a request that begins. Raises InvalidRequestError where its id is in use."""
-
-    def leave(self, flight: "Flight") -> None:
-        """Forget a request that has ended."""
-
-    async def place(self, wanted: Wanted) -> Replica | None:
-        """Choose the replica for a request; None where there is none now."""
-
-    def can_place(self, wanted: Wanted) -> bool:
-        """Return whether there is a replica for a request."""
-
-    def num_uncached_tokens(self, request: EngineRequest) -> int:
-        """Return the prompt tokens that the chosen replica is to compute."""
-
-    def note_prefill(self, request_id: str, num_cached_tokens: int) -> None:
-        """Hear that a replica has computed a prompt."""
-
-    def note_departure(self, request_id: str) -> None:
-        """Hear that a request is no longer at its replica."""
-
-    def note_loss(self, replica: Replica) -> None:
-        """Hear that a replica has ended; tells all flights that it had."""
-
-    def acquit(self, request: EngineRequest) -> None:
-        """Hear that a request was served to its end."""
-
-    def note_failover(self, reason: str) -> None:
-        """Hear that a request goes on at another replica."""
-
-    def unplaced(self, request: EngineRequest) -> EngineError:
-        """Return why there is no replica for a new request."""
 
 
 class Flight:
@@ -113,8 +59,9 @@ class Flight:
         self._answer = ReceivedAnswer(request)
         self._next = request  # what the next replica is sent, apart from a change of tier
         self._numerics: dict[Tier, str] = {}
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._num_attempts = 0
+        self._num_deaths = 0
         self._num_losses = 0
         self._is_suspect = False
         self._refused: frozenset[Replica] = frozenset()
@@ -148,18 +95,29 @@ class Flight:
             self._moves_because = reason
             await self._abort_attempt()
 
-    def has_lost(self, replica: Replica) -> bool:
-        """Return whether it was lost with a replica, and this is not counted."""
+    def has_lost(self, replica: Replica, generation: str | None) -> bool:
+        """Return whether it was lost with a replica's process, and this is not counted."""
         attempt = self._attempt
-        if attempt is None or attempt.replica is not replica or attempt.is_counted:
+        if attempt is None or attempt.is_counted:
             return False
-        return attempt.has_ended and _is_loss(attempt.ending)
+        if attempt.replica is not replica or attempt.generation != generation:
+            return False
+        return attempt.has_ended and is_loss(attempt.ending)
 
-    def note_loss(self, *, is_suspect: bool) -> None:
-        """Take in that its replica has ended; `is_suspect`: others had, with such a request."""
+    def note_death(self, *, is_suspect: bool) -> None:
+        """Take in that its replica has died; `is_suspect`: others had, with such a request."""
+        self.note_departure()
+        self._num_deaths += 1
+        self._is_suspect = is_suspect
+
+    def note_departure(self) -> None:
+        """Take in that its replica has ended, as it had said."""
         assert self._attempt is not None
         self._attempt.is_counted = True
-        self._is_suspect = is_suspect
+
+    def forgive(self) -> None:
+        """Take back a death that was none."""
+        self._num_deaths -= 1
 
     def can_move(self) -> bool:
         """Return whether there is another replica that could go on with it."""
@@ -220,7 +178,7 @@ class Flight:
                 except EngineError as error:
                     ending = self._after_refusal(attempt, error)
                 else:
-                    if attempt.is_switching and _ended_by_itself(last):
+                    if attempt.is_switching and ended_by_itself(last):
                         yield self._begin_on_other_tier(attempt)
                     ending = self._after(attempt, last)
             yield self._end(ending)
@@ -234,12 +192,12 @@ class Flight:
             tell_end(self._on_end, self.request_id, None)
             raise
 
-    def _stream(self, attempt: _Attempt) -> AsyncGenerator[EngineEvent, None]:
+    def _stream(self, attempt: Attempt) -> AsyncGenerator[EngineEvent, None]:
         """Submit the request. The protocol promises that its iterator can be closed."""
         stream = attempt.replica.client.submit(attempt.request, partial(self._note_end, attempt))
         return cast("AsyncGenerator[EngineEvent, None]", stream)
 
-    async def _next_attempt(self) -> _Attempt | None:
+    async def _next_attempt(self) -> Attempt | None:
         """Choose a replica, or wait for one; None where the request ends without.
 
         Raises EngineError where there is none for a new request.
@@ -274,7 +232,7 @@ class Flight:
             self._refused = frozenset()
         return None
 
-    def _begin(self, replica: Replica, request: EngineRequest, *, is_switching: bool) -> _Attempt:
+    def _begin(self, replica: Replica, request: EngineRequest, *, is_switching: bool) -> Attempt:
         self._num_attempts += 1
         num_tokens = self._fleet.num_uncached_tokens(request)
         if self._num_attempts > 1:
@@ -282,7 +240,9 @@ class Flight:
         if self._answer.is_settled and request.may_escalate:
             request = replace(request, may_escalate=False)
         assert replica.info is not None
-        self._attempt = attempt = _Attempt(request, replica, replica.info, is_switching)
+        self._attempt = attempt = Attempt(
+            request, replica, replica.generation, replica.info, is_switching
+        )
         replica.begin(request.request_id, num_tokens)
         return attempt
 
@@ -298,7 +258,7 @@ class Flight:
             retracted_token_ids=token_ids if switch.tier == "large" and not keeps else (),
         )
 
-    def _begin_on_other_tier(self, attempt: _Attempt) -> TierSwitched:
+    def _begin_on_other_tier(self, attempt: Attempt) -> TierSwitched:
         """Say, at the first sign of the other tier, that it has taken the answer over."""
         attempt.is_switching = False
         switch = self._answer.switch
@@ -310,7 +270,7 @@ class Flight:
         self._answer.request = replace(self._answer.request, may_escalate=False)
         return event
 
-    def _takes(self, attempt: _Attempt, event: EngineEvent) -> bool:
+    def _takes(self, attempt: Attempt, event: EngineEvent) -> bool:
         """Take in an event; return whether the reader gets it."""
         if isinstance(event, PrefillDone):
             attempt.replica.note_computed(attempt.request.request_id)
@@ -326,7 +286,7 @@ class Flight:
 
     # ---- after an attempt -----------------------------------------------------------------
 
-    def _note_end(self, attempt: _Attempt, ending: Ending | None) -> None:
+    def _note_end(self, attempt: Attempt, ending: Ending | None) -> None:
         """Hear a replica's last word, which the stream's reader may never read."""
         attempt.has_ended, attempt.ending = True, ending
         attempt.replica.end(attempt.request.request_id)
@@ -334,11 +294,11 @@ class Flight:
         if self._has_left:
             self._tell_late(ending)
 
-    def _after(self, attempt: _Attempt, last: Ending | None) -> Ending | None:
+    def _after(self, attempt: Attempt, last: Ending | None) -> Ending | None:
         """Return the last event for the reader; None where another replica is to go on."""
         moves, self._moves_because = self._moves_because, None
         answer = self._answer
-        if last is None or _is_loss(last):
+        if last is None or is_loss(last):
             return self._after_loss(attempt, last)
         self._attempt = None
         match last:
@@ -349,27 +309,29 @@ class Flight:
                 reason = "not_switched"
                 self._stay()
             case _:
-                if _ended_by_itself(last):
+                if ended_by_itself(last):
                     self._fleet.acquit(self.request)
                 return answer.ended(last)
         self._resume(attempt, last, reason)
         return None
 
-    def _after_loss(self, attempt: _Attempt, last: Ending | None) -> Ending | None:
-        """Return the last event where two replicas were lost with the request; else None."""
+    def _after_loss(self, attempt: Attempt, last: Ending | None) -> Ending | None:
+        """Return the last event where two replicas died with the request; else None."""
+        attempt.has_ended, attempt.ending = True, last
         if not attempt.is_counted:
-            self._fleet.note_loss(attempt.replica)
+            self._fleet.note_loss(attempt.replica, attempt.generation)
         self._attempt = None
         self._num_losses += 1
         if self._fleet.is_closed:
             return self._answer.failed(EngineDiedError.code, SHUT_DOWN_MESSAGE)
-        if self._is_suspect or self._num_losses >= MAX_DEATHS:
+        is_fatal = self._num_deaths >= MAX_DEATHS or self._num_losses >= _MAX_LOSSES
+        if self._is_suspect or is_fatal:
             again = CrashSuspectError(retry_after_s=EXPIRES_S)
             return self._answer.failed(again.code, str(again))
         self._resume(attempt, last, "died")
         return None
 
-    def _after_refusal(self, attempt: _Attempt, error: EngineError) -> Ending | None:
+    def _after_refusal(self, attempt: Attempt, error: EngineError) -> Ending | None:
         """Return the last event after a refusal; None where another replica is asked.
 
         Raises the error where the request is new.
@@ -391,11 +353,11 @@ class Flight:
         self._tell(None)
         raise error
 
-    def _refuse(self, attempt: _Attempt, error: EngineError) -> None:
+    def _refuse(self, attempt: Attempt, error: EngineError) -> None:
         self._refused |= {attempt.replica}
         self._refusal = error
 
-    def _resume(self, attempt: _Attempt, last: Ending | None, reason: str) -> None:
+    def _resume(self, attempt: Attempt, last: Ending | None, reason: str) -> None:
         """Make the request for the next replica, of which it must have the numerics."""
         self._fleet.note_failover(reason)
         self._next = self._answer.resumption(None if last is None else last.stats)
@@ -449,11 +411,3 @@ class Flight:
         self._is_over = True
         self._fleet.leave(self)
         tell_end(self._on_end, self.request_id, ending)
-
-
-def _ended_by_itself(ending: Ending | None) -> bool:
-    return isinstance(ending, Finished) and ending.finish_reason != "abort"
-
-
-def _is_loss(ending: Ending | None) -> bool:
-    return ending is None or (isinstance(ending, Failed) and ending.code == EngineDiedError.code)

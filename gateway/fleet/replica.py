@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from hashlib import blake2b
+from typing import Final, Protocol
 
 from engine.errors import EngineError
 from engine.events import EngineInfo, EngineStats, TierInfo
@@ -18,6 +19,18 @@ class OtherModelsError(EngineError):
     """A replica has other models than the pool that it was to join."""
 
     code = "other_models"
+
+
+class EngineProcess(Protocol):
+    """The process at the other end of an engine client."""
+
+    @property
+    def generation(self) -> str:
+        """Another one for each process; that of the last one while none is connected."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it has said that it will end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +53,28 @@ class _Sample:
 class Replica:
     """An engine client with a name. Belongs to one pool and one event loop.
 
-    is_draining: it takes no new requests. `refusal`: why the pool does not use it. `info`: its
-    models, None before the pool has taken it in.
+    is_leaving: the pool is about to close it. is_held: its group drains (`EnginePool.drain`).
+    `refusal`: why the pool does not use it. `info`: its models, None before the pool has taken it
+    in.
     """
 
-    def __init__(self, name: str, client: EngineClient, *, index_lane: int = 0) -> None:
-        """index_lane: its number in the `BlockIndex`."""
+    def __init__(
+        self,
+        name: str,
+        client: EngineClient,
+        *,
+        index_lane: int = 0,
+        process: EngineProcess | None = None,
+    ) -> None:
+        """index_lane: its number in the `BlockIndex`.
+
+        `process`: None where an engine that is lost has died.
+        """
         self.name = name
         self.client = client
-        self.is_draining = False
+        self.is_leaving = False
+        self.is_held = False
+        self._process = process
         self.refusal: EngineError | None = None
         self.info: EngineInfo | None = None
         self.starting: asyncio.Task[None] | None = None
@@ -67,6 +93,38 @@ class Replica:
     def is_up(self) -> bool:
         """True if it serves requests."""
         return self.info is not None and self.refusal is None and self.client.is_ready
+
+    @property
+    def is_draining(self) -> bool:
+        """True if it takes no new requests, though it may be up."""
+        return self.is_leaving or self.is_held
+
+    @property
+    def group(self) -> str:
+        """A name for its models and their arithmetic: answers go on only within a group.
+
+        Empty before the pool has taken it in.
+        """
+        if self.info is None:
+            return ""
+        tiers = sorted(self.info.tiers.items())
+        said = "\n".join(f"{tier} {_numerics(info)}" for tier, info in tiers)
+        return blake2b(said.encode(), digest_size=6).hexdigest()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of its caches; 0 where that is not known."""
+        return 0 if self.info is None else sum(own.num_blocks for own in self.info.tiers.values())
+
+    @property
+    def generation(self) -> str | None:
+        """The process that it is; None where that cannot be told."""
+        return None if self._process is None else self._process.generation
+
+    def has_said_goodbye(self, generation: str | None) -> bool:
+        """Return whether the process of this generation had said that it will end."""
+        process = self._process
+        return process is not None and process.is_draining and process.generation == generation
 
     @property
     def num_in_flight(self) -> int:

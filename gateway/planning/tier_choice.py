@@ -372,7 +372,7 @@ def cascade_tier(candidates: CandidateTiers, engine: EngineInfo) -> TierInfo:
             "one; set model to auto or large.",
             param="outrider.quality",
         )
-    if not engine.speculation:
+    if "small" not in engine.drafters:
         raise BadRequestError(
             "outrider.quality: a cascade needs a small model that drafts for the large one; this "
             "server runs without.",

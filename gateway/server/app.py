@@ -25,6 +25,7 @@ from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import EXPERIMENT_MODELS
 from gateway.experiments.feedback import FeedbackApi
 from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
+from gateway.fleet.admin import REPLICA_MODELS, REPLICA_ROUTES, ReplicaApi
 from gateway.handoff.pass_through import PASSED_ROUTES
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
 from gateway.schema.chat import ChatRequest
@@ -72,6 +73,7 @@ _OTHER_MODELS: Final = (
     *USAGE_MODELS,
     *ADMIN_MODELS,
     *ADAPTER_MODELS,
+    *REPLICA_MODELS,
     *DASHBOARD_MODELS,
     *EXPERIMENT_MODELS,
     *FEEDBACK_MODELS,
@@ -92,6 +94,7 @@ class Routes:
     usage: UsageApi
     admin: AdminApi
     adapters: AdapterApi
+    replicas: ReplicaApi
     experiments: ExperimentApi
     feedback: FeedbackApi
     intake: RequestIntake
@@ -198,7 +201,8 @@ def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
     of_tenants = ((route, routes.admin) for route in ADMIN_ROUTES)
     of_adapters = ((route, routes.adapters) for route in ADAPTER_ROUTES)
-    for route, handlers in (*of_tenants, *of_adapters):
+    of_replicas = ((route, routes.replicas) for route in REPLICA_ROUTES)
+    for route, handlers in (*of_tenants, *of_adapters, *of_replicas):
         app.add_api_route(
             route.path,
             _with_principal(getattr(handlers, route.handler)),

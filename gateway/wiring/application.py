@@ -22,6 +22,7 @@ from gateway.edge.bodies import BodyBudget
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.feedback import FeedbackApi
+from gateway.fleet.admin import GroupChange, ReplicaApi
 from gateway.fleet.metrics import FleetMetrics
 from gateway.fleet.pool import EnginePool
 from gateway.handoff.arm_check import arm_check
@@ -90,6 +91,12 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         arm_check(planner, parts.clock),
         parts.siblings,
     )
+    replicas = ReplicaApi(
+        keys.authenticator,
+        status.fleet,
+        intake.read_small_body,
+        None if parts.siblings is None else partial(_hold_everywhere, parts.siblings),
+    )
     if parts.siblings is not None:
         _serve_siblings(
             parts.siblings,
@@ -101,7 +108,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
                 "read_experiments": experiments.read_again,
             },
         )
-        parts.siblings.on_change(adapters.apply)
+        parts.siblings.on_change(partial(_apply, adapters, replicas))
     return create_app(
         Routes(
             answers=_build_answers(parts, intake, planner, jobs),
@@ -116,6 +123,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
                 intake.read_small_body,
                 None if parts.siblings is None else partial(_change_everywhere, parts.siblings),
             ),
+            replicas=replicas,
             experiments=experiments,
             feedback=FeedbackApi(parts.experiments.feedback),
             intake=intake,
@@ -142,6 +150,20 @@ def _serve_siblings(
     siblings.on("snapshot", snapshot)
     for name, handler in handlers.items():
         siblings.on(name, handler)
+
+
+async def _apply(
+    adapters: AdapterRegistry, replicas: ReplicaApi, change: AdapterChange | GroupChange
+) -> None:
+    """Make a change that one of the gateway's processes was asked for."""
+    if isinstance(change, GroupChange):
+        await replicas.apply(change)
+    else:
+        await adapters.apply(change)
+
+
+async def _hold_everywhere(siblings: Siblings, change: GroupChange) -> None:
+    await siblings.change(f"group {change.group}", change)
 
 
 async def _change_everywhere(siblings: Siblings, change: AdapterChange) -> None:

@@ -6,10 +6,10 @@ Everything heavy is imported inside functions, as in `gateway.wiring.engine`.
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.errors import EngineError
-from engine.request import TIERS, Tier
+from engine.request import TIERS, Source, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.tree import Settings
 from gateway.wiring.checkpoints import named_models
@@ -32,6 +32,9 @@ MISMATCH_ADVICE = (
     "through the tokens that both have: --allow-vocab-mismatch (speculation.allow_vocab_mismatch "
     "= true)."
 )
+
+
+_OF_MODELS: Final[frozenset[Source]] = frozenset(("model", "head"))
 
 
 class Runners(dict[Tier, "ModelRunner"]):
@@ -115,10 +118,9 @@ def measure_budget(
     from draft.budget import TreeBudget
     from engine.passes.step_times import follow_step_times
 
-    options = settings.speculation
-    head = head_of(runners)
-    if not (options.enabled and options.adaptive) or (len(runners) < len(TIERS) and head is None):
+    if not (_drafts(settings, runners) and settings.speculation.adaptive):
         return None
+    head = head_of(runners)
     timed: dict[str, ModelRunner] = {f"{tier} model": runner for tier, runner in runners.items()}
     if head is not None:
         timed["drafter"] = head.runner
@@ -129,11 +131,19 @@ def measure_budget(
         for name, runner in timed.items()
     }
     of_head = times.get("drafter")
-    of_small = times.get("small model") or of_head
-    assert of_small is not None, "something drafts"
-    return TreeBudget(
-        target_pass_s=times["large model"], draft_pass_s=of_small, head_pass_s=of_head
-    )
+    of_large = times["large model"]
+    # Where text alone drafts, no draft's pass is ever asked for.
+    of_draft = times.get("small model") or of_head or of_large
+    return TreeBudget(target_pass_s=of_large, draft_pass_s=of_draft, head_pass_s=of_head)
+
+
+def _drafts(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> bool:
+    """Return whether the large model has a drafter: a model, a head, or text alone."""
+    if not settings.speculation.enabled or "large" not in runners:
+        return False
+    if len(runners) == len(TIERS) or head_of(runners) is not None:
+        return True
+    return bool(set(settings.speculation.sources) - _OF_MODELS)
 
 
 def head_of(runners: "Mapping[Tier, ModelRunner]") -> "Head | None":
@@ -174,11 +184,15 @@ def vocabulary_difference(settings: Settings) -> str | None:
 def build_drafter(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
 ) -> "TreeDrafter | None":
-    """Build the large model's drafter: the small model if both are loaded, a head, or both."""
+    """Build the large model's drafter: the small model if both are loaded, a head, or both.
+
+    Where there is neither, what needs no model drafts: repeated text, predictions, grammars, and a
+    small answer that another engine or server gave.
+    """
     from draft.tree_drafter import TreeDrafter
 
     options, head = settings.speculation, head_of(runners)
-    if not options.enabled or (len(runners) < len(TIERS) and head is None):
+    if not _drafts(settings, runners):
         return None
     config, large = draft_config(settings), runners["large"]
     has_gpu = large.device.type == "cuda"

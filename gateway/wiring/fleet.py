@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import Final
 from urllib.parse import urlsplit
 
 from engine.request import Tier
@@ -16,6 +17,9 @@ from gateway.fleet.discovery import DNS, LISTS, DiscoveredPool, is_looked_up
 from gateway.fleet.replica import Replica
 from gateway.settings.tree import Settings
 from gateway.wiring.process import patience_of
+
+_MOST_REPLICAS: Final = 1024
+_MOST_BLOCKS: Final = 2**23  # of all; half a GB, of which only what is filled is touched
 
 RemoteEngines = RemoteEngineClient | DiscoveredPool
 
@@ -35,7 +39,7 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
     first = options.replicas[0]
     if len(options.replicas) == 1 and not is_looked_up(first):
         return RemoteEngineClient(first, keys, tokenizers=tokenizers, patience=patience)
-    index = BlockIndex()
+    index = BlockIndex(max_blocks=_MOST_BLOCKS, max_lanes=_MOST_REPLICAS)
     return DiscoveredPool(
         options.replicas,
         partial(_make_replica, index, keys, tokenizers, patience),
@@ -82,4 +86,4 @@ def _make_replica(
             client.watch_blocks(note)  # a message is missing: begin anew
 
     client.watch_blocks(note)
-    return Replica(address, client, index_lane=lane)
+    return Replica(address, client, index_lane=lane, process=client)

@@ -119,7 +119,9 @@ class ScriptedClient:
 
     async def info(self) -> EngineInfo:
         return EngineInfo(
-            tiers={tier: self._tier_info(tier) for tier in self.tiers}, speculation=True
+            tiers={tier: self._tier_info(tier) for tier in self.tiers},
+            speculation=True,
+            drafters=("small",),
         )
 
     async def submit(

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
 from engine.events import (
     AnswerHeld,
@@ -167,20 +168,25 @@ def test_answers_that_move_at_random_are_the_same() -> None:
 # ---- tiers in engines of their own -------------------------------------------------------------
 
 
-def alone(tier: Tier) -> Engine:
+def alone(tier: Tier, drafter: TreeDrafter | None = None) -> Engine:
     """An engine of one tier."""
     pair = tiny_pair()
     model = pair.large if tier == "large" else pair.small
     runner = ModelRunner(model=model, num_blocks=256, block_size=16, prefix_caching=True)
-    return Engine(runners={tier: runner}, verifier=CoupledVerifier())
+    return Engine(runners={tier: runner}, verifier=CoupledVerifier(), drafter=drafter)
+
+
+LARGE_ENGINES: dict[str, Callable[[], Engine]] = {
+    "a small model drafts": tiny,
+    "text alone drafts": lambda: alone("large", TreeDrafter(runner=None)),
+    "nothing drafts": lambda: alone("large"),
+}
 
 
 @pytest.mark.parametrize("ends_after", [None, 30])
-@pytest.mark.parametrize("large_has_small", [True, False])
-def test_an_escalated_answer_is_the_large_tiers_own(
-    ends_after: int | None, large_has_small: bool
-) -> None:
-    """And where a small model drafts beside the large one, the small answer is its first draft."""
+@pytest.mark.parametrize("drafts", LARGE_ENGINES)
+def test_an_escalated_answer_is_the_large_tiers_own(ends_after: int | None, drafts: str) -> None:
+    """And where anything drafts for the large model, the small answer is its first draft."""
     requests = [
         make_request(
             str(n),
@@ -194,9 +200,6 @@ def test_an_escalated_answer_is_the_large_tiers_own(
         for n in range(4)
     ]
     right = serve(tiny(), [replace(r, tier="large", may_escalate=False) for r in requests])
-
-    def large() -> Engine:
-        return tiny() if large_has_small else alone("large")
 
     async def escalated(pool: EnginePool, request: EngineRequest) -> None:
         reader = Reader(pool, request)
@@ -223,7 +226,7 @@ def test_an_escalated_answer_is_the_large_tiers_own(
             ),
             len(whole.token_ids),
         )
-        if large_has_small and num_alike > 1 and ends_after is None:
+        if drafts != "nothing drafts" and num_alike > 1 and ends_after is None:
             assert ending.stats.num_reused_tokens >= 1
 
     async def main() -> None:
@@ -234,7 +237,7 @@ def test_an_escalated_answer_is_the_large_tiers_own(
         pool = EnginePool([*small[: 1 + (ends_after is not None)]], resume_within_s=60)
         async with started(pool):
             await all_up(pool)
-            pool.add(replica("l", large))
+            pool.add(replica("l", LARGE_ENGINES[drafts]))
             await all_up(pool)
             await asyncio.gather(*(escalated(pool, request) for request in requests))
 

@@ -121,7 +121,7 @@ def _print_tiers(console: Console, info: EngineInfo) -> None:
 
 def _print_speculation(console: Console, info: EngineInfo) -> None:
     if info.tiers:
-        named = " or ".join(info.drafters) or "small"
+        named = " or ".join(info.drafters) or "text alone"
         drafts = f"on: {named} drafts for large" if info.speculation else "off"
         console.print(f"  speculation {drafts}", soft_wrap=True)
 

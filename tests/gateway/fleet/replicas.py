@@ -46,7 +46,7 @@ async def pool_of(
 
 
 async def all_up(pool: EnginePool) -> None:
-    for replica in pool._replicas.values():
+    for replica in pool._roster.replicas.values():
         if replica.starting is not None:
             await replica.starting
 

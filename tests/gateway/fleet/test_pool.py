@@ -19,6 +19,7 @@ from engine.events import AnswerHeld, Failed, Finished, PrefillDone, TierSwitche
 from engine.request import CascadeParams
 from gateway.fleet.pool import EnginePool
 from gateway.fleet.replica import OtherModelsError
+from gateway.fleet.roster import NoReplicaLeftError
 from tests.gateway.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.backends.test_resuming import Reader
 from tests.gateway.fleet.replicas import all_up, mortal, pool_of, replica_of
@@ -428,7 +429,7 @@ def test_a_retry_of_what_two_replicas_died_with_is_refused() -> None:
             for reader in choices:  # the one that is read first has been counted with the others
                 await reader.read(len(tokens(reader.events)) + 20)
             await pool.remove("x")
-            (replica,) = pool._replicas.values()
+            (replica,) = pool._roster.replicas.values()
             pool.add(mortal("z")[0])
             await all_up(pool)
             await replica.client.close()  # as a death is
@@ -439,5 +440,33 @@ def test_a_retry_of_what_two_replicas_died_with_is_refused() -> None:
             with pytest.raises(CrashSuspectError):
                 await collect(pool, "again", max_tokens=2)
             assert len(await collect(pool, "other", prompt=(7,), max_tokens=2)) == 4
+
+    run(main())
+
+
+def test_a_group_drains_and_is_admitted_again() -> None:
+    """A new version beside the old one: its answers end there, and new requests go on."""
+
+    async def main() -> None:
+        async with pool_of("old", "older", numerics="one") as (pool, _):
+            reader = Reader(pool, make_request("a", max_tokens=MOST))
+            await reader.read(3)
+            (old,) = {state.group for state in pool.states()}
+            with pytest.raises(NoReplicaLeftError, match="start one first"):
+                pool.drain(old)
+            pool.add(mortal("new", numerics="two")[0])
+            await all_up(pool)
+            assert sorted(pool.drain(old)) == ["old", "older"]
+            pool.add(mortal("late", numerics="one")[0])  # as one that is started again
+            await all_up(pool)
+            for number in range(6):
+                await collect(pool, f"b{number}", max_tokens=2)
+            check_whole(reader, await reader.rest())
+            served = {state.name: state.num_requests for state in pool.states()}
+            assert served["new"] == 6
+            assert served["old"] + served["older"] == 1
+            assert served["late"] == 0
+            assert pool.readmit(old) == ["old", "older", "late"]
+            assert {state.is_draining for state in pool.states()} == {False}
 
     run(main())

@@ -5,16 +5,17 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.events import Finished, PrefillDone
+from engine.events import Failed, Finished, PrefillDone
 from gateway.backends.remote_client import RemoteEngineClient
 from gateway.backends.watched_client import Patience
 from gateway.fleet.pool import EnginePool
 from gateway.fleet.replica import Replica
-from tests.gateway.backends.clients import becomes, run, started, tokens
+from tests.gateway.backends.clients import becomes, collect, run, started, tokens
+from tests.gateway.backends.replicas import Replica as ListeningReplica
 from tests.gateway.backends.replicas import replica
 from tests.gateway.backends.test_resuming import Reader
 from tests.gateway.fleet.replicas import all_up
-from tests.gateway.scripted_engine import make_request
+from tests.gateway.scripted_engine import CRASH_IN_STEP, make_request
 
 MOST = 60
 
@@ -48,3 +49,52 @@ def test_answers_of_a_stopped_replica_end_there_or_go_on_at_the_other(has_time: 
 
     with ExitStack() as stack:
         run(main(stack))
+
+
+def test_a_connection_that_is_cut_is_no_death_of_its_replica() -> None:
+    async def main(stack: ExitStack) -> None:
+        listening = stack.enter_context(replica('{"step_s": 0.002}'))
+        client = RemoteEngineClient(listening.endpoint, patience=Patience(resume_within_s=0))
+        pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
+        async with started(pool):
+            await all_up(pool)
+            reader = Reader(pool, make_request("a", (100,), max_tokens=400))
+            for number in range(1, 5):
+                await reader.read(20 * number)
+                link = client._link
+                assert link is not None
+                link.kill("the line was cut")
+                await becomes(lambda link=link: client._link is not link and client.is_ready)  # type: ignore[misc]
+            ending = await reader.rest()
+            assert isinstance(ending, Finished)
+            assert tokens(reader.events) == [100 + k for k in range(400)]
+            assert pool.failovers["died"] == 4
+            again = Reader(pool, make_request("b", (100,), max_tokens=3))
+            assert isinstance(await again.rest(), Finished), "nothing is held against it"
+
+    with ExitStack() as stack:
+        run(main(stack))
+
+
+def test_a_replica_that_comes_back_as_another_process_has_died() -> None:
+    async def main() -> None:
+        patience, step_s = Patience(resume_within_s=0), '{"step_s": 0.002}'
+        engine = ListeningReplica(step_s).start()
+        client = RemoteEngineClient(engine.endpoint, patience=patience)
+        pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
+        async with started(pool):
+            await all_up(pool)
+            reader = Reader(pool, make_request("a", (100,), max_tokens=10**5))
+            for number in range(1, 3):
+                await reader.read(20 * number)
+                async with started(RemoteEngineClient(engine.endpoint, patience=patience)) as other:
+                    await collect(other, "crash", prompt=(CRASH_IN_STEP,))
+                await asyncio.to_thread(engine.stop)
+                engine = ListeningReplica(step_s, endpoint=engine.endpoint).start()
+                await becomes(lambda: client.is_ready)
+            ending = await reader.rest()
+            assert isinstance(ending, Failed)
+            assert ending.code == "engine_died_twice"
+        await asyncio.to_thread(engine.stop)
+
+    run(main())

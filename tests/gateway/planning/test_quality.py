@@ -134,9 +134,12 @@ def job_of(tokenizer: ChatTokenizer, change: Callable[[EngineInfo], EngineInfo])
     )
 
 
-def test_an_engine_that_does_not_draft_has_no_cascade(tokenizer: ChatTokenizer) -> None:
+@pytest.mark.parametrize("drafters", [(), ("eagle3",)])
+def test_without_a_small_model_that_drafts_there_is_no_cascade(
+    tokenizer: ChatTokenizer, drafters: tuple[str, ...]
+) -> None:
     with pytest.raises(BadRequestError, match="small model that drafts") as caught:
-        job_of(tokenizer, lambda info: replace(info, speculation=False))
+        job_of(tokenizer, lambda info: replace(info, drafters=drafters))
     assert caught.value.param == "outrider.quality"
 
 

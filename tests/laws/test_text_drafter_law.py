@@ -1,0 +1,70 @@
+"""A large model alone, with a drafter of text alone: the same answers, and fewer passes.
+
+Its guesses are repeated text, predictions, and the answer of another engine's small model.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from draft.budget import TreeBudget
+from draft.tree_drafter import TreeDrafter
+from engine.core import Engine
+from engine.passes.runner import ModelRunner
+from engine.request import EngineRequest
+from tests.engines import FixedTimes, make_request, random_prompt, serve, texts, tiny_pair
+from verifier.coupled import CoupledVerifier
+
+NUM_TOKENS = 24
+
+
+def large_alone(*, drafts: bool, budget: TreeBudget | None = None) -> Engine:
+    large = ModelRunner(model=tiny_pair().large, num_blocks=256, block_size=16)
+    drafter = TreeDrafter(runner=None, budget=budget, clock=lambda: 0.0) if drafts else None
+    return Engine(runners={"large": large}, verifier=CoupledVerifier(), drafter=drafter)
+
+
+def requests_of(temperature: float) -> list[EngineRequest]:
+    """New prompts, and one that repeats itself."""
+    prompts = [random_prompt(20 + n, seed=n) for n in range(3)]
+    prompts.append(prompts[0] * 3)
+    return [
+        make_request(str(n), prompt, temperature=temperature, seed=n, max_tokens=NUM_TOKENS)
+        for n, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_what_text_says_saves_passes_and_changes_no_token(
+    temperature: float, is_adaptive: bool
+) -> None:
+    requests = requests_of(temperature)
+    right = texts(serve(large_alone(drafts=False), requests))
+    budget = None
+    if is_adaptive:  # a pass takes as long with guesses as without
+        budget = TreeBudget(
+            target_pass_s=FixedTimes(lambda rows: 1.0), draft_pass_s=FixedTimes(lambda rows: 1.0)
+        )
+
+    def answers_with(guessed: str, source: str) -> None:
+        asked = [
+            replace(request, **{source: tuple(right[guessed or request.request_id])})
+            for request in requests
+        ]
+        answers = serve(large_alone(drafts=True, budget=budget), asked)
+        assert texts(answers) == right
+        if not guessed:
+            for answer in answers.values():
+                assert answer.stats.num_accepted_tokens >= NUM_TOKENS // 2
+                assert answer.stats.num_steps <= NUM_TOKENS // 2
+
+    for source in ("prediction_token_ids", "retracted_token_ids"):
+        answers_with("", source)  # its own answer
+        answers_with("2", source)  # another one, which is mostly wrong
+
+
+def test_an_engine_that_drafts_from_text_says_so() -> None:
+    info = large_alone(drafts=True).info()
+    assert info.speculation
+    assert info.drafters == ()
