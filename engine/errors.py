@@ -98,6 +98,16 @@ class EngineDiedError(EngineError):
     code = "engine_died"
 
 
+class EngineNotStartedError(EngineError):
+    """No engine runs, and none has started in the time that a request may wait for one."""
+
+    code = "engine_not_started"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class RankLostError(EngineError):
     """One of the processes that share a model ended, or an exchange between them failed."""
 

@@ -7,6 +7,7 @@ from engine.errors import EngineDiedError, EngineError
 from engine.events import Ending, EngineInfo, Failed, Finished
 from engine.request import EngineRequest
 from gateway.fleet.candidates import Wanted
+from gateway.fleet.demand import Demand
 from gateway.fleet.replica import Replica
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Fleet(Protocol):
 
     resume_within_s: float
     is_closed: bool
+    demand: Demand
 
     def enter(self, flight: "Flight") -> None:
         """Take in a request that begins. Raises InvalidRequestError where its id is in use."""

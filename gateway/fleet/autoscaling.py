@@ -69,7 +69,7 @@ class ScaleToLatency:
             wanted += math.ceil(backlog_s / max(limits.start_s, limits.ttft_s))
         if figures.num_open:
             wanted = max(wanted, 1)
-        elif self._load < 1e-3:
+        elif self._load < 1e-3 or (wanted <= 1 and not figures.work_s):
             wanted = 0
         wanted = min(max(wanted, limits.least), limits.most)
         self._wanted.append((self._now_s, wanted))

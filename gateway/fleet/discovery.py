@@ -2,72 +2,25 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-import re
-import socket
-import urllib.request
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
 
 from engine.errors import EngineError
+from gateway.fleet.addresses import Found, Resolve, is_looked_up, resolve
 from gateway.fleet.cache_aware import CacheAware
+from gateway.fleet.demand import Demand, Needs
 from gateway.fleet.pool import EnginePool
 from gateway.fleet.replica import Replica
 
 log = logging.getLogger(__name__)
-
-DNS: Final = "dns://"
-"""In front of NAME:PORT: all addresses of the name."""
-
-LISTS: Final = ("http://", "https://")
-"""A page that lists addresses as {"replicas": [...]}, as `outrider fleet` has one."""
-
-_LIST_TIMEOUT_S: Final = 5.0
-_MOST_LIST_BYTES: Final = 2**20
-_ADDRESS: Final = re.compile(r"tcp://[\w.:\[\]-]{1,255}:\d{1,5}", re.ASCII)
-
-Resolve = Callable[[str], Awaitable[set[str]]]
-"""Returns the addresses that an entry means now. Raises OSError where that cannot be found out."""
-
-
-def is_looked_up(entry: str) -> bool:
-    """True for an entry that means any number of addresses, now these and later those."""
-    return entry.startswith((DNS, *LISTS))
-
-
-async def resolve(entry: str) -> set[str]:
-    """Look a name up, or read a list, as `Resolve` says."""
-    if entry.startswith(LISTS):
-        return await asyncio.to_thread(_read_list, entry)
-    host, _, port = entry.removeprefix(DNS).rpartition(":")
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return {
-        f"tcp://[{address[0]}]:{port}"
-        if family == socket.AF_INET6
-        else f"tcp://{address[0]}:{port}"
-        for family, _, _, _, address in found
-    }
-
-
-def _read_list(url: str) -> set[str]:
-    """Read a list of addresses. Raises OSError where it is not one."""
-    with urllib.request.urlopen(url, timeout=_LIST_TIMEOUT_S) as response:
-        body = response.read(_MOST_LIST_BYTES + 1)
-    try:
-        addresses = json.loads(body[:_MOST_LIST_BYTES])["replicas"]
-        if all(_ADDRESS.fullmatch(address) for address in addresses):
-            return set(addresses)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise OSError("it is no list of addresses")
 
 
 class DiscoveredPool(EnginePool):
     """A pool whose replicas are those that the entries mean.
 
     An address that is no longer there is drained and forgotten; one that is there anew gets
-    requests once it is up. A name that cannot be looked up changes nothing.
+    requests once it is up. A name that cannot be looked up changes nothing, but that no engine can
+    be started by it.
     """
 
     def __init__(
@@ -79,21 +32,22 @@ class DiscoveredPool(EnginePool):
         resolve: Resolve = resolve,
         interval_s: float = 5.0,
         resume_within_s: float = 60.0,
+        demand: Demand | None = None,
     ) -> None:
         """entries: tcp://HOST:PORT, dns://NAME:PORT, http://HOST/. interval_s: of look-ups."""
-        super().__init__((), placement, resume_within_s=resume_within_s)
+        super().__init__((), placement, resume_within_s=resume_within_s, demand=demand)
         self._entries = tuple(entries)
         self._make_replica = make_replica
         self._cache_aware = placement
         self._resolve = resolve
         self._interval_s = interval_s
-        self._found: dict[str, set[str]] = {}  # by entry
+        self._found: dict[str, Found] = {}  # by entry
         self._known: set[str] = set()
         self._discovery: asyncio.Task[None] | None = None
         self._removals: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Look the entries up, and return when a first replica is up; goes on looking."""
+        """Look the entries up; return when a first replica is up or can be started."""
         if self._discovery is None:
             self._discovery = asyncio.create_task(self._discover(), name="replica-discovery")
         await super().start()
@@ -111,19 +65,26 @@ class DiscoveredPool(EnginePool):
         while True:
             await self.look_up()
             await self._note_tiers()
-            await asyncio.sleep(self._interval_s)
+            await self.demand.pause(self._interval_s)
 
     async def look_up(self) -> None:
         """Have the replicas be what the entries mean now."""
+        asked_for = self.demand.wanted()
         for entry in self._entries:
             if not is_looked_up(entry):
-                self._found[entry] = {entry}
+                self._found[entry] = Found(frozenset((entry,)))
                 continue
+            before = self._found.get(entry, Found(frozenset()))
             try:
-                self._found[entry] = await self._resolve(entry)
+                self._found[entry] = await self._resolve(
+                    entry, asked_for if before.startable else ()
+                )
             except OSError as error:
                 log.warning("engines cannot be looked up entry=%s reason=%s", entry, error)
-        wanted = set[str]().union(*self._found.values())
+                self._found[entry] = Found(before.addresses)
+        startable = frozenset[Needs]().union(*(each.startable for each in self._found.values()))
+        self.note_startable(startable)
+        wanted = set[str]().union(*(each.addresses for each in self._found.values()))
         for address in sorted(wanted - self._known):
             with contextlib.suppress(ValueError):  # it still drains: next time
                 self.add(self._make_replica(address))

@@ -32,7 +32,7 @@ from gateway.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
 from gateway.backends.wire import SwitchTier
 from gateway.fleet.attempt import Attempt, Fleet, ended_by_itself, is_loss
 from gateway.fleet.candidates import Wanted
-from gateway.fleet.replica import Replica, numerics_of
+from gateway.fleet.replica import Replica, needed_tiers, numerics_of
 
 _MAX_TRIES: Final = 3
 """So many replicas may refuse a new request before it is refused."""
@@ -146,6 +146,7 @@ class Flight:
         elif self._fleet.can_place(Wanted(request=self._switched(switch))):
             await self.move("switch")
         else:
+            self._fleet.demand.knock(frozenset((tier,)))  # for the next answer
             answer.switch = None
             await self.settle()
 
@@ -202,7 +203,7 @@ class Flight:
 
         Raises EngineError where there is none for a new request.
         """
-        waits_until_s: float | None = None
+        began_s = time.monotonic()
         fleet, answer = self._fleet, self._answer
         while not (self._is_aborted or fleet.is_closed):
             switch = answer.switch
@@ -222,15 +223,32 @@ class Flight:
                     self._stay()
                 return self._begin(replica, self._next, is_switching=False)
             if not answer.is_resumed:
-                self._tell(None)
-                raise self._refusal or fleet.unplaced(self._next)
-            now_s = time.monotonic()
-            waits_until_s = waits_until_s or now_s + fleet.resume_within_s
-            if now_s >= waits_until_s:
+                await self._wait_for_start(wanted, began_s)
+                continue
+            if time.monotonic() >= began_s + fleet.resume_within_s:
                 break
+            fleet.demand.knock(frozenset(needed_tiers(self._next)))
             await asyncio.sleep(_POLL_S)
             self._refused = frozenset()
         return None
+
+    async def _wait_for_start(self, wanted: Wanted, since_s: float) -> None:
+        """Wait until an engine is started for a new request; raises EngineError where none is."""
+        fleet, needs = self._fleet, frozenset(needed_tiers(wanted.request))
+        is_gone = self._refusal is None or isinstance(self._refusal, EngineDiedError)
+        self._refused = frozenset()
+        wanted = replace(wanted, refused=self._refused)
+        try:
+            if not is_gone or not fleet.demand.can_start(needs):
+                raise self._refusal or fleet.unplaced(wanted.request)
+            await fleet.demand.wait_for(
+                needs,
+                lambda: self._is_aborted or fleet.is_closed or fleet.can_place(wanted),
+                since_s,
+            )
+        except EngineError:
+            self._tell(None)
+            raise
 
     def _begin(self, replica: Replica, request: EngineRequest, *, is_switching: bool) -> Attempt:
         self._num_attempts += 1

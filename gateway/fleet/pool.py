@@ -1,16 +1,25 @@
 """One `EngineClient` over many: requests are placed, and go on where their replica is lost."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
-from engine.errors import EngineDiedError, EngineError, InvalidRequestError, TierUnavailableError
+from engine.errors import (
+    EngineDiedError,
+    EngineError,
+    EngineNotStartedError,
+    InvalidRequestError,
+    TierUnavailableError,
+)
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from engine.request import AdapterRef, EngineRequest, Tier
 from gateway.backends.client import LOADING_REASON, OnEnd
 from gateway.fleet.candidates import Wanted
+from gateway.fleet.demand import Demand, Needs
 from gateway.fleet.fleet_stats import joined_info
 from gateway.fleet.flight import Flight
 from gateway.fleet.losses import Losses
@@ -40,16 +49,23 @@ class EnginePool:
         *,
         resume_within_s: float = 60.0,
         drain_timeout_s: float = 60.0,
+        demand: Demand | None = None,
     ) -> None:
         """`resume_within_s`: a request that has lost its replica waits so long for another.
 
         `drain_timeout_s`: a removed replica has so long to end its answers; the others move then.
+        `demand`: bounds the requests that wait for an engine to be started.
         """
+        self.demand = Demand() if demand is None else demand
         self.resume_within_s = resume_within_s
         self.is_closed = False
         self.failovers: Counter[str] = Counter()
         self._placement = LeastWork() if placement is None else placement
-        self._roster = Roster(drain_timeout_s=drain_timeout_s, move_off=self.move_off)
+        self._roster = Roster(
+            drain_timeout_s=drain_timeout_s,
+            move_off=self.move_off,
+            on_arrival=self.demand.note_change,
+        )
         self._flights: dict[str, Flight] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._losses = Losses()
@@ -110,7 +126,7 @@ class EnginePool:
     # ---- an engine client -----------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the replicas; return when the first of them is up.
+        """Start the replicas; return when the first of them is up, or can be started.
 
         Those that cannot be reached are tried again. Raises the first one's error where none can be
         used.
@@ -136,12 +152,45 @@ class EnginePool:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        self.demand.note_change()
         await self._roster.close()
 
     @property
     def is_ready(self) -> bool:
-        """True if a replica takes requests."""
-        return not self.is_closed and self._roster.takes_requests
+        """True if a replica takes requests, or one is started for them."""
+        return not self.is_closed and (self._roster.takes_requests or bool(self.demand.startable))
+
+    @property
+    def is_asleep(self) -> bool:
+        """True if no replica takes requests, and the first request has one started."""
+        return not self._roster.takes_requests and bool(self.demand.startable)
+
+    def wake(self, tiers: Iterable[Tier]) -> None:
+        """Have an engine of each tier started, where there is none, and do not wait for it."""
+        for tier in tiers:
+            self.demand.knock(frozenset((tier,)))
+
+    def note_startable(self, startable: frozenset[Needs]) -> None:
+        """Take in which engines are started when requests wait for them."""
+        self.demand.startable = startable
+        self._roster.news.set()
+
+    async def until_known(self, tiers: Iterable[Tier]) -> None:
+        """Return when each of these tiers was seen in a replica, where one can be started with it.
+
+        Raises EngineNotStartedError, QueueFullError.
+        """
+        since_s = time.monotonic()
+        unknown = [tier for tier in tiers if not self._knows(tier)]
+        self.wake(unknown)
+        for tier in unknown:
+            needs, is_known = frozenset((tier,)), partial(self._knows, tier)
+            if self.demand.can_start(needs) and not self.is_closed:
+                await self.demand.wait_for(needs, is_known, since_s)
+
+    def _knows(self, tier: Tier) -> bool:
+        seen = self._roster.seen
+        return self.is_closed or (seen is not None and tier in seen.tiers)
 
     @property
     def not_ready_reason(self) -> str:
@@ -150,11 +199,18 @@ class EnginePool:
         return f"None of {number} engine replicas takes requests now. {LOADING_REASON}"
 
     async def info(self) -> EngineInfo:
-        """Return the tiers of all replicas. Raises EngineDiedError where none is known."""
+        """Return the tiers of all replicas, and of those that can be started again.
+
+        Raises EngineDiedError where none is known, EngineNotStartedError where none ever ran.
+        """
         infos = self._roster.infos()
-        if not infos:
-            raise EngineDiedError(self.not_ready_reason)
-        return joined_info(infos)
+        if self.demand.startable and self._roster.seen is not None:
+            infos.append(self._roster.seen)
+        if infos:
+            return joined_info(infos)
+        if self.is_asleep:
+            raise EngineNotStartedError("No engine has run yet; the first request has one started.")
+        raise EngineDiedError(self.not_ready_reason)
 
     def submit(
         self, request: EngineRequest, on_end: OnEnd | None = None
@@ -197,9 +253,12 @@ class EnginePool:
         return infos[0]
 
     async def stats(self) -> EngineStats:
-        """Return the sum of all replicas' snapshots. Raises EngineDiedError when none is up."""
+        """Return the sum of all replicas' snapshots. Raises EngineDiedError when none is up.
+
+        Where all have gone because nothing was to be done, the counters are left.
+        """
         up = await self._roster.read_stats()
-        if not up:
+        if not up and not self.is_asleep:
             raise EngineDiedError(self.not_ready_reason)
         return self._roster.total(up)
 

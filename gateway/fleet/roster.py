@@ -10,7 +10,7 @@ from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineInfo, EngineStats, TierInfo
 from engine.request import Tier
 from gateway.fleet.candidates import Candidates
-from gateway.fleet.fleet_stats import FleetStats
+from gateway.fleet.fleet_stats import FleetStats, joined_info
 from gateway.fleet.placement import LoadBoard
 from gateway.fleet.replica import OtherModelsError, Replica
 
@@ -43,19 +43,28 @@ class ReplicaState:
 
 
 class Roster:
-    """Keeps a pool's replicas. `news` is set when one was taken in or refused."""
+    """Keeps a pool's replicas. `news` is set when one was taken in or refused.
+
+    seen: the models that any replica has had.
+    """
 
     def __init__(
-        self, *, drain_timeout_s: float, move_off: Callable[[str], Awaitable[object]]
+        self,
+        *,
+        drain_timeout_s: float,
+        move_off: Callable[[str], Awaitable[object]],
+        on_arrival: Callable[[], None],
     ) -> None:
-        """`move_off` has a replica's requests go on at others."""
+        """`move_off` has a replica's requests go on at others; `on_arrival`: one was taken in."""
         self.replicas: dict[str, Replica] = {}
         self.board = LoadBoard()
         self.candidates = Candidates(self.replicas)
         self.stats = FleetStats()
         self.news = asyncio.Event()
+        self.seen: EngineInfo | None = None
         self._drain_timeout_s = drain_timeout_s
         self._move_off = move_off
+        self._on_arrival = on_arrival
         self._leaving: dict[Replica, asyncio.Task[None]] = {}
         self._held_groups: set[str] = set()
 
@@ -151,7 +160,9 @@ class Roster:
                     )
         replica.info, replica.refusal = info, None
         replica.is_held = replica.group in self._held_groups
+        self.seen = info if self.seen is None else joined_info((info, self.seen))
         self.candidates.forget()
+        self._on_arrival()
 
     async def is_as_known(self, replica: Replica) -> bool:
         """Return whether a replica, which may have been restarted, still has the pool's models."""

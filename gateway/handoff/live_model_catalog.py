@@ -59,8 +59,11 @@ class LiveModelCatalog:
     async def resolve(self, model: str, tier: str | None) -> ResolvedModel:
         """Return the models that a request means (see `ModelCatalog.resolve`).
 
-        Raises NotReadyError too: the names of checkpoints are unknown while the engine loads.
+        Raises NotReadyError too: the names of checkpoints are unknown while the engine loads. A
+        fleet's first engine is waited for, where no upstream tier could answer meanwhile.
         """
+        if not self._cloud.tiers:
+            await self._jobs.until_known()
         names = await self.current()
         if model not in names and self._asking:
             await asyncio.wait(self._asking.values())  # the name may be in one of their lists

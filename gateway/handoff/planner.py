@@ -214,6 +214,10 @@ class Planner:
 
     def _is_busy(self, parsed: ParsedRequest) -> str | None:
         """Return why the local models would answer too late; None where they would not."""
+        fleet = self.jobs.fleet
+        if fleet is not None and fleet.is_asleep:
+            fleet.wake(self.jobs.tokenizers)
+            return "load: no engine runs; one is being started"
         max_queue_s = self.cloud.rules.max_queue_s
         busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
         if busy is None and parsed.constraints.deadline_s is not None:

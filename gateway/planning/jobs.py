@@ -13,6 +13,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.answers.responder import HandOffError, UpstreamEscalation
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
+from gateway.fleet.pool import EnginePool
 from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.job import (
@@ -61,7 +62,7 @@ class JobBuilder:
     """Turns requests into jobs. Keeps the description of the engine.
 
     `prompt_slots`: threads for long prompts. `start_error`: why the engine could not be loaded
-    at all. `adapters`: those that have a name.
+    at all. `adapters`: those that have a name. `fleet`: the engine, where it is a pool.
     """
 
     engine: EngineClient
@@ -75,6 +76,7 @@ class JobBuilder:
     prompt_slots: PromptSlots
     adapters: AdapterRegistry
     start_error: Exception | None = None
+    fleet: EnginePool | None = None
     _info: EngineInfo | None = field(default=None, init=False)
 
     def prompt_work(self, tenant: str) -> PromptWork:
@@ -88,7 +90,7 @@ class JobBuilder:
         )
 
     async def engine_info(self) -> EngineInfo:
-        """Return what is loaded; asked once, as an engine does not change its models.
+        """Return what is loaded; asked until all tiers are known, which do not change.
 
         Raises NotReadyError while the engine is loading or being restarted, and EngineError if the
         router was trained for other models.
@@ -97,7 +99,7 @@ class JobBuilder:
             if self.start_error is not None:
                 raise NotReadyError(f"The engine failed to start: {self.start_error}")
             raise NotReadyError(self.engine.not_ready_reason)
-        if self._info is None:
+        if self._info is None or not self.tokenizers.keys() <= self._info.tiers.keys():
             info = await self.engine.info()
             prints = [info.tiers[tier].fingerprint if tier in info.tiers else "" for tier in TIERS]
             by_tier = dict(zip(TIERS, prints, strict=True))
@@ -106,6 +108,14 @@ class JobBuilder:
                 raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
             self._info = info
         return self._info
+
+    async def until_known(self) -> None:
+        """Return when the models are known; those of a fleet without engines once one has started.
+
+        Raises EngineNotStartedError, QueueFullError.
+        """
+        if self.fleet is not None:
+            await self.fleet.until_known(self.tokenizers)
 
     @property
     def fingerprints(self) -> str | None:
@@ -170,6 +180,7 @@ class JobBuilder:
     ) -> _Planned:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
+        await self.until_known()
         names = await self.names()
         if request.model not in names:
             raise ModelNotFoundError(request.model, list(names))

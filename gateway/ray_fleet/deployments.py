@@ -17,6 +17,7 @@ from gateway.backends.fleet_keys import read_fleet_keys
 from gateway.backends.remote_client import RemoteEngineClient
 from gateway.ray_fleet.engine_child import EngineChild
 from gateway.ray_fleet.leases import RENEW_S, Leases
+from gateway.ray_fleet.on_demand import MOST_BYTES, OnDemand
 from gateway.ray_fleet.plan import EnginePlan, FleetPlan
 from gateway.ray_fleet.scaling import LoadMeter
 
@@ -30,26 +31,67 @@ _HEALTH_TIMEOUT_S: Final = 30.0
 
 
 class Directory:
-    """The application's ingress: it knows the addresses of the replicas. GET / lists them."""
+    """The application's ingress: it knows the addresses of the replicas. GET / lists them.
 
-    def __init__(self, *engines: DeploymentHandle) -> None:
-        """`engines`: the deployments that belong to the application."""
+    POST / says that requests wait for an engine, and lists them too.
+    """
+
+    def __init__(self, plans: dict[str, EnginePlan], *engines: DeploymentHandle) -> None:
+        """`engines`: the deployments of the plans, in their order."""
         self._leases = Leases()
-        self._engines = engines
+        self._plans = plans
+        self._engines = dict(zip(plans, engines, strict=True))
+        self._on_demand = OnDemand(plans)
+        self._starts: dict[str, asyncio.Task[None]] = {}
 
-    async def renew(self, name: str, endpoint: str) -> None:
+    async def renew(self, name: str, engine: str, endpoint: str) -> None:
         """See `Leases.renew`."""
-        self._leases.renew(name, endpoint)
+        self._leases.renew(name, engine, endpoint)
 
     async def end(self, name: str) -> None:
         """See `Leases.end`."""
         self._leases.end(name)
 
+    async def describe(self) -> dict[str, tuple[EnginePlan, list[str]]]:
+        """Return the plan and the addresses of each engine."""
+        return {name: (plan, self._leases.endpoints(name)) for name, plan in self._plans.items()}
+
     async def __call__(self, request: Request) -> Response:
         """List the addresses, for gateways with `--engines http://...`."""
+        if request.method == "POST":
+            try:
+                self._start(self._on_demand.to_start(await _small_body(request)))
+            except ValueError as error:
+                return JSONResponse({"error": str(error)}, status_code=400)
         if not self._leases.knows_all:
             return JSONResponse({"error": "this directory has just started"}, status_code=503)
-        return JSONResponse({"replicas": self._leases.endpoints()})
+        found = {"replicas": self._leases.endpoints(), "startable": self._on_demand.startable}
+        return JSONResponse(found)
+
+    def _start(self, names: list[str]) -> None:
+        for name in names:
+            if name not in self._starts or self._starts[name].done():
+                self._starts[name] = asyncio.create_task(self._call(name))
+
+    async def _call(self, name: str) -> None:
+        """Call an engine's deployment: Serve starts a replica for a call that finds none."""
+        log.info("requests wait for an engine name=%s", name)
+        try:
+            await self._engines[name].wake.remote()
+        except Exception as error:  # noqa: BLE001 - whoever waits asks again
+            log.warning("engine is not started name=%s error=%s", name, error)
+
+
+async def _small_body(request: Request) -> bytes:
+    """Read a body of JSON. Raises ValueError where it is none, as another site's page may send."""
+    if request.headers.get("content-type") != "application/json":
+        raise ValueError("send content-type: application/json")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise ValueError(f"send at most {MOST_BYTES} bytes")
+    return body
 
 
 class EngineReplica:
@@ -61,6 +103,7 @@ class EngineReplica:
         self._plan = plan
         self._name = context.replica_id.unique_id
         self._application = context.app_name
+        self._engine = context.deployment
         self._meter = LoadMeter()
         self._client: RemoteEngineClient | None = None
         self._is_ending = threading.Event()
@@ -80,7 +123,8 @@ class EngineReplica:
             try:
                 self._child.check()
                 directory = serve.get_app_handle(self._application)
-                directory.renew.remote(self._name, self._endpoint).result(timeout_s=RENEW_S)
+                renewal = directory.renew.remote(self._name, self._engine, self._endpoint)
+                renewal.result(timeout_s=RENEW_S)
             except Exception as error:  # noqa: BLE001 - the lease runs out; Ray asks check_health
                 log.warning("lease is not renewed error=%s", error)
             self._is_ending.wait(RENEW_S)
@@ -98,6 +142,9 @@ class EngineReplica:
             await client.start()
             self._client = client
         return self._meter.figures(await self._client.stats(), time.monotonic())
+
+    async def wake(self) -> None:
+        """Do nothing: the call has had a replica started."""
 
     async def pid(self) -> int:
         """Return the engine's process."""
@@ -124,7 +171,8 @@ def build_application(plan: FleetPlan) -> serve.Application:
         for name, engine in plan.engines.items()
     ]
     options = {"num_cpus": 0}
-    return serve.deployment(Directory, name="directory", ray_actor_options=options).bind(*engines)
+    directory = serve.deployment(Directory, name="directory", ray_actor_options=options)
+    return directory.bind(dict(plan.engines), *engines)
 
 
 def _engine_deployment(name: str, plan: EnginePlan) -> Any:

@@ -11,6 +11,7 @@ RENEW_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lease:
+    engine: str
     endpoint: str
     ends_s: float
 
@@ -24,9 +25,11 @@ class Leases:
         self._knows_all_s = clock() + 2 * RENEW_S
         self._leases: dict[str, _Lease] = {}
 
-    def renew(self, name: str, endpoint: str) -> None:
-        """A replica is there, at this address."""
-        self._leases[name] = _Lease(endpoint=endpoint, ends_s=self._clock() + LEASE_S)
+    def renew(self, name: str, engine: str, endpoint: str) -> None:
+        """A replica of an engine is there, at this address."""
+        self._leases[name] = _Lease(
+            engine=engine, endpoint=endpoint, ends_s=self._clock() + LEASE_S
+        )
 
     def end(self, name: str) -> None:
         """A replica goes, or drains: gateways are to send it nothing new."""
@@ -37,9 +40,10 @@ class Leases:
         """False until every replica that is there has had time to say so."""
         return self._clock() >= self._knows_all_s
 
-    def endpoints(self) -> list[str]:
-        """Return the addresses of replicas that are there, in order."""
+    def endpoints(self, engine: str | None = None) -> list[str]:
+        """Return the addresses of replicas that are there, of one engine or of all, in order."""
         now_s = self._clock()
         for name in [name for name, lease in self._leases.items() if lease.ends_s < now_s]:
             del self._leases[name]
-        return sorted({lease.endpoint for lease in self._leases.values()})
+        leases = self._leases.values()
+        return sorted({each.endpoint for each in leases if engine in (None, each.engine)})

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from engine.request import TIERS, Tier
 from gateway.settings.tree import SettingsError
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
@@ -17,7 +18,7 @@ key = "fleet.key"            # outrider engine keygen fleet.key
 [engines.chat]
 large = "Qwen/Qwen3-8B"
 small = "Qwen/Qwen3-0.6B"
-min_replicas = 1
+min_replicas = 1             # 0: the first request starts an engine, and waits for it
 max_replicas = 4
 num_gpus = 1
 first_token_s = 1.0          # the objective that the number of replicas follows
@@ -36,12 +37,13 @@ class EnginePlan(_Section):
 
     `large`, `small`: folders or hub ids. `first_token_s`: the objective that the number of replicas
     follows. `num_cpus`, `num_gpus`: what Ray reserves for a replica. `settings`: of the engine, by
-    their dotted names. `drain_timeout_s`: time for answers to end before a replica goes.
+    their dotted names. `drain_timeout_s`: time for answers to end before a replica goes. With
+    `min_replicas` 0 the first request starts a replica, and waits for it.
     """
 
     large: str | None = None
     small: str | None = None
-    min_replicas: Count = 1
+    min_replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
     max_replicas: Count = 1
     first_token_s: Positive = 1.0
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
@@ -60,6 +62,12 @@ class EnginePlan(_Section):
                 f"min_replicas = {self.min_replicas} is above max_replicas = {self.max_replicas}"
             )
         return self
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers that a replica has."""
+        models = {"small": self.small, "large": self.large}
+        return tuple(tier for tier in TIERS if models[tier] is not None)
 
     def flags(self) -> list[str]:
         """Return the flags of `outrider engine` that name the models and settings."""

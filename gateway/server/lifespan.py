@@ -1,6 +1,7 @@
 """The application's lifespan: starts and closes its parts in order."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
+from engine.errors import EngineNotStartedError
 from gateway.adapters.watcher import AdapterWatcher
 from gateway.backends.client import EngineClient
 from gateway.caching.entry import CacheStore
@@ -77,7 +79,8 @@ class Lifespan:
         try:
             await self.engine.start()
             if self.checks_pair:
-                await self.jobs.engine_info()  # raises if the router is for other models
+                with contextlib.suppress(EngineNotStartedError):  # the first request asks again
+                    await self.jobs.engine_info()  # raises if the router is for other models
         except Exception as error:  # noqa: BLE001 - kept: /ready reports it
             self.jobs.start_error = error
             logger.error("engine failed to start error=%s message=%s", type(error).__name__, error)

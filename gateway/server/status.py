@@ -71,7 +71,7 @@ class StatusEndpoints:
         return json_response({"status": "ok"})
 
     async def ready(self) -> Response:
-        """Report whether a request would be served now."""
+        """Report whether a request would be served now, or once an engine was started for it."""
         cloud = self.cloud
         has_cloud = cloud.rules.policy != "local_only" and any(
             tier.is_available for tier in cloud.tiers.values()
@@ -82,7 +82,8 @@ class StatusEndpoints:
                 "No upstream tier takes requests now, and no model is loaded on this machine.",
                 retry_after_s=min(waits_s),
             )
-        if not has_cloud:
+        is_asleep = self.fleet is not None and self.fleet.is_asleep
+        if not has_cloud and not is_asleep:
             await self.jobs.engine_info()
         ready: dict[str, Any] = {"ready": True}
         if self.siblings is not None:

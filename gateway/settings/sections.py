@@ -220,6 +220,9 @@ class EngineSettings(Section):
     resume_within_s: float = Field(default=60.0, ge=0)
     """Time that answers under way wait for a new engine process after theirs died, to be continued;
     0: they end with an error at once."""
+    start_within_s: Seconds = 120.0
+    """Time that requests wait for an engine to be started, where a fleet has none (min_replicas = 0
+    in its fleet.toml)."""
     reserve_process: bool = False
     """Keep a second process that has imported torch, so that the engine restarts in less than half
     the time; takes some 300 MB."""

@@ -74,7 +74,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         cloud=parts.cloud,
         tenancy=parts.tenancy,
         metrics=parts.metrics,
-        fleet=parts.engine if isinstance(parts.engine, EnginePool) else None,
+        fleet=jobs.fleet,
         siblings=parts.siblings,
     )
     if status.fleet is not None:
@@ -207,6 +207,7 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
         clock=parts.clock,
         prompt_slots=parts.prompt_slots,
         adapters=adapters or build_adapters(parts),
+        fleet=parts.engine if isinstance(parts.engine, EnginePool) else None,
     )
 
 

@@ -11,9 +11,11 @@ from gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
 from gateway.backends.remote_client import RemoteEngineClient
 from gateway.backends.watched_client import Patience
 from gateway.backends.wire import BlocksChanged, BlocksReset
+from gateway.fleet.addresses import DNS, LISTS, is_looked_up
 from gateway.fleet.block_index import BlockIndex
 from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.discovery import DNS, LISTS, DiscoveredPool, is_looked_up
+from gateway.fleet.demand import Demand
+from gateway.fleet.discovery import DiscoveredPool
 from gateway.fleet.replica import Replica
 from gateway.settings.tree import Settings
 from gateway.wiring.process import patience_of
@@ -45,6 +47,7 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
         partial(_make_replica, index, keys, tokenizers, patience),
         CacheAware(index),
         resume_within_s=options.resume_within_s,
+        demand=Demand(start_within_s=options.start_within_s, max_waiting=options.max_waiting),
     )
 
 

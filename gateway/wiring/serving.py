@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from engine.errors import EngineError
+from engine.errors import EngineError, EngineNotStartedError
 from engine.events import EngineInfo
 from engine.request import Tier
 from gateway.backends.spawning import EngineProcess
@@ -26,6 +26,7 @@ from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.cors import CorsPolicy
 from gateway.edge.headers import EdgeHeaders
 from gateway.edge.protocol import edge_protocol
+from gateway.fleet.pool import EnginePool
 from gateway.server.draining import DrainGate, Draining, watch_draining
 from gateway.server.listening import listen, url_of
 from gateway.settings.keys import KeySettings
@@ -166,7 +167,7 @@ class GatewayRun:
                 settle_process()
                 if self._place is not None:
                     await self._place.siblings.may_change()
-                self._on_ready(await engine.info(), await _routing(parts))
+                self._on_ready(await _models(engine), await _routing(parts))
             else:
                 self._server.should_exit = True
         finally:
@@ -240,9 +241,19 @@ class GatewayRun:
         )
 
 
+async def _models(engine: AnyEngineClient) -> EngineInfo:
+    """Return the loaded models; none where a fleet has yet to start its first engine."""
+    try:
+        return await engine.info()
+    except EngineNotStartedError:
+        return EngineInfo(tiers={}, speculation=False)
+
+
 async def _routing(parts: GatewayParts) -> str:
     """Return how requests are routed, in a line; waits a little for what a server tells."""
     summary = parts.routing.summary
+    if isinstance(parts.engine, EnginePool) and parts.engine.is_asleep:
+        summary += "; no engine runs now, the first request has one started"
     small, rules = parts.cloud.small, parts.cloud.rules
     if small is not None:
         await small.until_known(_SMALL_KNOWN_S)

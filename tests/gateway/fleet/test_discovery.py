@@ -10,9 +10,10 @@ import pytest
 
 from engine.events import Finished
 from gateway.backends.watched_client import Patience
+from gateway.fleet.addresses import Found, Wanted, resolve
 from gateway.fleet.block_index import BlockIndex
 from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.discovery import DiscoveredPool, resolve
+from gateway.fleet.discovery import DiscoveredPool
 from gateway.settings.sections import EngineSettings
 from gateway.settings.tree import Settings, SettingsError
 from gateway.wiring.fleet import _make_replica, build_remote
@@ -30,11 +31,12 @@ class Names:
         self.addresses = set(addresses)
         self.is_down = False
 
-    async def resolve(self, entry: str) -> set[str]:
+    async def resolve(self, entry: str, wanted: Wanted) -> Found:
         assert entry == NAME
+        assert not wanted  # a name starts nothing
         if self.is_down:
             raise OSError("no answer")
-        return set(self.addresses)
+        return Found(frozenset(self.addresses))
 
 
 def test_replicas_are_those_that_a_name_has_now() -> None:
@@ -112,7 +114,7 @@ def test_a_killed_replica_s_answer_goes_on_at_another() -> None:
 
 
 def test_a_name_is_looked_up() -> None:
-    assert "tcp://127.0.0.1:7600" in asyncio.run(resolve("dns://localhost:7600"))
+    assert "tcp://127.0.0.1:7600" in asyncio.run(resolve("dns://localhost:7600")).addresses
     with pytest.raises(OSError, match=r"."):
         asyncio.run(resolve("dns://no-such-name.invalid:7600"))
 
@@ -130,6 +132,9 @@ def test_a_name_needs_keys() -> None:
         (b'{"replicas": []}', 0),
         (b'{"replicas": ["tcp://10.0.0.5:7600", "ipc:///tmp/x"]}', None),
         (b'{"replicas": [7600]}', None),
+        (b'{"replicas": [], "startable": [["small", "large"], ["large"]]}', 0),
+        (b'{"replicas": [], "startable": [["huge"]]}', None),
+        (b'{"replicas": [], "startable": 7}', None),
         (b"<html>", None),
         (b"[" * 2_000_000, None),
     ],
@@ -153,7 +158,7 @@ def test_a_page_lists_addresses(body: bytes, found: int | None) -> None:
                 with pytest.raises(OSError, match="no list of addresses"):
                     asyncio.run(look_up)
             else:
-                assert len(asyncio.run(look_up)) == found
+                assert len(asyncio.run(look_up).addresses) == found
         finally:
             server.shutdown()
 

@@ -7,15 +7,16 @@ def test_leases_run_out_end_and_are_taken_over() -> None:
     now_s = 0.0
     leases = Leases(clock=lambda: now_s)
     assert not leases.knows_all  # a directory that was restarted must not say that all have gone
-    leases.renew("a", "tcp://x:1")
-    leases.renew("b", "tcp://x:2")
+    leases.renew("a", "chat", "tcp://x:1")
+    leases.renew("b", "code", "tcp://x:2")
     assert leases.endpoints() == ["tcp://x:1", "tcp://x:2"]
+    assert leases.endpoints("code") == ["tcp://x:2"]
     leases.end("a")
     leases.end("a")
     assert leases.endpoints() == ["tcp://x:2"]
     now_s = LEASE_S / 2
     assert leases.knows_all
-    leases.renew("b", "tcp://x:3")  # restarted on another port
+    leases.renew("b", "code", "tcp://x:3")  # restarted on another port
     now_s = 1.2 * LEASE_S
     assert leases.endpoints() == ["tcp://x:3"]
     now_s = 2 * LEASE_S

@@ -24,6 +24,7 @@ def test_the_example_is_a_plan(tmp_path: Path) -> None:
 def test_a_tier_that_is_not_named_is_none() -> None:
     plan = EnginePlan(small="s", settings={"engine.deterministic": True})
     assert plan.flags()[:4] == ["--large", "none", "--small", "s"]
+    assert plan.tiers == ("small",)
     assert "engine.deterministic=true" in plan.flags()
 
 
@@ -33,7 +34,8 @@ def test_a_tier_that_is_not_named_is_none() -> None:
         ("", "engines: Field required"),
         ("[engines.a]", "engines.a: it names no model"),
         ("[engines.a]\nlarge='l'\nmin_replicas=3", "min_replicas = 3 is above max_replicas = 1"),
-        ("[engines.a]\nlarge='l'\nmin_replicas=0", "min_replicas: Input should be greater"),
+        ("[engines.a]\nlarge='l'\nmin_replicas=-1", "min_replicas: Input should be greater"),
+        ("[engines.a]\nlarge='l'\nmin_replicas=0\nmax_replicas=0", "max_replicas: Input should"),
         ("[engines.a]\nlarge='l'\nreplicas=3", "engines.a.replicas: Extra inputs"),
         ("[engines.directory]\nlarge='l'", "is not directory"),
         ("[engines.a]\nlarge='l'\nfirst_token_s=0", "engines.a.first_token_s"),

@@ -1,0 +1,213 @@
+"""A fleet without engines: the first request has one started, and waits for it within bounds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.errors import EngineDiedError, EngineError, EngineNotStartedError, QueueFullError
+from engine.events import Failed, Finished
+from engine.request import Tier
+from gateway.fleet.addresses import Found, Wanted
+from gateway.fleet.demand import Demand, Needs
+from gateway.fleet.discovery import DiscoveredPool
+from gateway.fleet.replica import Replica
+from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
+from tests.gateway.backends.clients import becomes, collect, run, started, tokens
+from tests.gateway.conftest import LengthPolicy, serve, wait_for
+from tests.gateway.fleet.replicas import mortal
+from tests.gateway.scripted_client import Script, ScriptedClient
+from tests.gateway.scripted_engine import make_request
+
+PAGE = "http://fleet/"
+
+
+class ScriptedFleet:
+    """Starts an engine for what is wanted, if it may; `stop` scales to zero."""
+
+    def __init__(self, *kinds: Sequence[Tier]) -> None:
+        self.kinds = frozenset(map(frozenset, kinds or [("large",)]))
+        self.asked: list[Wanted] = []
+        self.starts = True
+        self.is_reached = True
+        self.addresses: dict[str, Needs] = {}
+        self.num_started = 0
+
+    async def resolve(self, entry: str, wanted: Wanted) -> Found:
+        assert entry == PAGE
+        if not self.is_reached:
+            raise OSError("no answer")
+        if wanted:
+            self.asked.append(wanted)
+        for needs in map(frozenset, wanted if self.starts else ()):
+            if not any(needs <= kind for kind in self.addresses.values()):
+                self.num_started += 1
+                kind = min((kind for kind in self.kinds if needs <= kind), key=len)
+                self.addresses[f"tcp://x:{self.num_started}"] = kind
+        return Found(frozenset(self.addresses), self.kinds)
+
+    def make(self, address: str) -> Replica:
+        return mortal(address, tiers=tuple(self.addresses[address]))[0]
+
+    def stop(self) -> None:
+        self.addresses.clear()
+
+
+@asynccontextmanager
+async def pool_of(fleet: ScriptedFleet, **bounds: Any) -> AsyncIterator[DiscoveredPool]:
+    pool = DiscoveredPool(
+        [PAGE], fleet.make, resolve=fleet.resolve, interval_s=0.01, demand=Demand(**bounds)
+    )
+    async with started(pool):
+        yield pool
+
+
+def test_the_first_request_has_an_engine_started_and_waits_for_it() -> None:
+    async def main() -> None:
+        fleet = ScriptedFleet()
+        async with pool_of(fleet) as pool:
+            assert pool.is_ready
+            assert pool.is_asleep
+            with pytest.raises(EngineNotStartedError, match="the first request"):
+                await pool.info()
+            assert fleet.num_started == 0
+            both = await asyncio.gather(
+                *(collect(pool, name, prompt=(5,), max_tokens=3) for name in "ab")
+            )
+            assert [tokens(events) for events in both] == [[5, 6, 7], [5, 6, 7]]
+            assert fleet.num_started == 1
+            assert not pool.is_asleep
+            num_asked = len(fleet.asked)
+
+            fleet.stop()  # to zero again: its models stay known, its counters stay counted
+            await becomes(lambda: pool.is_asleep)
+            assert list((await pool.info()).tiers) == ["large"]
+            assert (await pool.stats()).tiers["large"].num_output_tokens == 6
+            assert len(fleet.asked) == num_asked
+            await becomes(lambda: not pool.states())
+            assert tokens(await collect(pool, "c", prompt=(7,), max_tokens=1)) == [7]
+            assert fleet.num_started == 2
+
+    run(main())
+
+
+def test_the_wait_is_bounded_and_what_waits_too() -> None:
+    async def main() -> None:
+        fleet = ScriptedFleet()
+        fleet.starts = False
+        endings: list[Finished | Failed | None] = []
+        async with pool_of(fleet, start_within_s=0.5, max_waiting=1) as pool:
+            stream = pool.submit(make_request("a"), endings.append)
+            waiting = asyncio.create_task(anext(aiter(stream)))
+            await becomes(lambda: fleet.asked == [[["large"]]])
+            with pytest.raises(QueueFullError, match="1 requests are waiting"):
+                await collect(pool, "b")
+            with pytest.raises(EngineNotStartedError, match=r"within 0\.5 s") as told:
+                await waiting
+            assert told.value.retry_after_s > 0
+            assert endings == [None]
+            assert not pool.demand.wanted()
+            assert pool.is_asleep
+
+    run(main())
+
+
+def test_a_client_that_leaves_no_longer_waits() -> None:
+    async def main() -> None:
+        fleet = ScriptedFleet()
+        fleet.starts = False
+        async with pool_of(fleet, max_waiting=1) as pool:
+            for name in ("a", "b"):  # the first one's place is free again
+                waiting = asyncio.create_task(collect(pool, name))
+                await becomes(lambda: bool(pool.demand.wanted()))
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                assert not pool.demand.wanted()
+            waiting = asyncio.create_task(collect(pool, "c"))
+            await becomes(lambda: bool(pool.demand.wanted()))
+        assert isinstance((await waiting)[-1], Failed)  # the pool was closed
+
+    run(main())
+
+
+def test_an_engine_of_the_tier_is_started_and_another_tier_is_not_waited_for() -> None:
+    async def main() -> None:
+        fleet = ScriptedFleet(("small",), ("large",))
+        async with pool_of(fleet) as pool:
+            request = replace(make_request("a", max_tokens=1), tier="small")
+            assert tokens([event async for event in pool.submit(request)])
+            assert list(fleet.addresses.values()) == [{"small"}]
+            await pool.until_known(("small",))
+            assert list((await pool.info()).tiers) == ["small"]
+            await pool.until_known(("small", "large"))
+            assert list((await pool.info()).tiers) == ["small", "large"]
+            assert len(fleet.addresses) == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_reached", "error"),
+    [((("small",),), True, EngineError), ((("large",),), False, EngineDiedError)],
+    ids=["no engine has the tier", "the page cannot be reached"],
+)
+def test_what_cannot_be_started_is_not_waited_for(
+    kinds: tuple[tuple[Tier, ...], ...], is_reached: bool, error: type[EngineError]
+) -> None:
+    async def main() -> None:
+        fleet = ScriptedFleet(*kinds)
+        async with pool_of(fleet) as pool:
+            fleet.is_reached = is_reached
+            await becomes(lambda: pool.is_ready is is_reached)
+            with pytest.raises(error):
+                await collect(pool, "a")
+            assert fleet.num_started == 0
+
+    run(main())
+
+
+def test_a_gateway_without_engines_is_ready_and_its_first_client_waits(
+    tokenizer: ChatTokenizer,
+) -> None:
+    fleet = ScriptedFleet(("small", "large"))
+    client = ScriptedClient(vocab_size=420, script=lambda _: Script())
+    pool = DiscoveredPool(
+        [PAGE],
+        lambda address: Replica(address, client),
+        resolve=fleet.resolve,
+        interval_s=0.01,
+        demand=Demand(start_within_s=0.5),
+    )
+    parts = GatewayParts(
+        engine=pool, tokenizers={"small": tokenizer, "large": tokenizer}, router=LengthPolicy()
+    )
+    message = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    server, thread, url = serve(build_app(parts))
+    try:
+        with httpx.Client(base_url=url, timeout=60) as http:
+            wait_for(lambda: http.get("/ready").status_code == 200)
+            assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 0, "of": 0}}
+            assert http.get("/v1/models").status_code == 503  # a list starts nothing
+            assert http.get("/metrics").status_code == 200
+            assert not fleet.asked
+            fleet.starts = False
+            answer = http.post("/v1/chat/completions", json=message)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "engine_not_started"
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.headers["x-should-retry"] == "true"
+            fleet.starts = True
+            pool.demand._start_within_s = 60.0
+            answer = http.post("/v1/chat/completions", json=message)
+            assert answer.status_code == 200, answer.text
+            assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 1, "of": 1}}
+            assert http.get("/v1/models").status_code == 200
+    finally:
+        server.should_exit = True
+        thread.join(10)
