@@ -1,8 +1,9 @@
 """`outrider fleet`: engines on a Ray cluster, as a fleet.toml says."""
 
+import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,9 +11,7 @@ from gateway.ray_fleet.patience import be_patient
 from gateway.ray_fleet.plan import EXAMPLE, FleetPlan, read_plan
 from gateway.settings.tree import SettingsError
 from gateway.tools.console.command import reports_user_errors
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from gateway.tools.fleet.status import status_table
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -20,25 +19,32 @@ APPLICATION: Final = "outrider"
 _POLL_S: Final = 1.0
 
 _EXAMPLES = """
-Engines on many machines, started, watched and scaled by Ray Serve.
+Engines on one or many machines, started, watched and scaled by Ray Serve.
 
 [bold]Examples[/bold]
+
+  outrider fleet example > fleet.toml  [dim]# then name your models in it[/dim]
 
   outrider engine keygen fleet.key  [dim]# once[/dim]
 
   outrider fleet up fleet.toml  [dim]# on this machine alone, until Ctrl-C[/dim]
 
-  outrider fleet up fleet.toml --address auto  [dim]# on this machine's Ray cluster[/dim]
+  ray start --head && outrider fleet up fleet.toml --address auto  [dim]# and stay[/dim]
 
-  outrider fleet example > fleet.toml
+  outrider fleet status  [dim]# what runs, and where[/dim]
 
   outrider serve --engines http://127.0.0.1:7800/ --engine-key fleet.key --large Qwen/Qwen3-8B \
   [dim]# a gateway to them; any number of gateways may run[/dim]
+
+  outrider fleet down
 """
 
-Address = Annotated[
+OwnOrAddress = Annotated[
     str | None,
     typer.Option(help="Of a Ray cluster, or auto for this machine's; unset: one of its own."),
+]
+Address = Annotated[
+    str, typer.Option(help="Of the fleet's Ray cluster; auto: the one that this machine is in.")
 ]
 
 
@@ -51,7 +57,7 @@ def fleet() -> None:
 @reports_user_errors
 def up(
     file: Annotated[Path, typer.Argument(help="fleet.toml; see outrider fleet example.")],
-    address: Address = None,
+    address: OwnOrAddress = None,
 ) -> None:
     """Start the engines of a fleet.toml, or change those that run to what it says now."""
     plan = read_plan(file)
@@ -80,8 +86,7 @@ def up(
 @reports_user_errors
 def down(address: Address = "auto") -> None:
     """Let running answers end, then end the engines."""
-    ray = _require_ray()
-    _connect(ray, address or "auto", None)
+    _connect(_require_ray(), address, None)
     from ray import serve
 
     serve.delete(APPLICATION)
@@ -91,9 +96,10 @@ def down(address: Address = "auto") -> None:
 @app.command()
 @reports_user_errors
 def status(address: Address = "auto") -> None:
-    """Show how many replicas run, and what state they are in."""
-    _connect(_require_ray(), address or "auto", None)
-    _show_status()
+    """Show the engines: models, replicas, state and addresses. Exit status 1 where none are up."""
+    _connect(_require_ray(), address, None)
+    if not _show_status():
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -115,6 +121,7 @@ def _require_ray() -> Any:
 def _connect(ray: Any, address: str | None, plan: FleetPlan | None) -> None:
     """Join a cluster, or start one on this machine. Raises SettingsError."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if address is None:
         be_patient()
         options["include_dashboard"] = False
@@ -131,28 +138,20 @@ def _connect(ray: Any, address: str | None, plan: FleetPlan | None) -> None:
         serve.start(http_options={"host": plan.http_host, "port": plan.http_port})
 
 
-def _show_status() -> None:
+def _show_status() -> bool:
+    """Print the table; False where no fleet runs."""
     from rich.console import Console
 
-    Console().print(_table())
-
-
-def _table() -> "Table":
-    from ray import serve
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    for name in ("engines", "state", "replicas", ""):
-        table.add_column(name)
-    application = serve.status().applications.get(APPLICATION)
-    for name, deployment in (application.deployments if application else {}).items():
-        if name == "directory":
-            continue
-        counts = ", ".join(
-            f"{count} {state.lower()}" for state, count in deployment.replica_states.items()
+    table = status_table(APPLICATION)
+    if table is None:
+        typer.echo(
+            "No fleet runs on this Ray cluster. Start one: outrider fleet up fleet.toml "
+            "--address auto",
+            err=True,
         )
-        table.add_row(name, str(deployment.status.value).lower(), counts, deployment.message)
-    return table
+        return False
+    Console().print(table)
+    return True
 
 
 def _gateway_command(plan: FleetPlan) -> str:

@@ -1,88 +1,176 @@
-"""A fleet on a real Ray Serve: engines are listed, replaced when they are killed, and drained."""
+"""A fleet on a real Ray Serve: from zero when somebody asks, through a kill, and back to zero."""
 
+import asyncio
+import io
 import os
 import signal
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from rich.console import Console
 
+from engine.events import EngineEvent, Finished, TokensEmitted
+from engine.request import EngineRequest, SamplingParams
 from gateway.backends.fleet_keys import write_fleet_keys
-from gateway.fleet.discovery import resolve
-from gateway.ray_fleet.plan import EnginePlan, FleetPlan
-from tests.gateway.backends.clients import run
+from gateway.fleet.addresses import resolve
+from gateway.fleet.discovery import DiscoveredPool
+from gateway.ray_fleet.patience import be_patient
+from gateway.settings.sections import EngineSettings
+from gateway.settings.tree import Settings
+from gateway.tools.fleet.status import status_table
+from gateway.wiring.fleet import build_remote
+from tests.gateway.backends.clients import becomes, started, tokens
 
 ray = pytest.importorskip("ray", reason="pip install 'outrider[fleet]': Ray Serve is not here")
 
 SMALL = Path(__file__).parents[3] / "draft" / "pair" / "small"
-PORT = 7863
-URL = f"http://127.0.0.1:{PORT}/"
+APPLICATION = "fleet"
+PATIENCE_S = 400.0  # a busy machine imports torch twice, and Ray five times
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Any]:
-    """The handle of a deployment with one engine, which may have two."""
+@pytest.fixture(scope="module")
+def page() -> Iterator[str]:
+    """The address of Serve's proxy in a small cluster; one for all tests here."""
     from ray import serve
 
-    from gateway.ray_fleet.deployments import build_application
+    be_patient()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="or-") as folder:  # sockets need short paths
+        ray.init(
+            num_cpus=1,  # a logical one; Ray starts an idle process for each
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=80 * 2**20,
+            _temp_dir=folder,
+        )
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield f"http://127.0.0.1:{port}/"
+        finally:
+            serve.shutdown()
+            ray.shutdown()
 
-    write_fleet_keys(tmp_path / "fleet.key")
-    engine = EnginePlan(
-        small=str(SMALL),
-        max_replicas=2,
-        num_cpus=0.5,
-        drain_timeout_s=5.0,
-        settings={"engine.num_threads": 1},
+
+def start_fleet(folder: Path, **engine: object) -> None:
+    """Run a fleet of the bundled small model, which begins without an engine."""
+    from ray import serve
+
+    from gateway.ray_fleet.application import fleet
+
+    write_fleet_keys(folder / "fleet.key")
+    small = {
+        "small": str(SMALL),
+        "min_replicas": 0,
+        "num_cpus": 0.5,
+        "drain_timeout_s": 5.0,
+        "settings": {"engine.num_threads": 1},
+        **engine,
+    }
+    arguments = {"key": str(folder / "fleet.key"), "host": "127.0.0.1", "engines": {"chat": small}}
+    serve.run(fleet(arguments), name=APPLICATION, route_prefix="/")
+
+
+def gateway_pool(page: str, folder: Path) -> DiscoveredPool:
+    """The engine client of a gateway with `--engines PAGE`."""
+    options = EngineSettings(
+        replicas=(page,),
+        replicas_key=folder / "fleet.key",
+        start_within_s=PATIENCE_S,
+        resume_within_s=PATIENCE_S,
     )
-    plan = FleetPlan(
-        key=tmp_path / "fleet.key", host="127.0.0.1", http_port=PORT, engines={"small": engine}
+    pool = build_remote(Settings(engine=options))
+    assert isinstance(pool, DiscoveredPool)
+    return pool
+
+
+def request(name: str, max_tokens: int) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=7)
+    return EngineRequest(
+        request_id=name, prompt_token_ids=(5, 6, 7), tier="small", sampling=sampling
     )
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 * 2**20,
-    )
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-        serve.run(build_application(plan), name="fleet", route_prefix="/")
-        yield serve.get_deployment_handle("small", "fleet")
-    finally:
-        serve.shutdown()
-        ray.shutdown()
 
 
-def listed() -> set[str]:
-    """Return the addresses that the fleet's page has; none while it has just started."""
+async def engine_pid() -> int:
+    from ray import serve
 
-    async def look_up() -> set[str]:
-        return await resolve(URL)
+    def ask() -> int:
+        found: int = (
+            serve.get_deployment_handle("chat", APPLICATION).pid.remote().result(PATIENCE_S)
+        )
+        return found
 
-    try:
-        found: set[str] = run(look_up())
-    except OSError:
-        return set()
-    return found
+    return await asyncio.to_thread(ask)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 120.0
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.2)
+def shown_status() -> str:
+    output = io.StringIO()
+    Console(file=output, width=200).print(status_table(APPLICATION))
+    return output.getvalue()
+
+
+@pytest.mark.slow
+def test_an_engine_is_started_for_the_first_request_and_replaced_when_it_is_killed(
+    page: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        await becomes_listed(page, 0)
+        pool = gateway_pool(page, tmp_path)
+        async with started(pool):
+            assert pool.is_asleep
+            assert "none until a request comes" in await asyncio.to_thread(shown_status)
+            answer = [event async for event in pool.submit(request("first", 200))]
+            assert isinstance(answer[-1], Finished)
+            assert len(tokens(answer)) == 200
+            shown = await asyncio.to_thread(shown_status)
+            assert "1 running" in shown
+            assert all(state.name in shown for state in pool.states())
+
+            pid = await engine_pid()
+            events: list[EngineEvent] = []
+            async for event in pool.submit(request("again", 200)):
+                if isinstance(event, TokensEmitted) and not tokens(events):
+                    os.kill(pid, signal.SIGKILL)
+                events.append(event)
+            assert isinstance(events[-1], Finished)
+            assert tokens(events) == tokens(answer)  # the next engine went on with it
+            assert await engine_pid() != pid
+            assert pool.failovers["died"] == 1
+
+    start_fleet(tmp_path)
+    asyncio.run(main())
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_an_engine_that_is_killed_is_replaced(fleet: Any) -> None:
-    until(lambda: len(listed()) == 1)
-    (first,) = listed()
-    pid = fleet.pid.remote().result(timeout_s=60.0)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: bool(listed()) and first not in listed())
-    assert fleet.pid.remote().result(timeout_s=60.0) != pid
-    with urllib.request.urlopen(URL, timeout=5.0) as page:
-        assert page.headers["content-type"] == "application/json"
+def test_a_fleet_without_work_ends_its_engines_and_starts_one_again(
+    page: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        pool = gateway_pool(page, tmp_path)
+        async with started(pool):
+            for name in ("first", "second"):
+                answer = [event async for event in pool.submit(request(name, 5))]
+                assert len(tokens(answer)) == 5
+                await becomes_listed(page, 0)
+                await becomes(lambda: pool.is_asleep and not pool.states(), PATIENCE_S)
+
+    start_fleet(tmp_path, downscale_delay_s=1.0)
+    asyncio.run(main())
+
+
+async def becomes_listed(page: str, number: int) -> None:
+    """Wait until the fleet's page lists so many addresses; a new one says at first that it is."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                if len((await resolve(page)).addresses) == number:
+                    return
+            except OSError:
+                pass
+            await asyncio.sleep(0.2)
