@@ -1,5 +1,8 @@
 """A replica's address is known as long as it says that it is there."""
 
+import inspect
+import time
+
 from gateway.ray_fleet.leases import LEASE_S, Leases
 
 
@@ -21,3 +24,14 @@ def test_leases_run_out_end_and_are_taken_over() -> None:
     assert leases.endpoints() == ["tcp://x:3"]
     now_s = 2 * LEASE_S
     assert leases.endpoints() == []
+
+
+def test_leases_do_not_follow_the_machines_clocks() -> None:
+    """A replica sends no time, and the directory measures with a clock that is never set."""
+    assert list(inspect.signature(Leases.renew).parameters) == [
+        "self",
+        "name",
+        "engine",
+        "endpoint",
+    ]
+    assert inspect.signature(Leases).parameters["clock"].default is time.monotonic
