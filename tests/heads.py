@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -21,6 +21,9 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.grammar.grammar import GrammarCompiler
 from engine.model.protocol import CausalModel
+from engine.model.whole_ends import ends_of
+from engine.parallel.ranks import Ranks
+from engine.parallel.runner import ParallelRunner
 from engine.passes.runner import ModelRunner
 from engine.protocols import Verifier
 from engine.request import Tier
@@ -51,24 +54,28 @@ def random_pair() -> Pair:
 
 @cache
 def random_head(kind: HeadKind = "eagle3") -> HeadModel:
-    """A head with random weights for `random_pair`.
+    """A head with random weights for `random_pair`."""
+    return random_head_of(kind, random_pair().large)
+
+
+def random_head_of(kind: HeadKind, large: CausalModel) -> HeadModel:
+    """The same for `random_pair`'s large model as it was loaded elsewhere.
 
     EAGLE-3 and P-EAGLE name a part of its vocabulary, the others all tokens.
     """
-    pair = random_pair()
     if kind == "dflash":
         weights = dflash_weights()
-        return read_written(weights, dflash_config(weights), pair.large)
+        return read_written(weights, dflash_config(weights), large)
     if kind == "mtp":
         layer = make_hf_model("llama3", seed=7, vocab_size=131, num_hidden_layers=1).model.layers[0]
-        return read_written(*mtp_of(layer, pair.large_reference), pair.large)
+        return read_written(*mtp_of(layer, random_pair().large_reference), large)
     if kind == "peagle":
         weights = peagle_weights(num_tokens=60)
         config = specforge_config(weights, ptd_token_id=130, block_size=4)
     else:
         weights = eagle3_weights(num_tokens=60)
         config = specforge_config(weights)
-    return read_written(specforge_names(weights), config, pair.large)
+    return read_written(specforge_names(weights), config, large)
 
 
 def mtp_of(
@@ -116,7 +123,7 @@ def read_written(
     """Write a head and read it for a large model."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_head(Path(folder) / "head", dict(weights), config)
-        return read_head(path, large)  # type: ignore[arg-type]
+        return read_head(path, ends_of(large))  # type: ignore[arg-type]
 
 
 def make_head_engine(  # noqa: PLR0913 - as `make_engine`
@@ -135,12 +142,14 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
     grammars: dict[Tier, GrammarCompiler] | None = None,
     clock: Callable[[], float] | None = None,
     verifier: Verifier | None = None,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """The large tier with a head; with the small tier beside it where it `has_small`.
 
-    `on_device`: trees grow without the host where they can.
+    `on_device`: trees grow without the host where they can. `ranks`: of a large model in parts.
     """
-    large = ModelRunner(
+    make_large = ModelRunner if ranks is None else partial(ParallelRunner, ranks=ranks)
+    large = make_large(
         model=pair.large,
         num_blocks=num_blocks,
         taps=head.tap_layers,

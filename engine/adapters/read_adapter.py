@@ -22,6 +22,8 @@ from engine.errors import InvalidAdapterError
 from engine.events import AdapterInfo
 from engine.model.config import ModelConfig
 from engine.model.lora_modules import LoraModule, lora_modules, num_sites
+from engine.model.shard import Shard
+from engine.model.shard_reader import Cuts
 from kernels.layers.lora import LoraPart, LoraWeights
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -67,20 +69,76 @@ def read_adapter(
     Raises InvalidAdapterError for an adapter of another base, for what is more than low-rank
     products, and for files that are missing, cut short or too large.
     """
+    file = read_adapter_file(folder, config, dtype=dtype, max_bytes=max_bytes)
+    weights = file.weights(config, device)
+    return Adapter(weights=weights, info=file.info(weights.num_bytes))
+
+
+def read_adapter_file(
+    folder: Path, config: ModelConfig, *, dtype: torch.dtype, max_bytes: int
+) -> "AdapterFile":
+    """Read an adapter's files for a model of this config, and check them; see `read_adapter`."""
     try:
-        return _read(folder, config, dtype=dtype, device=device, max_bytes=max_bytes)
+        return _read(folder, config, dtype=dtype, max_bytes=max_bytes)
     except InvalidAdapterError as error:
         raise InvalidAdapterError(f"{folder}: {error}") from None
 
 
-def _read(
-    folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, max_bytes: int
-) -> Adapter:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFile:
+    """An adapter's tensors, checked, as PEFT stores them: A and B of each module, and its scale.
+
+    All are on the CPU, of the type that they are kept in. digest: of all of the files.
+    """
+
+    modules: dict[str, tuple[Tensor, Tensor, float]]
+    digest: str
+
+    def weights(self, config: ModelConfig, device: torch.device) -> LoraWeights:
+        """Return the products of a model of this config."""
+        modules = lora_modules(config)
+        sites: list[list[LoraPart]] = [[] for _ in range(num_sites(config))]
+        for name in sorted(self.modules, key=lambda name: modules[name].start):
+            (a, b, scale), module = self.modules[name], modules[name]
+            if module.order is not None:
+                b = b.index_select(0, module.order)
+            part = LoraPart(
+                a=a.to(device).contiguous(),
+                b=b.T.to(device).contiguous(),
+                start=module.start,
+                scale=scale,
+            )
+            sites[module.site].append(part)
+        return LoraWeights(sites, digest=self.digest)
+
+    def info(self, num_bytes: int) -> AdapterInfo:
+        """Describe it; num_bytes: of its weights as they are kept."""
+        return AdapterInfo(
+            digest=self.digest,
+            num_bytes=num_bytes,
+            max_rank=max(a.shape[0] for a, _, _ in self.modules.values()),
+            num_modules=len(self.modules),
+        )
+
+    def share(self, config: ModelConfig, shard: Shard) -> "AdapterFile":
+        """Return the rank's part: of outputs that are cut B's rows, of inputs A's columns.
+
+        config: of the whole model.
+        """
+        cuts, own = Cuts(config, shard), {}
+        for name, (a, b, scale) in self.modules.items():
+            cut = cuts(f"model.{name}.weight")
+            assert cut is not None, "every projection is cut"
+            own[name] = (a, cut.of(b), scale) if cut.dim == 0 else (cut.of(a), b, scale)
+        return AdapterFile(modules=own, digest=self.digest)
+
+
+def _read(folder: Path, config: ModelConfig, *, dtype: torch.dtype, max_bytes: int) -> AdapterFile:
     modules = lora_modules(config)
     if not modules:
         raise InvalidAdapterError(
-            f"{config.model_id} is run by transformers' own modules, has recurrent layers, or is "
-            "shared out to several devices; such models take no adapters here"
+            f"{config.model_id} is run by transformers' own modules or has recurrent layers; such "
+            "models take no adapters here"
         )
     settings = _content(folder / CONFIG_FILE, _MAX_CONFIG_BYTES)
     scales = read_scales(settings)
@@ -95,33 +153,17 @@ def _read(
             f"its weights take {num_bytes} bytes; adapters may have {max_bytes} together "
             "(adapters.memory_mib)"
         )
-    sites: list[list[LoraPart]] = [[] for _ in range(num_sites(config))]
-    for name, (a, b) in sorted(pairs.items(), key=lambda item: modules[item[0]].start):
-        module = modules[name]
-        scale = _check_shapes(name, module, a, b, scales)
-        inner = _tensor(content, a).to(device, dtype).contiguous()
-        outer = _tensor(content, b)
-        if module.order is not None:
-            outer = outer.index_select(0, module.order)
-        part = LoraPart(
-            a=inner, b=outer.T.to(device, dtype).contiguous(), start=module.start, scale=scale
-        )
-        if not bool(part.a.isfinite().all() and part.b.isfinite().all()):
+    found = {}
+    for name, (stored_a, stored_b) in pairs.items():
+        scale = _check_shapes(name, modules[name], stored_a, stored_b, scales)
+        a, b = (_tensor(content, each).to(dtype) for each in (stored_a, stored_b))
+        if not bool(a.isfinite().all() and b.isfinite().all()):
             raise InvalidAdapterError(f"{name} has weights that are not finite in {dtype}")
-        sites[module.site].append(part)
+        found[name] = (a, b, scale)
     digest = hashlib.blake2b(digest_size=16)
     for each in (settings, content):
         digest.update(len(each).to_bytes(8, "little") + each)
-    weights = LoraWeights(sites, digest=digest.hexdigest())
-    return Adapter(
-        weights=weights,
-        info=AdapterInfo(
-            digest=weights.digest,
-            num_bytes=weights.num_bytes,
-            max_rank=weights.max_rank,
-            num_modules=len(pairs),
-        ),
-    )
+    return AdapterFile(modules=found, digest=digest.hexdigest())
 
 
 def _content(path: Path, max_bytes: int) -> bytes:

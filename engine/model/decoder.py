@@ -28,9 +28,10 @@ from engine.model.quantised.scheme import (
 )
 from engine.model.read_config import read_model_config
 from engine.model.recurrent_cache import RecurrentPass
-from engine.model.shard import WHOLE, Shard, SharedVocabulary
+from engine.model.shard import WHOLE, Shard, SummedProduct
 from engine.model.shard_reader import ShardReader
 from engine.model.shared_config import share_of
+from engine.model.shared_vocabulary import PickedRows, SharedVocabulary
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
 from kernels.cpu.panel_linear import PanelLinear
@@ -158,24 +159,15 @@ class DecoderModel:
 
     @property
     def embedding(self) -> Tensor:
-        """The table of tokens: [vocab_size, hidden_size]; see `_expect_whole`."""
-        self._expect_whole()
+        """The table of tokens: [vocab_size, hidden_size], of a model in one piece."""
+        assert self._vocabulary is None, "see WholeEnds"
         return self._embedding
 
     @property
     def head(self) -> Product:
-        """The product that gives logits, before they are scaled and capped."""
-        self._expect_whole()
+        """The product that gives logits, before they are scaled and capped; as `embedding`."""
+        assert self._vocabulary is None, "see WholeEnds"
         return self._head
-
-    def _expect_whole(self) -> None:
-        """Raise UnsupportedModelError where this is one of several devices' parts."""
-        if self._vocabulary is not None:
-            raise UnsupportedModelError(
-                f"{self.config.model_id} is shared out to several devices (engine.tensor_parallel),"
-                " and so is its table of tokens: a head that reads this table cannot draft for it."
-                " Draft with a small model, or leave engine.tensor_parallel at 1."
-            )
 
     def _ends(self) -> ModelEnds | None:
         """Return what is before the layers and behind them, where all of it is compiled."""
@@ -300,8 +292,9 @@ class DecoderModel:
 
         token_ids, positions, slot_mapping: [n] int64 (a slot of -1 keeps nothing); logit_rows: [m]
         int64, indices of rows, or None for all of them. Rows that are not in logit_rows only fill
-        the cache. logits_out: float32 [m, vocab_size] that the logits are written to. lora: the
-        rows' adapters, None where no row has one.
+        the cache. Part of a model yields its part of them, which `join_logits` puts together.
+        logits_out: float32 [m, vocab_size] that the logits are written to. lora: the rows'
+        adapters, None where no row has one.
         recurrent: the pass of the recurrent layers, where there are some. taps: whose hidden rows
         are wanted of all n rows (see `Taps`). features: None, since only drafters read them.
         On a GPU nothing waits for the device, so that CUDA graphs can hold a pass.
@@ -410,7 +403,7 @@ class DecoderModel:
                 own_lora = LayerLora(own_lora.rows.select(some_rows), index)
             if self.config.is_parallel:
                 normed = normed.index_select(0, some_rows)
-        output = project(layer.output, attended, Projection.OUTPUT, own_lora)
+        output = self._project_output(layer.output, attended, own_lora)
         update = self._added(layer.after_attention, output)
         if not self.config.is_parallel:
             normed = normalise(layer.before_mlp, update, residual, is_fused=here.is_fused)
@@ -418,12 +411,28 @@ class DecoderModel:
         added = self._added(layer.after_mlp, inner)
         return (update.add_(added) if self.config.is_parallel else added), residual
 
+    @staticmethod
+    def _project_output(
+        product: Product | SummedProduct, attended: Tensor, lora: LayerLora | None
+    ) -> Tensor:
+        if isinstance(product, SummedProduct):
+            return product(attended, lora)
+        return project(product, attended, Projection.OUTPUT, lora)
+
     def _logits(self, hidden: Tensor, logits_out: Tensor | None) -> Tensor:
-        """Return the head's product, [m, vocab_size] float32, scaled and capped."""
+        """Return the head's product, [m, vocab_size] float32, scaled and capped.
+
+        Of a part of a model: the product with its own tokens, as it is; see `join_logits`.
+        """
         product = self._head(hidden)
         if self._vocabulary is not None:
-            product = self._vocabulary.joined(product)
+            return product
         return self._finished(product.float() if logits_out is None else logits_out.copy_(product))
+
+    def join_logits(self, product: Tensor, picked: PickedRows | None) -> Tensor:
+        """Return all ranks' logits on rank 0 (`SharedVocabulary.joined`)."""
+        assert self._vocabulary is not None, "a whole model's logits need no joining"
+        return self._vocabulary.joined(product, self._finished, picked)
 
     def _finished(self, logits: Tensor) -> Tensor:
         """Scale and cap, in place."""

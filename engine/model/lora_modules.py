@@ -27,10 +27,10 @@ class LoraModule:
 def lora_modules(config: ModelConfig) -> dict[str, LoraModule]:
     """Return the modules by name, "layers.0.self_attn.q_proj" and so on; none of transformers' own.
 
-    Models with recurrent layers have none either, nor have those that several devices share.
-    Experts and routers are not among them.
+    Models with recurrent layers have none either. Experts and routers are not among them. Of a part
+    of a model: the part of each module.
     """
-    if not config.is_native or config.recurrence is not None or config.num_ranks > 1:
+    if not config.is_native or config.recurrence is not None:
         return {}
     return {
         f"layers.{index}.{name}": module

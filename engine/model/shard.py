@@ -8,11 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import torch
 from torch import Tensor
 
-from kernels.layers.embedding import embed_tokens
-from kernels.layers.lora import LayerLora
+from kernels.layers.lora import LayerLora, Projection, project
 
 
 class Collectives(Protocol):
@@ -72,7 +70,10 @@ WHOLE: Final = Shard()
 
 
 class SummedProduct:
-    """A product of which each rank has some inputs: [n, part of the inputs] -> [n, outputs]."""
+    """The product behind attention: [n, part of the inputs] -> [n, outputs].
+
+    Each rank has some heads, so some inputs of the product.
+    """
 
     __slots__ = ("_in_order", "_product", "_shard")
 
@@ -84,9 +85,10 @@ class SummedProduct:
         self._shard = shard
         self._in_order = in_order
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the whole product, on every rank."""
-        return self._shard.summed(self._product(x), in_order=self._in_order)
+    def __call__(self, x: Tensor, lora: LayerLora | None = None) -> Tensor:
+        """Return the whole product, on every rank, with what the rows' adapters add to it."""
+        part = project(self._product, x, Projection.OUTPUT, lora)
+        return self._shard.summed(part, in_order=self._in_order)
 
 
 class _PartialMlp(Protocol):
@@ -109,45 +111,3 @@ class SummedMlp:
         """Return the rows' whole outputs, on every rank. [n, width] -> [n, width]."""
         part = self._mlp(rows, is_fused=is_fused, lora=lora)
         return self._shard.summed(part, in_order=self._in_order)
-
-
-class SharedVocabulary:
-    """The table of tokens and the head, of which each rank has the rows of some tokens."""
-
-    __slots__ = ("_shard", "_table", "_vocab_size")
-
-    def __init__(self, table: Tensor, shard: Shard, *, vocab_size: int) -> None:
-        """table: [tokens of this rank, width]; vocab_size: of the whole."""
-        self._table = table
-        self._shard = shard
-        self._vocab_size = vocab_size
-
-    def look_up(self, token_ids: Tensor, *, is_fused: bool) -> Tensor:
-        """Return the vectors of tokens, [n] -> [n, width]: one rank's row, and zeros of others."""
-        own = token_ids - self._shard.span(self._vocab_size)[0]
-        if is_fused:
-            rows = embed_tokens(self._table, own)
-        else:
-            is_own = (own >= 0) & (own < self._table.shape[0])
-            rows = self._table.index_select(0, own.where(is_own, 0))
-            rows.masked_fill_(~is_own.unsqueeze(1), 0.0)
-        return self._shard.summed(rows, in_order=False)  # one summand: any order is exact
-
-    def joined(self, logits: Tensor) -> Tensor:
-        """Return the logits of all tokens, [m, tokens of this rank] -> [m, vocab_size].
-
-        On rank 0; the others keep their own, which nothing reads.
-        """
-        collectives = self._shard.collectives
-        assert collectives is not None, "a whole vocabulary needs no joining"
-        if not logits.numel():
-            return logits.new_empty((0, self._vocab_size))
-        parts = collectives.gather(logits)
-        if parts is None:
-            return logits
-        length, left = logits.shape[1], self._vocab_size
-        real = []
-        for part in parts:
-            real.append(part[:, : min(length, left)])
-            left -= real[-1].shape[1]
-        return torch.cat(real, 1)

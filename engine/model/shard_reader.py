@@ -86,7 +86,7 @@ class ShardReader(CheckpointReader):
     def __init__(self, *args: Any, config: ModelConfig, shard: Shard, **options: Any) -> None:
         """config: the whole model's; the others are `CheckpointReader`'s."""
         super().__init__(*args, **options)
-        self._cut_of = _Cuts(config, shard)
+        self._cut_of = Cuts(config, shard)
         self._shard = shard
         self._num_left_out = 0
 
@@ -122,7 +122,7 @@ class ShardReader(CheckpointReader):
         return part
 
 
-class _Cuts:
+class Cuts:
     """Finds the part of a tensor that a rank has, by the tensor's name."""
 
     def __init__(self, config: ModelConfig, shard: Shard) -> None:

@@ -13,8 +13,10 @@ import torch
 from engine.cache.kv_view import KVView
 from engine.model.decoder import DtypeName
 from engine.model.quantised.formats import Decode, Rounding
+from engine.model.shared_vocabulary import PickedRows
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
+from engine.passes.pass_memory import LargestPass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,23 @@ class Failed:
     is_unsupported: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MeasureRoom:
+    """Run the largest pass, then say what memory is free (`Room`)."""
+
+    largest: LargestPass
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Free memory of a rank's GPU beside its weights; None on a CPU, which has one for all."""
+
+    free_bytes: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCache:
-    """Allocate a cache, and the first time meet the others; the fields are `ModelRunner`'s."""
+    """Allocate a cache; the fields are `ModelRunner`'s."""
 
     num_blocks: int
     block_size: int
@@ -96,12 +112,15 @@ class SentSlice:
 class RunPass:
     """A pass. device_rows: (rows, words of ancestors a row) of what is broadcast behind this.
 
-    forgotten: numbers of views that will not be sent again.
+    picked: `PickedRows.rows`, whose words are broadcast next where some are sampled. forgotten:
+    numbers of views that will not be sent again.
     """
 
     slices: list[SentSlice]
     device_views: list[SentView]
     device_rows: tuple[int, int] | None
+    picked: list[int] | None
+    is_sampled: bool
     forgotten: list[int]
 
 
@@ -135,7 +154,7 @@ class ChangeWindow:
     copies: list[tuple[int, int]]
 
 
-Command = RunPass | CopyBlocks | MoveSlots | MoveOnDevice | ChangeWindow
+Command = MeasureRoom | RunPass | CopyBlocks | MoveSlots | MoveOnDevice | ChangeWindow
 
 
 class SentViews:
@@ -146,7 +165,12 @@ class SentViews:
         self._sent: WeakKeyDictionary[KVView, tuple[int, list[int]]] = WeakKeyDictionary()
         self._forgotten: list[int] = []
 
-    def run_pass(self, slices: Sequence[ForwardSlice], device_rows: DeviceRows | None) -> RunPass:
+    def run_pass(
+        self,
+        slices: Sequence[ForwardSlice],
+        device_rows: DeviceRows | None,
+        picked: PickedRows | None,
+    ) -> RunPass:
         """Return the message of a pass."""
         views, shape = [], None
         if device_rows is not None:
@@ -165,7 +189,14 @@ class SentViews:
             for piece in slices
         ]
         forgotten, self._forgotten = self._forgotten, []
-        return RunPass(slices=sent, device_views=views, device_rows=shape, forgotten=forgotten)
+        return RunPass(
+            slices=sent,
+            device_views=views,
+            device_rows=shape,
+            picked=None if picked is None else picked.rows,
+            is_sampled=picked is not None and picked.words is not None,
+            forgotten=forgotten,
+        )
 
     def _send(self, view: KVView) -> SentView:
         known = self._sent.get(view)

@@ -27,10 +27,13 @@ from engine.parallel.messages import (
     Command,
     Failed,
     Loaded,
+    MeasureRoom,
     ModelSource,
     OpenCache,
     RankSpec,
+    Room,
 )
+from engine.passes.pass_memory import LargestPass
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +48,8 @@ class Ranks:
     """The ranks 1 to count - 1 of a model. Rank 0 is the process that made this.
 
     Started at once, so that they load their part while rank 0 loads its own with `shard`. Then
-    `join` waits for them, and `open_cache` begins the work. `close` ends them; so does the end of
-    this process, whichever way it ends.
+    `join` waits for them and meets them, and `open_cache` begins the work. `close` ends them; so
+    does the end of this process, whichever way it ends.
     """
 
     def __init__(
@@ -64,7 +67,6 @@ class Ranks:
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-ranks-"))
         self._reason: str | None = None
         self._has_ended = threading.Event()
-        self._is_connected = False
         self._is_closing = False
         self.device = device if device.type == "cpu" else torch.device("cuda", 0)
         self._collectives = TorchCollectives(rank=0, count=count, device=self.device)
@@ -90,7 +92,7 @@ class Ranks:
     # ---- from the start to the first pass --------------------------------------------------
 
     def join(self, model: CausalModel) -> None:
-        """Wait until the others have loaded their parts. Raises EngineError.
+        """Wait until the others have loaded their parts, and meet them. Raises EngineError.
 
         model: rank 0's.
         """
@@ -108,14 +110,24 @@ class Ranks:
                     f"rank {other.rank} of {self._count} computes otherwise than rank 0: all "
                     "devices of a model have to be of one kind, with the same libraries."
                 )
+        with self.watched():
+            self._collectives.connect(self._folder, timeout_s=self._timeout_s)
+
+    def room(self, measure: Callable[[], int], largest: LargestPass) -> tuple[int, list[int]]:
+        """Have all ranks run the largest pass, rank 0 by `measure`.
+
+        Returns what that returns, and the free bytes of the other ranks' GPUs.
+        """
+        with self.watched():
+            self._send(MeasureRoom(largest))
+            measured = measure()
+            rooms = [other.room() for other in self._others]
+        return measured, [room for room in rooms if room is not None]
 
     def open_cache(self, cache: OpenCache) -> None:
-        """Have the others allocate their cache in place of one before; meet them the first time."""
+        """Have the others allocate their cache, in place of one before."""
         with self.watched():
             self._send(cache)
-            if not self._is_connected:
-                self._collectives.connect(self._folder, timeout_s=self._timeout_s)
-                self._is_connected = True
 
     # ---- work ------------------------------------------------------------------------------
 
@@ -124,7 +136,7 @@ class Ranks:
         self._send(command)
 
     def broadcast(self, values: Tensor) -> None:
-        """Send a tensor, int64 [n] or more, behind the command that announces it."""
+        """Send a tensor of integers behind the command that announces it."""
         self._collectives.broadcast(values)
 
     def check(self) -> None:
@@ -196,6 +208,16 @@ class _Other:
             return None
         self._is_loaded = isinstance(said, Loaded)
         return said
+
+    def room(self) -> int | None:
+        """Wait for the free bytes of its GPU. Raises OSError where it ended."""
+        try:
+            said: Room | Failed = self.connection.recv()
+        except EOFError:
+            raise OSError(f"rank {self.rank} ended") from None
+        if isinstance(said, Failed):
+            raise EngineError(f"rank {self.rank}: {said.text}")
+        return said.free_bytes
 
     def _wait(self) -> None:
         status = self.process.wait()

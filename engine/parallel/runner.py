@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
+from engine.model.decoder import DecoderModel
 from engine.model.kv_cache import KVCache
+from engine.model.shared_vocabulary import PickedRows
 from engine.parallel.messages import (
     ChangeWindow,
     Command,
@@ -26,7 +28,17 @@ from engine.passes.runner import ModelRunner, PassOutput
 
 
 @dataclass(kw_only=True)
-class ParallelRunner(ModelRunner):
+class RankRunner(ModelRunner):
+    """`ModelRunner` of a part of a model, which runs when the other ranks' do."""
+
+    def _joined(self, output: PassOutput, picked: PickedRows | None) -> PassOutput:
+        assert isinstance(self.model, DecoderModel), "only our own decoders are shared out"
+        with torch.inference_mode():
+            return replace(output, logits=self.model.join_logits(output.logits, picked))
+
+
+@dataclass(kw_only=True)
+class ParallelRunner(RankRunner):
     """`ModelRunner` of a model that several ranks share; its pool decides for all of them.
 
     Everything raises RankLostError once a rank is gone.
@@ -50,6 +62,11 @@ class ParallelRunner(ModelRunner):
             )
         )
 
+    @property
+    def picks(self) -> bool:
+        """True: what only the chosen token needs is not gathered."""
+        return True
+
     def check(self) -> None:
         """Raise RankLostError if a rank is gone."""
         self.ranks.check()
@@ -63,14 +80,17 @@ class ParallelRunner(ModelRunner):
         slices: Sequence[ForwardSlice],
         device_rows: DeviceRows | None = None,
         features: Tensor | None = None,
+        picked: PickedRows | None = None,
     ) -> PassOutput:
         """`ModelRunner.forward`, on all ranks."""
         with self.ranks.watched():
             self._moves.settle_window()
-            self.ranks.send(self._views.run_pass(slices, device_rows))
+            self.ranks.send(self._views.run_pass(slices, device_rows, picked))
             if device_rows is not None:
                 self.ranks.broadcast(packed_rows(device_rows))
-            return super().forward(slices, device_rows, features)
+            if picked is not None and picked.words is not None:
+                self.ranks.broadcast(picked.words)
+            return super().forward(slices, device_rows, features, picked)
 
 
 class SharedMoves(CacheMoves):

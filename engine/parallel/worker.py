@@ -20,23 +20,26 @@ from engine.errors import EngineError, UnsupportedModelError
 from engine.model.load import load_model
 from engine.model.protocol import CausalModel
 from engine.model.shard import Shard
+from engine.model.shared_vocabulary import PickedRows
 from engine.parallel.collectives import TorchCollectives
 from engine.parallel.messages import (
     ChangeWindow,
     CopyBlocks,
     Failed,
     Loaded,
+    MeasureRoom,
     MoveOnDevice,
     MoveSlots,
     OpenCache,
     RankSpec,
+    Room,
     RunPass,
     SentView,
 )
-from engine.parallel.runner import num_packed, unpacked_rows
+from engine.parallel.runner import RankRunner, num_packed, unpacked_rows
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
-from engine.passes.runner import ModelRunner
+from engine.passes.pass_memory import run_largest_pass
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +89,8 @@ def _follow(connection: Connection, spec: RankSpec) -> None:
         shard=Shard(rank=spec.rank, count=spec.count, collectives=collectives),
     )
     connection.send(Loaded(model.numerics))
-    cache: OpenCache = connection.recv()
-    follower = _Follower(model, cache, collectives)
     collectives.connect(Path(spec.folder), timeout_s=spec.timeout_s)
+    follower = _Follower(model, connection, collectives)
     with torch.inference_mode():
         while True:
             follower.run(connection.recv())
@@ -97,13 +99,17 @@ def _follow(connection: Connection, spec: RankSpec) -> None:
 class _Follower:
     """Runs what rank 0 tells, on this rank's part of the weights and of the cache."""
 
-    def __init__(self, model: CausalModel, cache: OpenCache, collectives: TorchCollectives) -> None:
+    _runner: RankRunner  # from the first cache on
+
+    def __init__(
+        self, model: CausalModel, connection: Connection, collectives: TorchCollectives
+    ) -> None:
         self._model = model
+        self._connection = connection
         self._collectives = collectives
-        self._open(cache)
 
     def _open(self, cache: OpenCache) -> None:
-        self._runner = ModelRunner(
+        self._runner = RankRunner(
             model=self._model,
             num_blocks=cache.num_blocks,
             block_size=cache.block_size,
@@ -130,10 +136,19 @@ class _Follower:
                 self._runner.compact(slots[0], slots[1])
             case ChangeWindow(changes, copies):
                 self._runner.change_window(changes, copies)
+            case MeasureRoom(largest):
+                run_largest_pass(self._model, largest, make_runner=RankRunner)
+                self._connection.send(Room(self._free_bytes()))
             case OpenCache():
                 self._open(command)
             case _:
                 raise TypeError(f"no command: {command!r}")
+
+    def _free_bytes(self) -> int | None:
+        if self._model.device.type != "cuda":
+            return None
+        torch.cuda.empty_cache()  # what was freed counts as free again
+        return torch.cuda.mem_get_info(self._model.device)[0]
 
     def _pass(self, command: RunPass) -> None:
         for number in command.forgotten:
@@ -153,8 +168,18 @@ class _Follower:
             )
             for piece in command.slices
         ]
-        self._runner.forward(slices, device_rows)
+        self._runner.forward(slices, device_rows, picked=self._picked(command))
         self._runner.take_finished()
+
+    def _picked(self, command: RunPass) -> PickedRows | None:
+        if command.picked is None:
+            return None
+        words = None
+        if command.is_sampled:
+            count = PickedRows.num_words(len(command.picked))
+            words = torch.empty(count, dtype=torch.int32, device=self._runner.device)
+            self._collectives.broadcast(words)
+        return PickedRows(rows=command.picked, words=words)
 
     def _view(self, sent: SentView) -> KVView:
         """Return a view with rank 0's block table; nothing is allocated for it here."""

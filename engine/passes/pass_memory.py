@@ -1,5 +1,8 @@
 """Device memory that a pass takes while it runs, measured with the largest that may come."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
@@ -45,44 +48,72 @@ class CudaMemory:
         return torch.cuda.max_memory_allocated(self._device)
 
 
-@torch.inference_mode()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestPass:
+    """The largest pass that may come. kv_dtype: of the cache."""
+
+    max_rows: int
+    max_sequences: int
+    block_size: int
+    kv_dtype: torch.dtype
+
+
 def measure_pass_bytes(
     model: CausalModel,
+    largest: LargestPass,
     *,
-    max_rows: int,
-    max_sequences: int,
-    block_size: int,
-    kv_dtype: torch.dtype,
     memory: DeviceMemory | None = None,
+    make_runner: Callable[..., ModelRunner] = ModelRunner,
 ) -> int:
-    """Run a pass of `max_rows` rows on a cache of just that size, and return its peak.
+    """Run the pass on a cache of just its size, and return its peak.
 
     Its cache is not counted, attention's workspace and what is chosen from its logits are.
     """
     if memory is None:
         memory = CudaMemory(model.device)
-    num_rows = min(max_rows, model.config.max_position_embeddings)
-    runner = ModelRunner(
-        model=model,
-        num_blocks=-(-num_rows // block_size) + 1,
-        block_size=block_size,
-        prefix_caching=False,
-        kv_dtype=kv_dtype,
-        cuda_graphs=False,
-    )
-    view = runner.new_view("pass-memory")
-    view.reserve(num_rows)
-    num_logit_rows = min(num_rows, _LOGIT_ROWS * max_sequences)
-    piece = ForwardSlice(
-        view=view,
-        token_ids=[row % model.config.vocab_size for row in range(num_rows)],
-        start_slot=0,
-        num_logit_rows=num_logit_rows,
-    )
-    before_bytes = memory.used_bytes()
-    memory.reset_peak()
-    runner.forward([piece])
-    runner.wait()
-    peak_bytes = memory.peak_bytes() - before_bytes
-    view.release()
-    return peak_bytes + _LOGIT_COPIES * num_logit_rows * model.config.vocab_size * 4
+    with _prepared(model, largest, make_runner) as (runner, piece):
+        before_bytes = memory.used_bytes()
+        memory.reset_peak()
+        runner.forward([piece])
+        runner.wait()
+        peak_bytes = memory.peak_bytes() - before_bytes
+    return peak_bytes + _LOGIT_COPIES * piece.num_logit_rows * model.config.vocab_size * 4
+
+
+def run_largest_pass(
+    model: CausalModel, largest: LargestPass, *, make_runner: Callable[..., ModelRunner]
+) -> None:
+    """Run it as `measure_pass_bytes` does, beside a rank that measures."""
+    with _prepared(model, largest, make_runner) as (runner, piece):
+        runner.forward([piece])
+        runner.wait()
+
+
+@contextmanager
+def _prepared(
+    model: CausalModel, largest: LargestPass, make_runner: Callable[..., ModelRunner]
+) -> Iterator[tuple[ModelRunner, ForwardSlice]]:
+    """Yield a runner whose cache has just room for the pass, and the pass's rows."""
+    block_size = largest.block_size
+    num_rows = min(largest.max_rows, model.config.max_position_embeddings)
+    with torch.inference_mode():
+        runner = make_runner(
+            model=model,
+            num_blocks=-(-num_rows // block_size) + 1,
+            block_size=block_size,
+            prefix_caching=False,
+            kv_dtype=largest.kv_dtype,
+            cuda_graphs=False,
+        )
+        view = runner.new_view("pass-memory")
+        view.reserve(num_rows)
+        yield (
+            runner,
+            ForwardSlice(
+                view=view,
+                token_ids=[row % model.config.vocab_size for row in range(num_rows)],
+                start_slot=0,
+                num_logit_rows=min(num_rows, _LOGIT_ROWS * largest.max_sequences),
+            ),
+        )
+        view.release()

@@ -14,6 +14,7 @@ from engine.cache.recurrent_lines import RecurrentSizes
 from engine.cache.window_blocks import WindowBlocks
 from engine.model.kv_cache import KVCache
 from engine.model.protocol import CausalModel
+from engine.model.shared_vocabulary import PickedRows
 from engine.passes.cache_moves import CacheMoves
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
@@ -180,11 +181,13 @@ class ModelRunner:
         slices: Sequence[ForwardSlice],
         device_rows: DeviceRows | None = None,
         features: Tensor | None = None,
+        picked: PickedRows | None = None,
     ) -> PassOutput:
         """One pass over the device's rows, all of which get logits, and all rows of all slices.
 
         features: what the rows carry beside their tokens, [num_rows, feature_size] in the order of
-        `PassOutput.taps`, padding included; None for a model that reads none.
+        `PassOutput.taps`, padding included; None for a model that reads none. picked: logit rows
+        of which only the chosen token is wanted, so that others may have -inf; None for none.
         With Triton's kernels the host does not wait for the device, neither for what the rows hold
         nor for the result. Without them, device rows are read by the host first.
         """
@@ -192,7 +195,7 @@ class ModelRunner:
         self._moves.settle_window()
         if self._graphs is not None or self._is_staged:
             staged = self._buffers.stage(slices, device_rows)
-            output = self._run_staged(staged, features)
+            output = self._joined(self._run_staged(staged, features), picked)
             self._clock.stop(
                 staged.num_rows, len(output.logits), staged.mean_context(self.block_size)
             )
@@ -209,7 +212,12 @@ class ModelRunner:
         output = self._run_flat(rows, features)
         if padding is not None:
             output = _padded(output, padding)
+        output = self._joined(output, picked)
         self._clock.stop(len(rows.token_ids), len(rows.logit_rows), rows.mean_context())
+        return output
+
+    def _joined(self, output: PassOutput, picked: PickedRows | None) -> PassOutput:
+        """Return the output of all devices that the model is on."""
         return output
 
     @property
@@ -324,6 +332,11 @@ class ModelRunner:
                 max_context=self.max_context,
             )
         return self._planner
+
+    @property
+    def picks(self) -> bool:
+        """True if passes are cheaper where `picked` says of which rows a token is all."""
+        return False
 
     def check(self) -> None:
         """Raise EngineError where what was computed lately may be wrong: a device was lost."""

@@ -207,7 +207,7 @@ def sampling_rows_of(
         words,
         sum(len(group.depths) for group in groups),
         has_sampled=any(not sampling.is_greedy for sampling in samplings),
-        has_truncation=not has_noise_only and any(_truncates(s) for s in samplings),
+        has_truncation=not has_noise_only and any(truncates(s) for s in samplings),
     )
 
 
@@ -229,7 +229,7 @@ def forest_sampling_rows(
         parameters=words[: 4 * num_sequences].view(4, num_sequences),
         noise_keys=words[4 * num_sequences :].view(num_sequences, max_depth + 1, 2),
         has_sampled=any(not sampling.is_greedy for sampling in samplings),
-        has_truncation=any(_truncates(sampling) for sampling in samplings),
+        has_truncation=any(truncates(sampling) for sampling in samplings),
     )
 
 
@@ -240,7 +240,8 @@ def _parameters(sampling: SamplingParams) -> tuple[float, int, float, float]:
     return sampling.temperature, top_k, sampling.top_p, sampling.min_p
 
 
-def _truncates(sampling: SamplingParams) -> bool:
+def truncates(sampling: SamplingParams) -> bool:
+    """True if top-k, top-p or min-p may cut tokens."""
     is_off = sampling.top_k == 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0
     return not (sampling.is_greedy or is_off)
 

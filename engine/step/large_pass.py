@@ -11,6 +11,7 @@ from engine.request import Tier
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
 from engine.step.deferred_host_work import DeferredHostWork
+from engine.step.picked_rows import picked_rows
 from engine.step.timed_passes import TimedPasses
 from engine.trees.forest import Forest, ForestReadback, path_moves, slot_table
 from engine.trees.token_tree import TokenTree
@@ -91,12 +92,14 @@ class LargePass:
             return None
         forest = trees.forest
         slices, items = self._host_rows(plan, trees)
+        runner = self._runners["large"]
+        picked = picked_rows(forest, items, runner.device) if runner.picks else None
         if forest is None:
-            output = self._passes.forward("large", slices)
+            output = self._passes.forward("large", slices, picked=picked)
             return LaunchedPass(
                 plan=plan, slices=slices, items=items, output=output, forest=None, readback=None
             )
-        output = self._passes.forward("large", slices, forest.device_rows())
+        output = self._passes.forward("large", slices, forest.device_rows(), picked)
         return LaunchedPass(
             plan=plan,
             slices=slices,

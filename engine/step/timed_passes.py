@@ -6,6 +6,7 @@ from typing import Final
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.model.shared_vocabulary import PickedRows
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.queue.scheduler import Scheduler
@@ -46,10 +47,11 @@ class TimedPasses:
         tier: Tier,
         slices: list[ForwardSlice],
         device_rows: DeviceRows | None = None,
+        picked: PickedRows | None = None,
     ) -> PassOutput:
         """Start a pass, do the deferred host work, and note the passes that have ended."""
         runner = self._runners[tier]
-        output = runner.forward(slices, device_rows)
+        output = runner.forward(slices, device_rows, picked=picked)
         self._host_work.run()
         for done in runner.take_finished():  # on a GPU earlier ones than this
             self._counts.forward_s += done.seconds

@@ -52,6 +52,7 @@ def load_head(
         return None
     from draft.heads.read_head import read_head
     from engine.model.decoder import DecoderModel
+    from engine.model.whole_ends import ends_of
 
     large = models.get("large")
     if large is None:
@@ -67,19 +68,10 @@ def load_head(
         )
     return read_head(
         path,
-        large,
+        ends_of(large),
         max_context=settings.engine.max_context,
         on_progress=partial(report, on_progress, "loading the drafter"),
     )
-
-
-def refuse_head(settings: Settings) -> None:
-    """Raise EngineError for a head beside a large model that is split over devices."""
-    if settings.models.drafter is not None and settings.speculation.enabled:
-        raise EngineError(
-            f"models.drafter (--drafter) = {settings.models.drafter!r} reads the hidden states of "
-            "a large model in one piece; it cannot be split over several devices beside it."
-        )
 
 
 def make_head(settings: Settings, model: "HeadModel", large: "ModelRunner") -> "Head":

@@ -30,7 +30,6 @@ from gateway.wiring.drafter import (
     head_of,
     load_head,
     make_head,
-    refuse_head,
     report,
 )
 from gateway.wiring.hardware import usable_physical_cores
@@ -73,7 +72,6 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> Runners:
         tell_products()
     ranks: Ranks | None = None
     if has_ranks(settings):
-        refuse_head(settings)
         ranks = start_ranks(settings, device, _source(settings, "large"))
         device = ranks.device
     try:
@@ -122,7 +120,7 @@ def _load_runners(
         weight_bytes = max(model.weight_bytes for model in models.values())
         torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
     head = load_head(settings, models, on_progress)
-    sizes = cache_sizes(settings, models, device, head)
+    sizes = cache_sizes(settings, models, device, head, ranks)
     runners = Runners()
     for tier, model in models.items():
         runners[tier] = make_runner[tier](

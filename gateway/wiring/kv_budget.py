@@ -6,6 +6,7 @@ torch is imported inside functions: the gateway's process imports the wiring wit
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.cache.recurrent_lines import RecurrentSizes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from draft.heads.protocol import HeadModel
     from engine.model.protocol import CausalModel
+    from engine.parallel.ranks import Ranks
 
 _GIB = 2**30
 _CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
@@ -53,8 +55,12 @@ def cache_sizes(
     models: "Mapping[Tier, CausalModel]",
     device: "torch.device",
     head: "HeadModel | None" = None,
+    ranks: "Ranks | None" = None,
 ) -> CacheSizes:
     """Share the memory out. head: a drafter with as many blocks as the large model.
+
+    device: rank 0's, where the large model has `ranks`. It holds the other models, too, so the
+    others have at least its room, but for what other programs take of their memory.
 
     Raises EngineError when it does not hold one answer of full length.
     """
@@ -63,13 +69,14 @@ def cache_sizes(
     context = min(longest, options.max_context or longest)
     blocks_per_answer = math.ceil(context / options.block_size)
     demands = _window_demands(settings, models)
-    recurrent, state_bytes = _recurrent_sizes(settings, models, device)
+    recurrent, state_bytes = _recurrent_sizes(settings, models, device, ranks)
     if options.num_blocks is not None:
         equal = dict.fromkeys(models, options.num_blocks)
         return replace(_sizes(equal, demands), recurrent=recurrent)
     # More than every answer at full length is never in use.
     useful = blocks_per_answer * options.max_sequences
-    budget_bytes = _budget_bytes(settings, models, device, head) - state_bytes
+    memory = _budget(settings, models, device, head, ranks)
+    budget_bytes = memory.num_bytes - state_bytes
     if state_bytes and budget_bytes <= 0:
         raise EngineError(
             f"the states of recurrent layers take {state_bytes / _GIB:.2f} GiB for "
@@ -90,7 +97,11 @@ def cache_sizes(
         blocks["large"] = replace(own, full=own.full + _head_bytes(settings, head))
     shares = share_blocks(budget_bytes, list(blocks.values()))
     num_blocks = dict(zip(blocks, shares, strict=True))
-    fewest = min(shares)
+    if memory.other_ranks:
+        alone = _block_bytes(settings, models["large"], demands.get("large", 0))
+        (most,) = share_blocks(min(memory.other_ranks), [alone])
+        num_blocks["large"] = min(num_blocks["large"], most)
+    fewest = min(num_blocks.values())
     if options.max_context is not None and fewest < blocks_per_answer:
         raise EngineError(
             f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
@@ -107,7 +118,10 @@ def cache_sizes(
 
 
 def _recurrent_sizes(
-    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
+    settings: Settings,
+    models: "Mapping[Tier, CausalModel]",
+    device: "torch.device",
+    ranks: "Ranks | None",
 ) -> tuple[dict[Tier, RecurrentSizes], int]:
     """Return what recurrent layers keep, by tier, and its memory: checkpoints share a budget."""
     own = {
@@ -117,7 +131,7 @@ def _recurrent_sizes(
     }
     if not own:
         return {}, 0
-    budget_bytes = _budget_bytes(settings, models, device) / len(own)
+    budget_bytes = _budget(settings, models, device, ranks=ranks).num_bytes / len(own)
     sizes = {
         tier: RecurrentSizes.within(
             budget_bytes, max_sequences=settings.engine.max_sequences, state_bytes=state_bytes
@@ -183,22 +197,34 @@ def _bytes_per_block(
     )
 
 
-def _budget_bytes(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Budget:
+    """Memory for all caches of a device, and of each other rank's for its part of the large one."""
+
+    num_bytes: float
+    other_ranks: tuple[float, ...] = ()
+
+
+def _budget(
     settings: Settings,
     models: "Mapping[Tier, CausalModel]",
     device: "torch.device",
     head: "HeadModel | None" = None,
-) -> float:
-    """Return the memory for all caches."""
+    ranks: "Ranks | None" = None,
+) -> _Budget:
     import torch
 
     if settings.engine.kv_cache_gib is not None:
-        return settings.engine.kv_cache_gib * _GIB
+        return _Budget(num_bytes=settings.engine.kv_cache_gib * _GIB)
     if device.type == "cuda":
-        reserve_bytes = _graph_bytes(settings, models, head) + _pass_bytes(settings, models)
+        pass_bytes, others = _pass_bytes(settings, models, ranks)
+        reserve_bytes = _graph_bytes(settings, models, head) + pass_bytes
         free_bytes = torch.cuda.mem_get_info(device)[0] - reserve_bytes
-        return max(free_bytes, 0) * _GPU_KV_SHARE
-    return available_memory_bytes() * _CPU_KV_SHARE
+        return _Budget(
+            num_bytes=max(free_bytes, 0) * _GPU_KV_SHARE,
+            other_ranks=tuple(max(free - pass_bytes, 0) * _GPU_KV_SHARE for free in others),
+        )
+    return _Budget(num_bytes=available_memory_bytes() * _CPU_KV_SHARE)
 
 
 def _graph_bytes(
@@ -225,22 +251,32 @@ def _graph_bytes(
     return needed
 
 
-def _pass_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> int:
-    """Return the device memory that passes take while they run, measured: one at a time does."""
+def _pass_bytes(
+    settings: Settings, models: "Mapping[Tier, CausalModel]", ranks: "Ranks | None" = None
+) -> tuple[int, list[int]]:
+    """Return the device memory that passes take while they run, measured: one at a time does.
+
+    Also the free bytes of the other ranks' devices, which run the large model's beside rank 0.
+    """
     import torch
 
-    from engine.passes.pass_memory import measure_pass_bytes
+    from engine.parallel.runner import RankRunner
+    from engine.passes.pass_memory import LargestPass, measure_pass_bytes
 
     options = settings.engine
-    needed = max(
-        measure_pass_bytes(
-            model,
+    needed, others = 0, []
+    for tier, model in models.items():
+        largest = LargestPass(
             max_rows=options.max_tokens_per_step,
             max_sequences=options.max_sequences,
             block_size=options.block_size,
             kv_dtype=kv_dtype(settings, model),
         )
-        for model in models.values()
-    )
+        if ranks is not None and tier == "large":
+            measure = partial(measure_pass_bytes, model, largest, make_runner=RankRunner)
+            own, others = ranks.room(measure, largest)
+        else:
+            own = measure_pass_bytes(model, largest)
+        needed = max(needed, own)
     torch.cuda.empty_cache()  # what was freed counts as free again
-    return needed
+    return needed, others

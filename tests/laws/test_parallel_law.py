@@ -5,14 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from torch import Tensor
 
+from draft.heads.protocol import HeadKind
 from engine.core import Engine
 from engine.errors import RankLostError
 from engine.model.quantised.formats import Rounding
+from engine.parallel.collectives import TorchCollectives
 from kernels.triton_support import use_kernels
 from tests.engines import (
     PAIR_FOLDER,
@@ -26,12 +31,22 @@ from tests.engines import (
     texts,
     tiny_pair,
 )
+from tests.heads import make_head_engine, random_head_of, random_pair
+from tests.laws.head_cases import accepted, right_answers
 from tests.laws.mixed import mixed_requests, total
 from tests.laws.test_scheme_law import stored_folder
-from tests.ranks import parted
+from tests.ranks import Parted, parted
 
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 _END_S = 30.0
+HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def shipped(request: pytest.FixtureRequest) -> Iterator[Parted]:
+    """The shipped large model: two key-value heads, shared out to two ranks, copied for four."""
+    with parted(PAIR_FOLDER / "large", request.param, dtype="float32") as found:
+        yield found
 
 
 def answers(engine: Engine, *, speculation: bool = True, turn: str = "") -> dict[str, list[int]]:
@@ -50,19 +65,80 @@ def answers(engine: Engine, *, speculation: bool = True, turn: str = "") -> dict
     return {name.removeprefix(turn): tokens for name, tokens in found.items()}
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_ranks_say_what_one_says(count: int) -> None:
-    """Two key-value heads are shared out to two ranks, and copied for four."""
+def test_ranks_say_what_one_says(shipped: Parted) -> None:
     pair = shipped_pair()
     right = answers(make_engine(pair), speculation=False)
-    with parted(PAIR_FOLDER / "large", count, dtype="float32") as shipped:
-        engine = shipped.engine(pair)
-        assert answers(engine, speculation=False) == right
-        assert answers(engine, turn="again") == right  # prompts come from the prefix cache
-        assert engine.stats().tiers["large"].prefix_cache_hits > 0
-        assert answers(shipped.engine(pair, on_device=True)) == right
-        assert shipped.model.num_parameters == pair.large.num_parameters
-        assert shipped.model.weight_bytes < 0.6 * pair.large.weight_bytes
+    engine = shipped.engine(pair)
+    assert answers(engine, speculation=False) == right
+    assert answers(engine, turn="again") == right  # prompts come from the prefix cache
+    assert engine.stats().tiers["large"].prefix_cache_hits > 0
+    assert answers(shipped.engine(pair, on_device=True)) == right
+    assert shipped.model.num_parameters == pair.large.num_parameters
+    assert shipped.model.weight_bytes < 0.6 * pair.large.weight_bytes
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_whole_rows_are_gathered_only_where_they_are_wanted(
+    shipped: Parted, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that looks at a row, beside what does not: alone, and in one batch."""
+    sent: list[tuple[int, int]] = []  # of each exchange: rows, and bytes of each
+    gather = TorchCollectives.gather
+
+    def counted(collectives: TorchCollectives, rows: Tensor) -> list[Tensor] | None:
+        sent.append((len(rows), rows.nbytes // len(rows)))
+        return gather(collectives, rows)
+
+    monkeypatch.setattr(TorchCollectives, "gather", counted)
+    few_bytes = 4 * 8  # four candidates: a token and its logit each
+    all_bytes = 4 * -(-shipped_pair().large.config.vocab_size // shipped.model.config.num_ranks)
+    wanted = {
+        "greedy": ({}, {few_bytes}),
+        "sampled": ({"temperature": 0.9}, {few_bytes}),
+        "truncated": ({"temperature": 0.9, "top_p": 0.8}, {all_bytes}),
+        "penalised": ({"frequency_penalty": 0.5}, {all_bytes}),
+        "reported": ({"temperature": 0.7, "num_logprobs": 3}, {all_bytes}),
+    }
+    prompt = heldout_prompts(1)[0]
+    requests = {
+        name: make_request(name, prompt, seed=9, max_tokens=8, **options)
+        for name, (options, _) in wanted.items()
+    }
+    right = serve(make_engine(shipped_pair()), list(requests.values()))
+    engine = shipped.engine(shipped_pair(), on_device=on_device)
+    for name, (_, sizes) in wanted.items():
+        sent.clear()
+        assert texts(serve(engine, [requests[name]])) == {name: right[name].token_ids}
+        assert {size for _, size in sent} == sizes
+    sent.clear()
+    together = [replace(each, request_id=f"{name}+") for name, each in requests.items()]
+    said = serve(engine, together)
+    assert {f"{name}+": each.token_ids for name, each in right.items()} == texts(said)
+    assert {size for _, size in sent} == {few_bytes, all_bytes}
+    for ours, others in zip(said["reported+"].logprobs, right["reported"].logprobs, strict=True):
+        assert [token for token, _ in ours.top] == [token for token, _ in others.top]
+        assert ours.logprob == pytest.approx(others.logprob, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_head_on_rank_0_changes_no_text(count: int, tmp_path: Path) -> None:
+    """Heads read the hidden states that all ranks have, and run on the first alone."""
+    pair = random_pair()
+    pair.large_reference.save_pretrained(tmp_path)
+    right = right_answers(is_taught=False)
+    with parted(tmp_path, count, dtype="float32") as found:
+        for kind in HEAD_KINDS:
+            engine = make_head_engine(
+                replace(pair, large=found.model),
+                random_head_of(kind, found.model),
+                ranks=found.ranks,
+                has_small=kind == "mtp",
+                on_device=kind == "peagle",
+            )
+            assert texts(serve(engine, mixed_requests())) == right
+            assert accepted(engine) > 0
+            assert_idle(engine)
 
 
 @pytest.mark.slow
@@ -154,7 +230,7 @@ def test_a_gpus_passes_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 _RANK_0 = """
 from tests.engines import *
-from tests.ranks import parted
+from tests.ranks import Parted, parted
 
 with parted(PAIR_FOLDER / "large", 2, dtype="float32") as found:
     print(*found.ranks.pids, flush=True)

@@ -185,7 +185,7 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
     models = {tier: runner.model for tier, runner in runners_of().items()}
     needed = sum(estimate_bytes(model.config, model.dtype) for model in models.values())
     taken = 1 << 20
-    monkeypatch.setattr("gateway.wiring.kv_budget._pass_bytes", lambda *_: taken)
+    monkeypatch.setattr("gateway.wiring.kv_budget._pass_bytes", lambda *_: (taken, []))
     free = needed + taken + (8 << 20)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, 1 << 40))
     num_blocks = {

@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
 from engine.passes.pass_graphs import estimate_bytes
-from engine.passes.pass_memory import measure_pass_bytes
+from engine.passes.pass_memory import LargestPass, measure_pass_bytes
 from gateway.settings.tree import Settings
 from gateway.wiring.kv_budget import CacheSizes, _graph_bytes, cache_sizes
 from tests.engines import tiny_pair
@@ -209,10 +209,8 @@ def test_the_reserve_is_what_the_largest_pass_takes() -> None:
 
     model.forward = watched  # type: ignore[method-assign]
     try:
-        needed = measure_pass_bytes(
-            model, max_rows=100, max_sequences=2, block_size=16, kv_dtype=model.dtype,
-            memory=Memory(),
-        )  # fmt: skip
+        largest = LargestPass(max_rows=100, max_sequences=2, block_size=16, kv_dtype=model.dtype)
+        needed = measure_pass_bytes(model, largest, memory=Memory())
     finally:
         model.forward = forward  # type: ignore[method-assign]
     assert rows == [100]
