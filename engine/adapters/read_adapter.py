@@ -70,8 +70,7 @@ def read_adapter(
     products, and for files that are missing, cut short or too large.
     """
     file = read_adapter_file(folder, config, dtype=dtype, max_bytes=max_bytes)
-    weights = file.weights(config, device)
-    return Adapter(weights=weights, info=file.info(weights.num_bytes))
+    return Adapter(weights=file.weights(config, device), info=file.info)
 
 
 def read_adapter_file(
@@ -111,11 +110,17 @@ class AdapterFile:
             sites[module.site].append(part)
         return LoraWeights(sites, digest=self.digest)
 
-    def info(self, num_bytes: int) -> AdapterInfo:
-        """Describe it; num_bytes: of its weights as they are kept."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(a.nbytes + b.nbytes for a, b, _ in self.modules.values())
+
+    @property
+    def info(self) -> AdapterInfo:
+        """Describe it."""
         return AdapterInfo(
             digest=self.digest,
-            num_bytes=num_bytes,
+            num_bytes=self.num_bytes,
             max_rank=max(a.shape[0] for a, _, _ in self.modules.values()),
             num_modules=len(self.modules),
         )

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
 from engine.model.read_config import read_model_config
 from engine.model.weights import CheckpointReader, resolve_checkpoint
@@ -25,7 +26,7 @@ class WholeEnds:
     def __init__(self, model: DecoderModel) -> None:
         """Read the description anew: the model's own is that of its part."""
         self._folder = resolve_checkpoint(model.config.model_id)
-        self.config = read_model_config(self._folder)
+        self.config = whole_config(model.config)
         self.dtype, self.device = model.dtype, model.device
         self.fingerprint, self.numerics = model.fingerprint, model.numerics
 
@@ -54,6 +55,11 @@ class WholeEnds:
             ) as reader,
         ):
             return reader.read(name, (config.vocab_size, config.hidden_size))
+
+
+def whole_config(config: ModelConfig) -> ModelConfig:
+    """Return the description of the whole model, of which `config` may describe a part."""
+    return config if config.num_ranks == 1 else read_model_config(config.model_id)
 
 
 def ends_of(model: DecoderModel) -> DecoderModel | WholeEnds:

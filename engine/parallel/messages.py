@@ -3,7 +3,7 @@
 Messages go through a socket pair of our own processes, so they are pickled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from weakref import WeakKeyDictionary, finalize
@@ -17,6 +17,7 @@ from engine.model.shared_vocabulary import PickedRows
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
 from engine.passes.pass_memory import LargestPass
+from kernels.layers.lora import LoraWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +88,13 @@ class OpenCache:
 
 @dataclass(frozen=True, slots=True)
 class SentView:
-    """A view's block table: the first `kept` blocks of it as they were sent last, then `tail`."""
+    """A view's block table: the first `kept` blocks of it as they were sent last, then `tail`.
+
+    adapter: the number of its `AddAdapter`.
+    """
 
     number: int
+    adapter: int | None
     kept: int
     tail: list[int]
     window_table: list[int]
@@ -112,8 +117,8 @@ class SentSlice:
 class RunPass:
     """A pass. device_rows: (rows, words of ancestors a row) of what is broadcast behind this.
 
-    picked: `PickedRows.rows`, whose words are broadcast next where some are sampled. forgotten:
-    numbers of views that will not be sent again.
+    picked: `PickedRows.rows`, whose words are broadcast next where some are sampled.
+    forgotten, forgotten_adapters: numbers of views and of adapters that will not be sent again.
     """
 
     slices: list[SentSlice]
@@ -122,6 +127,15 @@ class RunPass:
     picked: list[int] | None
     is_sampled: bool
     forgotten: list[int]
+    forgotten_adapters: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """Keep a rank's part of an adapter, which is on the CPU here."""
+
+    number: int
+    weights: LoraWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +168,7 @@ class ChangeWindow:
     copies: list[tuple[int, int]]
 
 
-Command = MeasureRoom | RunPass | CopyBlocks | MoveSlots | MoveOnDevice | ChangeWindow
+Command = AddAdapter | MeasureRoom | RunPass | CopyBlocks | MoveSlots | MoveOnDevice | ChangeWindow
 
 
 class SentViews:
@@ -164,6 +178,22 @@ class SentViews:
         self._numbers = count()
         self._sent: WeakKeyDictionary[KVView, tuple[int, list[int]]] = WeakKeyDictionary()
         self._forgotten: list[int] = []
+        self._adapters: WeakKeyDictionary[LoraWeights, int] = WeakKeyDictionary()
+        self._forgotten_adapters: list[int] = []
+
+    def new_adapters(
+        self, slices: Sequence[ForwardSlice], device_rows: DeviceRows | None
+    ) -> Iterator[tuple[int, LoraWeights]]:
+        """Number the adapters of a pass that the others do not have yet."""
+        views = [piece.view for piece in slices]
+        if device_rows is not None:
+            views += device_rows.views
+        for view in views:
+            adapter = view.adapter
+            if adapter is not None and adapter not in self._adapters:
+                number = self._adapters[adapter] = next(self._numbers)
+                finalize(adapter, self._forgotten_adapters.append, number)
+                yield number, adapter
 
     def run_pass(
         self,
@@ -188,7 +218,8 @@ class SentViews:
             )
             for piece in slices
         ]
-        forgotten, self._forgotten = self._forgotten, []
+        forgotten, adapters = self._forgotten[:], self._forgotten_adapters[:]
+        del self._forgotten[: len(forgotten)], self._forgotten_adapters[: len(adapters)]
         return RunPass(
             slices=sent,
             device_views=views,
@@ -196,6 +227,7 @@ class SentViews:
             picked=None if picked is None else picked.rows,
             is_sampled=picked is not None and picked.words is not None,
             forgotten=forgotten,
+            forgotten_adapters=adapters,
         )
 
     def _send(self, view: KVView) -> SentView:
@@ -203,7 +235,7 @@ class SentViews:
         if known is None:
             known = next(self._numbers), []
             self._sent[view] = known
-            finalize(view, self._forget, known[0])
+            finalize(view, self._forgotten.append, known[0])
         number, sent = known
         table = view.block_table
         kept = min(len(sent), len(table))
@@ -211,7 +243,5 @@ class SentViews:
             kept = next(place for place in range(kept) if sent[place] != table[place])
         tail = table[kept:]
         sent[kept:] = tail
-        return SentView(number, kept, tail, list(view.window_table))
-
-    def _forget(self, number: int) -> None:
-        self._forgotten.append(number)
+        adapter = None if view.adapter is None else self._adapters[view.adapter]
+        return SentView(number, adapter, kept, tail, list(view.window_table))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -134,6 +134,11 @@ class Ranks:
     def send(self, command: Command) -> None:
         """Tell the others what to do next. Raises OSError for one that is gone."""
         self._send(command)
+
+    def send_each(self, commands: Iterable[Command]) -> None:
+        """Tell each of the others something of its own, in their order; as `send`."""
+        for other, command in zip(self._others, commands, strict=False):
+            other.connection.send_bytes(pickle.dumps(command, pickle.HIGHEST_PROTOCOL))
 
     def broadcast(self, values: Tensor) -> None:
         """Send a tensor of integers behind the command that announces it."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.kv_cache import KVCache
 from engine.model.shared_vocabulary import PickedRows
 from engine.parallel.messages import (
+    AddAdapter,
     ChangeWindow,
     Command,
     CopyBlocks,
@@ -25,6 +28,7 @@ from engine.passes.cache_moves import CacheMoves
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
 from engine.passes.runner import ModelRunner, PassOutput
+from kernels.layers.lora import LoraWeights
 
 
 @dataclass(kw_only=True)
@@ -46,6 +50,10 @@ class ParallelRunner(RankRunner):
 
     ranks: Ranks
     _views: SentViews = field(init=False, default_factory=SentViews)
+    # Of adapters that no pass had yet: the other ranks' parts, in their order.
+    _parts: WeakKeyDictionary[LoraWeights, list[LoraWeights]] = field(
+        init=False, default_factory=WeakKeyDictionary
+    )
 
     def __post_init__(self) -> None:
         """Allocate the caches, here and on the other ranks, and meet them."""
@@ -67,6 +75,13 @@ class ParallelRunner(RankRunner):
         """True: what only the chosen token needs is not gathered."""
         return True
 
+    def keep_parts(self, adapter: LoraWeights, others: list[LoraWeights]) -> None:
+        """Keep the other ranks' parts of an adapter until a pass has it; from any thread.
+
+        An adapter without has the same on all ranks, as that which warms up.
+        """
+        self._parts[adapter] = others
+
     def check(self) -> None:
         """Raise RankLostError if a rank is gone."""
         self.ranks.check()
@@ -85,6 +100,12 @@ class ParallelRunner(RankRunner):
         """`ModelRunner.forward`, on all ranks."""
         with self.ranks.watched():
             self._moves.settle_window()
+            for number, adapter in self._views.new_adapters(slices, device_rows):
+                parts = self._parts.pop(adapter, None)
+                self.ranks.send_each(
+                    AddAdapter(number, part)
+                    for part in parts or repeat(adapter.to(torch.device("cpu")))
+                )
             self.ranks.send(self._views.run_pass(slices, device_rows, picked))
             if device_rows is not None:
                 self.ranks.broadcast(packed_rows(device_rows))

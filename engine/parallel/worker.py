@@ -23,6 +23,7 @@ from engine.model.shard import Shard
 from engine.model.shared_vocabulary import PickedRows
 from engine.parallel.collectives import TorchCollectives
 from engine.parallel.messages import (
+    AddAdapter,
     ChangeWindow,
     CopyBlocks,
     Failed,
@@ -40,6 +41,7 @@ from engine.parallel.runner import RankRunner, num_packed, unpacked_rows
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
 from engine.passes.pass_memory import run_largest_pass
+from kernels.layers.lora import LoraWeights
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +109,7 @@ class _Follower:
         self._model = model
         self._connection = connection
         self._collectives = collectives
+        self._adapters: dict[int, LoraWeights] = {}  # by rank 0's numbers
 
     def _open(self, cache: OpenCache) -> None:
         self._runner = RankRunner(
@@ -136,6 +139,8 @@ class _Follower:
                 self._runner.compact(slots[0], slots[1])
             case ChangeWindow(changes, copies):
                 self._runner.change_window(changes, copies)
+            case AddAdapter(number, weights):
+                self._adapters[number] = weights.to(self._model.device)
             case MeasureRoom(largest):
                 run_largest_pass(self._model, largest, make_runner=RankRunner)
                 self._connection.send(Room(self._free_bytes()))
@@ -153,6 +158,8 @@ class _Follower:
     def _pass(self, command: RunPass) -> None:
         for number in command.forgotten:
             self._views.pop(number, None)
+        for number in command.forgotten_adapters:
+            self._adapters.pop(number, None)
         device_rows = None
         if command.device_rows is not None:
             device_rows = self._device_rows(command.device_views, *command.device_rows)
@@ -185,7 +192,8 @@ class _Follower:
         """Return a view with rank 0's block table; nothing is allocated for it here."""
         view = self._views.get(sent.number)
         if view is None:
-            view = self._views[sent.number] = self._runner.new_view("")
+            adapter = None if sent.adapter is None else self._adapters[sent.adapter]
+            view = self._views[sent.number] = self._runner.new_view("", adapter)
         view.block_table[sent.kept :] = sent.tail
         view.window_table = sent.window_table
         return view

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from engine.adapters.bank import AdapterBank
 from engine.adapters.read_adapter import Adapter, read_adapter
+from engine.adapters.shared_adapter import read_shared_adapter
 from engine.config import EngineConfig
 from engine.errors import InvalidAdapterError, InvalidRequestError
 from engine.events import AdapterInfo
+from engine.parallel.runner import ParallelRunner
 from engine.passes.runner import ModelRunner
 from engine.request import AdapterRef, EngineRequest, Tier
 from engine.sequences.sequence import Sequence
@@ -163,6 +165,8 @@ class AdapterQueue:
 def _read_for(runner: ModelRunner, max_bytes: int, folder: Path) -> Adapter:
     """Read an adapter for a runner's model, in a thread beside the steps."""
     model = runner.model
+    if isinstance(runner, ParallelRunner):
+        return read_shared_adapter(folder, runner, max_bytes=max_bytes)
     return read_adapter(
         folder, model.config, dtype=model.dtype, device=model.device, max_bytes=max_bytes
     )

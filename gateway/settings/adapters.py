@@ -10,7 +10,6 @@ from pydantic_settings import NoDecode
 
 from gateway.settings.sections import (
     Count,
-    EngineSettings,
     ModelSettings,
     Seconds,
     Section,
@@ -98,11 +97,3 @@ def adapter_complaints(
             yield Complaint(path, text, f"{name} is for the {own} tier, which has no model here")
     if len(adapters.lora) > adapters.max_named:
         yield Complaint(path, None, f"there are more than adapters.max_named={adapters.max_named}")
-
-
-def parallel_complaints(adapters: AdapterSettings, engine: EngineSettings) -> Iterator[Complaint]:
-    """Yield adapters of a large model that several devices share: it takes none."""
-    for text in adapters.lora if engine.tensor_parallel > 1 else ():
-        if parse_adapter(text).tier != "small":
-            what = f"a large model takes none with engine.tensor_parallel={engine.tensor_parallel}"
-            yield Complaint(("adapters", "lora"), text, f"{what}; leave one of the two out")

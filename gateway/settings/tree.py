@@ -19,7 +19,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.settings import paths as settings_paths
-from gateway.settings.adapters import AdapterSettings, adapter_complaints, parallel_complaints
+from gateway.settings.adapters import AdapterSettings, adapter_complaints
 from gateway.settings.aliases import AliasSettings, alias_complaints
 from gateway.settings.caching import CacheSettings, cache_complaints
 from gateway.settings.experiments import ExperimentName, ExperimentSettings
@@ -182,7 +182,6 @@ class Settings(BaseSettings):
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
-            *parallel_complaints(self.adapters, self.engine),
             *worker_complaints(self.server, self.models, self.engine, self.database_url),
         ]
         if complaints:

@@ -8,7 +8,7 @@ computed by itself, so its bits do not depend on the rows beside it.
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, Protocol
 
@@ -82,6 +82,14 @@ class LoraWeights:
         self.max_rank = max(part.a.shape[0] for part in parts)
         self.max_size = max(part.b.shape[1] for part in parts)
         self.num_bytes = sum(part.a.nbytes + part.b.nbytes for part in parts)
+
+    def to(self, device: torch.device) -> "LoraWeights":
+        """Return the same products on a device."""
+        sites = [
+            [replace(part, a=part.a.to(device), b=part.b.to(device)) for part in parts]
+            for parts in self.sites
+        ]
+        return LoraWeights(sites, digest=self.digest)
 
     @functools.cached_property
     def table(self) -> Tensor:

@@ -7,18 +7,23 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from draft.heads.protocol import HeadKind
+from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import RankLostError
 from engine.model.quantised.formats import Rounding
 from engine.parallel.collectives import TorchCollectives
+from engine.parallel.runner import RankRunner
+from engine.passes.pass_memory import LargestPass, measure_pass_bytes
 from kernels.triton_support import use_kernels
+from tests.adapters import ALL_MODULES, adapter_ref, make_adapter
 from tests.engines import (
     PAIR_FOLDER,
     assert_idle,
@@ -32,14 +37,13 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.heads import make_head_engine, random_head_of, random_pair
-from tests.laws.head_cases import accepted, right_answers
-from tests.laws.mixed import mixed_requests, total
+from tests.laws.head_cases import accepted
+from tests.laws.mixed import mixed_requests, plainly, total
 from tests.laws.test_scheme_law import stored_folder
 from tests.ranks import Parted, parted
 
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 _END_S = 30.0
-HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
 
 @pytest.fixture(scope="module", params=COUNTS)
@@ -120,15 +124,43 @@ def test_whole_rows_are_gathered_only_where_they_are_wanted(
         assert ours.logprob == pytest.approx(others.logprob, abs=1e-4)
 
 
+def test_all_ranks_run_the_largest_pass(shipped: Parted) -> None:
+    """For the size of the cache, before there is one; afterwards they serve as ever."""
+
+    class Memory:
+        def reset_peak(self) -> None:
+            """Nothing is kept."""
+
+        def used_bytes(self) -> int:
+            return 0
+
+        def peak_bytes(self) -> int:
+            return 77
+
+    model = shipped.model
+    largest = LargestPass(max_rows=40, max_sequences=1, block_size=16, kv_dtype=model.dtype)
+    measure = partial(measure_pass_bytes, model, largest, memory=Memory(), make_runner=RankRunner)
+    measured, rooms = shipped.ranks.room(measure, largest)
+    assert measured == 77 + 3 * 16 * model.config.vocab_size * 4
+    assert rooms == []  # on a CPU all share the machine's memory
+    engine = shipped.engine(shipped_pair())
+    assert answers(engine, speculation=False) == answers(
+        make_engine(shipped_pair()), speculation=False
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_head_on_rank_0_changes_no_text(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "kinds"), [(2, ("eagle3", "dflash")), (4, ("mtp", "peagle"))])
+def test_a_head_on_rank_0_changes_no_text(
+    count: int, kinds: tuple[HeadKind, ...], tmp_path: Path
+) -> None:
     """Heads read the hidden states that all ranks have, and run on the first alone."""
     pair = random_pair()
     pair.large_reference.save_pretrained(tmp_path)
-    right = right_answers(is_taught=False)
+    requests = mixed_requests()[::2]
+    right = plainly(pair, requests)
     with parted(tmp_path, count, dtype="float32") as found:
-        for kind in HEAD_KINDS:
+        for kind in kinds:
             engine = make_head_engine(
                 replace(pair, large=found.model),
                 random_head_of(kind, found.model),
@@ -136,9 +168,46 @@ def test_a_head_on_rank_0_changes_no_text(count: int, tmp_path: Path) -> None:
                 has_small=kind == "mtp",
                 on_device=kind == "peagle",
             )
-            assert texts(serve(engine, mixed_requests())) == right
+            assert texts(serve(engine, requests)) == right
             assert accepted(engine) > 0
             assert_idle(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "count", "modules"),
+    [
+        ("qwen3", 4, ALL_MODULES),  # copied key-value heads
+        ("phi3", 2, ("qkv_proj", "gate_up_proj", "down_proj")),  # fused projections
+    ],
+)
+def test_adapters_are_shared_out(
+    architecture: str, count: int, modules: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Each rank has its part of an adapter, also of one that comes back after it was put out."""
+    pair = tiny_pair(architecture)
+    base = pair.large_reference
+    base.save_pretrained(tmp_path / "base")
+    refs = [
+        adapter_ref(make_adapter(tmp_path / f"a{seed}", base, seed=seed, modules=modules))
+        for seed in (1, 2)
+    ]
+    requests = [
+        replace(
+            make_request(
+                f"{turn}-{number}", random_prompt(9), seed=3, max_tokens=12, temperature=heat
+            ),
+            adapters=() if ref is None else (ref,),
+        )
+        for turn, heat in enumerate((0.0, 0.8))
+        for number, ref in enumerate((*refs, None, refs[0]))
+    ]
+    right = plainly(pair, requests)
+    assert len({tuple(right[f"0-{number}"]) for number in range(3)}) == 3
+    with parted(tmp_path / "base", count, dtype="float32") as found:
+        engine = found.engine(pair, config=EngineConfig(max_adapters=1))
+        assert texts(serve(engine, requests)) == right
+        assert_idle(engine)
 
 
 @pytest.mark.slow

@@ -66,6 +66,22 @@ class Capacity:
     best: CapacityRow | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """The memory of one device. pass_bytes: about what its largest pass takes."""
+
+    device: str
+    total_bytes: float
+    weight_bytes: float
+    kv_bytes: float
+    pass_bytes: float
+
+    @property
+    def free_bytes(self) -> float:
+        """What is left."""
+        return self.total_bytes - self.weight_bytes - self.kv_bytes - self.pass_bytes
+
+
 def kv_tokens(
     memory_bytes: float,
     shapes: Sequence[ModelSizes],
@@ -85,7 +101,7 @@ def kv_tokens(
         needed = sum(shape.weight_bytes for shape in shapes) + reserve_bytes
         raise ValueError(
             f"the weights need {needed / 1e9:.1f} GB, the device has {memory_bytes / 1e9:.1f} GB; "
-            "take a larger device, a smaller model, or several devices behind an upstream tier"
+            "take a larger device, a smaller model, or several devices (--tensor-parallel)"
         )
     for shape in shapes:
         if shape.state_bytes:

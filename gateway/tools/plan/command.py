@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.settings.tree import SettingsError, load_settings
-from gateway.tools.console.command import QuantizeOption, assigned
+from gateway.tools.console.command import ParallelOption, QuantizeOption, assigned
 from gateway.tools.console.user_errors import EXIT_USAGE, complain
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def plan(  # noqa: PLR0913 - a flag each
     large: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
     quantize: QuantizeOption = None,
     small: Annotated[str | None, typer.Option(help="The same for the small model.")] = None,
+    tensor_parallel: ParallelOption = None,
     prompt_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of a prompt.")] = 300,
     answer_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of an answer.")] = 120,
     trace: Annotated[
@@ -66,7 +67,7 @@ def plan(  # noqa: PLR0913 - a flag each
         ),
     ] = None,
     usd_per_hour: Annotated[
-        float | None, typer.Option(min=0.0, help="Price of the device an hour, in USD.")
+        float | None, typer.Option(min=0.0, help="Price of a device an hour, in USD.")
     ] = None,
     window: Annotated[
         int | None,
@@ -95,7 +96,12 @@ def plan(  # noqa: PLR0913 - a flag each
     from gateway.tools.plan.report import print_plan
 
     console = make_console(stderr=json_file is not None and str(json_file) == "-")
-    flags = {"models.large": large, "models.small": small, "models.quantize": quantize}
+    flags = {
+        "models.large": large,
+        "models.small": small,
+        "models.quantize": quantize,
+        "engine.tensor_parallel": tensor_parallel,
+    }
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         settings = load_settings(flags=assigned(assignments or []) | given)

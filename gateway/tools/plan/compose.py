@@ -12,17 +12,18 @@ from engine.request import TIERS, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.tree import Settings
 from gateway.tools.bench.results import BenchResult
-from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan
+from gateway.tools.plan.capacity import Goal, MemoryUse, Variant, kv_tokens, plan
 from gateway.tools.plan.check import compare
-from gateway.tools.plan.devices import DEVICES
+from gateway.tools.plan.devices import DEVICES, SUM_S, UNRECORDED_S, DeviceSpec
 from gateway.tools.plan.measure import measure
 from gateway.tools.plan.popular import popular_model
 from gateway.tools.plan.report import CapacityPlan
-from gateway.tools.plan.shapes import ModelSizes
+from gateway.tools.plan.shapes import ModelSizes, largest_pass_bytes, part_of
 from gateway.tools.plan.simulate import Speculation, System, TierModel
 from gateway.tools.plan.workload import LengthPairs
 from gateway.wiring.checkpoint_check import check_checkpoint
 from gateway.wiring.checkpoints import named_models
+from gateway.wiring.tensor_parallel import has_ranks
 
 HERE: Final = "here"
 _RESERVE_SHARE: Final = 0.1
@@ -40,6 +41,7 @@ class Ground:
     tiers: Mapping[Tier, TierModel]
     speculation: Speculation | None
     max_context: int
+    memory: Sequence[MemoryUse] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -92,21 +94,17 @@ def _here(settings: Settings, acceptance: float | None, on_progress: LoadingCall
 
 def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> Ground:
     device, options = DEVICES[name], settings.engine
+    count = options.tensor_parallel if has_ranks(settings) else 1
     notes: list[str] = []
-    shapes: dict[Tier, ModelSizes] = {
-        tier: ModelSizes.of(
-            _described(path, notes),
-            dtype=options.dtype,
-            kv_dtype=options.kv_cache_dtype,
-            scheme=settings.models.scheme(tier),
-            decodes=settings.models.decodes(tier),
-        )
-        for tier, path in named_models(settings).items()
+    configs = {tier: _described(path, notes) for tier, path in named_models(settings).items()}
+    parts = {
+        tier: part_of(config, count if tier == "large" else 1) for tier, config in configs.items()
     }
+    shapes, on_device = _sizes(configs, settings), _sizes(parts, settings)
     tiers = [tier for tier in TIERS if tier in shapes]
     shares = kv_tokens(
         device.memory_bytes,
-        [shapes[tier] for tier in tiers],
+        [on_device[tier] for tier in tiers],
         reserve_bytes=_RESERVE_SHARE * device.memory_bytes,
         max_sequences=options.max_sequences,
         small_kv_ratio=options.small_kv_ratio,
@@ -128,20 +126,77 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
                 f"The acceptance rate is assumed to be {_ASSUMED_ACCEPTANCE:g}; measure it "
                 "(`outrider bench` shows it) and set --acceptance."
             )
+    shared_layers = {"large": configs["large"].num_layers} if count > 1 else {}
+    if count > 1:
+        notes.append(
+            f"The large model on {count} devices: {1e6 * SUM_S:g} µs for each of two sums over "
+            f"them a layer, and {1e6 * UNRECORDED_S:g} µs for its launches: assumed, never "
+            "measured. The price is that of all devices."
+        )
     return Ground(
-        device=name,
+        device=name if count == 1 else f"{count} x {name}",
         is_measured=False,
-        shapes=[shapes[tier] for tier in TIERS if tier in shapes],
+        shapes=[shapes[tier] for tier in tiers],
         tiers={
             tier: TierModel(
-                curve=device.curve(shape), num_kv_tokens=num_kv[tier], host_s=_ASSUMED_HOST_S
+                curve=device.curve(shape, shared_layers=shared_layers.get(tier, 0)),
+                num_kv_tokens=num_kv[tier],
+                host_s=_ASSUMED_HOST_S,
             )
-            for tier, shape in shapes.items()
+            for tier, shape in on_device.items()
         },
         speculation=speculation,
         max_context=min(shape.max_context for shape in shapes.values()),
+        memory=_memory(device, parts, on_device, num_kv, settings),
         notes=tuple(notes),
     )
+
+
+def _sizes(configs: Mapping[Tier, ModelConfig], settings: Settings) -> dict[Tier, ModelSizes]:
+    return {
+        tier: ModelSizes.of(
+            config,
+            dtype=settings.engine.dtype,
+            kv_dtype=settings.engine.kv_cache_dtype,
+            scheme=settings.models.scheme(tier),
+            decodes=settings.models.decodes(tier),
+        )
+        for tier, config in configs.items()
+    }
+
+
+def _memory(
+    device: DeviceSpec,
+    parts: Mapping[Tier, ModelConfig],
+    sizes: Mapping[Tier, ModelSizes],
+    num_kv: Mapping[Tier, int],
+    settings: Settings,
+) -> list[MemoryUse]:
+    """Return what each device holds: the first has all models, the others a part of the large."""
+    options = settings.engine
+    count = max(config.num_ranks for config in parts.values())
+    found = []
+    for rank in range(count):
+        held = list(sizes) if rank == 0 else ["large"]
+        found.append(
+            MemoryUse(
+                device=device.name if count == 1 else f"{device.name} {rank}",
+                total_bytes=device.memory_bytes,
+                weight_bytes=sum(sizes[tier].weight_bytes for tier in held),
+                kv_bytes=sum(num_kv[tier] * sizes[tier].kv_bytes_per_token for tier in held),
+                pass_bytes=max(
+                    largest_pass_bytes(
+                        parts[tier],
+                        dtype=options.dtype,
+                        max_rows=options.max_tokens_per_step,
+                        max_sequences=options.max_sequences,
+                        has_logits=rank == 0,
+                    )
+                    for tier in held
+                ),
+            )
+        )
+    return found
 
 
 def _described(path_or_id: str, notes: list[str]) -> ModelConfig:
@@ -168,6 +223,9 @@ def _described(path_or_id: str, notes: list[str]) -> ModelConfig:
 def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
     """Every way to serve, simulated. Raises ValueError for requests that cannot be served."""
     lengths = wanted.lengths.within(found.max_context)
+    usd_per_hour = wanted.usd_per_hour
+    if usd_per_hour is not None:
+        usd_per_hour *= max(len(found.memory), 1)
     variants = _variants(found, wanted, settings)
     notes = list(found.notes)
     is_measured = found.speculation is not None and bool(found.speculation.measured)
@@ -198,10 +256,10 @@ def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
         lengths=lengths,
         window=wanted.window,
         goal=wanted.goal,
-        usd_per_hour=wanted.usd_per_hour,
+        memory=found.memory,
+        usd_per_hour=usd_per_hour,
         capacities=[
-            plan(variant, lengths, wanted.goal, usd_per_hour=wanted.usd_per_hour)
-            for variant in variants
+            plan(variant, lengths, wanted.goal, usd_per_hour=usd_per_hour) for variant in variants
         ],
         compared=compared,
         notes=notes,

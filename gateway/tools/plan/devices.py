@@ -7,6 +7,10 @@ from gateway.tools.plan.curves import RooflineCurve
 from gateway.tools.plan.shapes import ModelSizes
 
 _GB: Final = 1e9
+UNRECORDED_S: Final = 20e-6
+"""Launches of a layer's kernels where nothing records them."""
+SUM_S: Final = 15e-6
+"""Of one sum over the devices, over NVLink: latency, which is most of it while few rows decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +30,17 @@ class DeviceSpec:
     flops_share: float = 0.6
     launch_s: float = 0.0004
 
-    def curve(self, shape: ModelSizes) -> RooflineCurve:
-        """Return the times of passes by the roofline model."""
+    def curve(self, shape: ModelSizes, *, shared_layers: int = 0) -> RooflineCurve:
+        """Return the times of passes by the roofline model.
+
+        shared_layers: layers behind whose halves several devices add what they have. Their passes
+        are not recorded.
+        """
         return RooflineCurve(
             weight_s=shape.weight_bytes / (self.bytes_per_s * self.bandwidth_share),
             row_s=shape.flops_per_row / (self.flops_per_s * self.flops_share),
             key_s=shape.kv_bytes_per_token / (self.bytes_per_s * self.bandwidth_share),
-            launch_s=self.launch_s,
+            launch_s=self.launch_s + shared_layers * (UNRECORDED_S + 2 * SUM_S),
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from engine.model.whole_ends import whole_config
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.tools.bench.prompts import built_in_prompts
@@ -61,7 +62,7 @@ def measure(settings: "Settings", on_progress: LoadingCallback) -> Measurement:
         device=str(any_runner.device),
         shapes={
             tier: ModelSizes.of(
-                runner.model.config,
+                whole_config(runner.model.config),
                 dtype=str(runner.model.dtype).removeprefix("torch."),
                 kv_dtype=settings.engine.kv_cache_dtype,
                 scheme=settings.models.scheme(tier),

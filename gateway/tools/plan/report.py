@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.tools.plan.capacity import Capacity, CapacityRow, Goal, users_that_fit
+from gateway.tools.plan.capacity import Capacity, CapacityRow, Goal, MemoryUse, users_that_fit
 from gateway.tools.plan.check import Compared
 from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.workload import LengthPairs
@@ -19,7 +19,8 @@ _GB = 1e9
 class CapacityPlan:
     """Everything that was planned. `notes` say what it rests on, and what it leaves out.
 
-    num_kv_tokens: of each tier's KV cache, by tier, the large one first.
+    num_kv_tokens: of each tier's KV cache, by tier, the large one first. memory: of each device,
+    where they are known by a data sheet.
     """
 
     device: str
@@ -29,6 +30,7 @@ class CapacityPlan:
     lengths: LengthPairs
     window: int | None
     goal: Goal
+    memory: Sequence[MemoryUse] = ()
     usd_per_hour: float | None
     capacities: Sequence[Capacity]
     compared: Sequence[Compared] = ()
@@ -40,6 +42,7 @@ class CapacityPlan:
             "device": self.device,
             "is_measured": self.is_measured,
             "models": [asdict(shape) for shape in self.shapes],
+            "memory": [{**asdict(use), "free_bytes": use.free_bytes} for use in self.memory],
             "num_kv_tokens": dict(self.num_kv_tokens),
             "num_users_that_fit": self.num_answers(),
             "window": self.window,
@@ -91,6 +94,8 @@ def _line(line: CapacityRow) -> dict[str, Any]:
 def print_plan(console: Console, plan: CapacityPlan) -> None:
     """Tables: the models, each variant by concurrency, the variants side by side, the check."""
     console.print(_models(plan))
+    if plan.memory:
+        console.print(_memory(plan.memory))
     console.print(
         f"{plan.kv_line()}. Requests of {plan.lengths.name}: prompt "
         f"{plan.lengths.mean_prompt:.0f}, answer {plan.lengths.mean_answer:.0f}."
@@ -121,6 +126,16 @@ def _models(plan: CapacityPlan) -> Table:
             f"{shape.weight_bytes / _GB:.3f}",
             f"{shape.kv_bytes_per_token:,}",
         )
+    return table
+
+
+def _memory(uses: Sequence[MemoryUse]) -> Table:
+    table = Table(title="memory of each device, GB", title_justify="left", box=None)
+    for name in ("device", "weights", "KV cache", "largest pass", "free"):
+        table.add_column(name, justify="left" if name == "device" else "right")
+    for use in uses:
+        parts = (use.weight_bytes, use.kv_bytes, use.pass_bytes, use.free_bytes)
+        table.add_row(use.device, *(f"{part / _GB:.2f}" for part in parts))
     return table
 
 

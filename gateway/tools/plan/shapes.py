@@ -1,10 +1,12 @@
 """Demands of a model on a device: bytes of weights, bytes of KV a token, operations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from engine.model.config import ModelConfig
 from engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, SchemeName
+from engine.model.shard import Shard
+from engine.model.shared_config import share_of
 from gateway.tools.plan.stored import stored_bits
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -112,6 +114,35 @@ class ModelSizes:
             attention_flops_per_key=4 * num_attending * width,
             max_context=config.max_position_embeddings,
         )
+
+
+def part_of(config: ModelConfig, num_ranks: int) -> ModelConfig:
+    """Return the description of what each of several devices has of a model.
+
+    Raises UnsupportedModelError for a model that cannot be shared out so.
+    """
+    if num_ranks == 1:
+        return config
+    shard = Shard(count=num_ranks)
+    return replace(share_of(config, shard), vocab_size=shard.length(config.vocab_size))
+
+
+def largest_pass_bytes(
+    config: ModelConfig, *, dtype: str, max_rows: int, max_sequences: int, has_logits: bool = True
+) -> int:
+    """Return about what a device's largest pass takes beside weights and cache.
+
+    config: of what the device has. has_logits: whether it has the float32 logits of all tokens,
+    and the copies that choosing makes of them: those of up to 16 rows for each sequence.
+    """
+    size = _BYTES[config.dtype if dtype == "auto" else dtype]
+    heads = config.num_query_heads + 2 * config.num_kv_heads
+    width = 3 * config.hidden_size + (heads + config.num_query_heads) * config.head_dim
+    inner = config.intermediate_size
+    if config.experts is not None:
+        inner = max(inner, config.experts.inner_size * config.experts.routing.num_chosen)
+    num_logits = min(max_rows, 16 * max_sequences) * config.vocab_size * config.num_ranks
+    return max_rows * (width + 3 * inner) * size + has_logits * num_logits * 4 * 4
 
 
 def _recurrent_parameters(config: ModelConfig) -> int:

@@ -206,6 +206,25 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
     assert num_blocks[False] > 2 * num_blocks[True]
 
 
+def test_the_rank_with_the_least_room_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {tier: runner.model for tier, runner in runners_of().items()}
+    large = models["large"]
+    per_block = KVCache.bytes_per_block(large.config, block_size=16, dtype=large.dtype)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (100 << 20, 1 << 40))
+    found = []
+    for others in ([], [90 << 20], [90 << 20, 1000 + 13 * per_block]):
+        taken = (1000, others)
+        monkeypatch.setattr("gateway.wiring.kv_budget._pass_bytes", lambda *_, own=taken: own)
+        sizes = cache_sizes(
+            settings_of(engine__max_context=None, engine__cuda_graphs=False),
+            models,  # type: ignore[arg-type]
+            torch.device("cuda"),
+        )
+        found.append(sizes.num_blocks)
+    assert found[0] == found[1]
+    assert found[2] == {"small": found[0]["small"], "large": 12}  # a part stays free
+
+
 @pytest.mark.parametrize("kernels", ["reference", "triton"])
 def test_kernels_are_compiled_before_anyone_waits_for_them(
     kernels: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

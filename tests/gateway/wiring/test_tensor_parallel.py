@@ -8,7 +8,7 @@ from engine.errors import EngineError, UnsupportedModelError
 from engine.parallel.runner import ParallelRunner
 from engine.passes.runner import ModelRunner
 from gateway.backends.step_loop import no_progress
-from gateway.settings.tree import SettingsError, load_settings
+from gateway.settings.tree import load_settings
 from gateway.wiring import build, tensor_parallel
 from gateway.wiring.engine import load_runners
 from gateway.wiring.tensor_parallel import threads_of_rank
@@ -47,12 +47,6 @@ def test_what_cannot_be_shared_out_is_refused_before_it_is_loaded(
     settings = load_settings(environ={}, flags=FLAGS | flags)
     with pytest.raises(error, match=words):
         load_runners(settings, no_progress)
-
-
-def test_a_shared_model_takes_no_adapters() -> None:
-    flags = FLAGS | {"engine.tensor_parallel": 2, "adapters.lora": ("a=/nowhere",)}
-    with pytest.raises(SettingsError, match=r"adapters\.lora .*engine\.tensor_parallel=2"):
-        load_settings(environ={}, flags=flags)
 
 
 def test_ranks_share_the_threads() -> None:

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from engine.errors import UnsupportedModelError
 from engine.model.decoder import DecoderModel
 from engine.model.quantised.formats import SCHEMES, Rounding
 from engine.model.read_config import read_model_config
+from gateway.backends.step_loop import no_progress
 from gateway.cli import app
-from gateway.settings.tree import bundled_pair
+from gateway.settings.tree import bundled_pair, load_settings
 from gateway.tools.bench.results import (
     BenchResult,
     Meta,
@@ -25,6 +27,7 @@ from gateway.tools.bench.results import (
 from gateway.tools.bench.summary import summarize
 from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan, users_that_fit
 from gateway.tools.plan.check import RunMismatchError, compare
+from gateway.tools.plan.compose import ground
 from gateway.tools.plan.curves import MeasuredCurve, RooflineCurve
 from gateway.tools.plan.devices import DEVICES
 from gateway.tools.plan.shapes import ModelSizes
@@ -94,6 +97,33 @@ def test_memory_left_by_the_weights_is_kv_cache() -> None:
     assert kv_tokens(3000, [SHAPE], reserve_bytes=500) == [150]
     with pytest.raises(ValueError, match="larger device"):
         kv_tokens(900, [SHAPE])
+
+
+def test_each_device_has_its_part() -> None:
+    """The first holds the small model beside it; together they have the large one once."""
+    flags = {"models.large": str(bundled_pair() / "large"), "engine.dtype": "float32"}
+    flags["models.small"] = str(bundled_pair() / "small")
+    on_one, on_two = (
+        ground(
+            "l4",
+            load_settings(environ={}, flags=flags | {"engine.tensor_parallel": count}),
+            acceptance=0.7,
+            on_progress=no_progress,
+        )
+        for count in (1, 2)
+    )
+    (alone,), (first, second) = on_one.memory, on_two.memory
+    small, large = on_one.shapes
+    assert on_two.shapes == on_one.shapes
+    assert alone.weight_bytes == large.weight_bytes + small.weight_bytes
+    assert second.weight_bytes == pytest.approx(large.weight_bytes / 2, rel=0.01)
+    assert first.weight_bytes == second.weight_bytes + small.weight_bytes
+    assert second.pass_bytes < first.pass_bytes
+    assert second.free_bytes > first.free_bytes > 0
+    assert on_two.tiers["large"].num_kv_tokens > 1.4 * on_one.tiers["large"].num_kv_tokens
+    settings = load_settings(environ={}, flags=flags | {"engine.tensor_parallel": 3})
+    with pytest.raises(UnsupportedModelError, match="divide all of it: 1, 2, 4"):
+        ground("l4", settings, acceptance=0.7, on_progress=no_progress)
 
 
 def test_windows_leave_room_for_more_tokens() -> None:
