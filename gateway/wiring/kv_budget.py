@@ -264,7 +264,8 @@ def _pass_bytes(
     from engine.passes.pass_memory import LargestPass, measure_pass_bytes
 
     options = settings.engine
-    needed, others = 0, []
+    needed = 0
+    others: list[int] = []
     for tier, model in models.items():
         largest = LargestPass(
             max_rows=options.max_tokens_per_step,

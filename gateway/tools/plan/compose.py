@@ -177,7 +177,7 @@ def _memory(
     count = max(config.num_ranks for config in parts.values())
     found = []
     for rank in range(count):
-        held = list(sizes) if rank == 0 else ["large"]
+        held: list[Tier] = list(sizes) if rank == 0 else ["large"]
         found.append(
             MemoryUse(
                 device=device.name if count == 1 else f"{device.name} {rank}",

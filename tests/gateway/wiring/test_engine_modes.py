@@ -212,7 +212,7 @@ def test_the_rank_with_the_least_room_decides(monkeypatch: pytest.MonkeyPatch) -
     per_block = KVCache.bytes_per_block(large.config, block_size=16, dtype=large.dtype)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (100 << 20, 1 << 40))
     found = []
-    for others in ([], [90 << 20], [90 << 20, 1000 + 13 * per_block]):
+    for others in ([], [200 << 20], [200 << 20, 1000 + 13 * per_block]):
         taken = (1000, others)
         monkeypatch.setattr("gateway.wiring.kv_budget._pass_bytes", lambda *_, own=taken: own)
         sizes = cache_sizes(
