@@ -188,7 +188,9 @@ class TierStats:
     """Gauges and cumulative counters of one tier. Ratios are in [0, 1].
 
     `num_prompt_tokens` were to be computed when their sequences started, `num_computed_tokens` have
-    been. The other counters are those of `TierWork`.
+    been. Of `num_waiting`, the queue holds back `num_held_newcomers` of its own accord: one answer
+    more would make others late. `num_newcomer_holds` such waits have ended; all of them have taken
+    `newcomer_held_s` so far. The other counters are those of `TierWork`.
     """
 
     num_running: int = 0
@@ -207,6 +209,9 @@ class TierStats:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_draft_rows: int = 0
+    num_held_newcomers: int = 0
+    num_newcomer_holds: int = 0
+    newcomer_held_s: float = 0.0
 
     @property
     def kv_cache_usage(self) -> float:
@@ -217,6 +222,8 @@ class TierStats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot. Prefix-cache counters count tokens; `accepted_per_depth[i]` is depth i + 1.
+
+    `step_forward_s`: the time of steps in the models' passes; `step_host_s`: beside them.
 
     `drafted_by_source` and `accepted_by_source` hold the same per source and depth; a node that
     several sources guessed counts for each of them.

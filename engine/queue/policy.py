@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+from engine.request import Tier
 from engine.sequences.sequence import Sequence
 from engine.ttft_predictor import ServiceTimes
 
@@ -18,6 +19,21 @@ class StepThrottle:
 
     paused: frozenset[Sequence]
     batch_prefill_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewcomerHolds:
+    """Sequences that the policy let wait although they were next: now, and so far.
+
+    seconds: from the moment at which each was passed over until it might start or had gone.
+    """
+
+    num_now: int = 0
+    num_ended: int = 0
+    seconds: float = 0.0
+
+
+NO_HOLDS: Final = NewcomerHolds()
 
 
 class QueuePolicy(Protocol):
@@ -43,6 +59,11 @@ class QueuePolicy(Protocol):
 
     def preempted(self, sequence: Sequence) -> None:
         """A running sequence went back to the queue."""
+
+    def newcomer_holds(self, tier: Tier) -> NewcomerHolds:
+        """Return a tier's sequences that the policy itself holds back, and has held back."""
+        del tier
+        return NO_HOLDS
 
     @property
     def has_objectives(self) -> bool:

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from engine.config import EngineConfig
 from engine.queue.block_space import BlockCache, BlockSpace, DraftBlocks
-from engine.queue.policy import QueuePolicy
+from engine.queue.policy import NewcomerHolds, QueuePolicy
 from engine.queue.prefill_rows import PrefillRows
 from engine.request import Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
@@ -71,6 +71,10 @@ class Scheduler:
     def num_running(self) -> int:
         """Sequences of all tiers that hold blocks."""
         return sum(len(running) for running in self.running.values())
+
+    def newcomer_holds(self, tier: Tier) -> NewcomerHolds:
+        """Return a tier's sequences that wait because the policy holds them back."""
+        return self._policy.newcomer_holds(tier)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that holds nothing; it is not queued where the policy raises."""

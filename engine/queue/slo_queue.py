@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Final
 
 from engine.queue.fair_queue import FairQueue, FairQueueConfig
-from engine.queue.policy import StepThrottle
+from engine.queue.policy import NO_HOLDS, NewcomerHolds, StepThrottle
 from engine.request import LOW, NORMAL, Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.ttft_predictor import ServiceTimes
@@ -82,6 +82,8 @@ class SloQueue(FairQueue):
         self._is_pressed = False  # a running or starting sequence is short of time
         self._aged: frozenset[Sequence] = frozenset()
         self._num_since_aged: dict[Tier, int] = {}
+        self._held_since_s: dict[Sequence, float] = {}
+        self._holds: dict[Tier, NewcomerHolds] = {}  # that have ended
 
     def attach(self, times: ServiceTimes, *, num_places: int) -> None:
         """Go by these times, and leave batch its share of so many places."""
@@ -108,6 +110,7 @@ class SloQueue(FairQueue):
     def started(self, sequence: Sequence) -> None:
         """Charge the tenant, and count the sequences passed over meanwhile."""
         super().started(sequence)
+        self._let_go(sequence)
         if sequence in self._batch:
             self._batch_running.add(sequence)
         if sequence in self._aged:
@@ -118,6 +121,7 @@ class SloQueue(FairQueue):
     def removed(self, sequence: Sequence) -> None:
         """Forget it."""
         super().removed(sequence)
+        self._let_go(sequence)
         self._num_here -= 1
         self._batch_running.discard(sequence)
         self._batch.pop(sequence, None)
@@ -186,7 +190,30 @@ class SloQueue(FairQueue):
         self._now_s = now_s
         for sequence in super().order(waiting, now_s):
             if self._may_start(sequence, now_s):
+                self._let_go(sequence)
                 yield sequence
+            else:
+                self._held_since_s.setdefault(sequence, now_s)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Count for how long a sequence was held, if it was."""
+        since_s = self._held_since_s.pop(sequence, self._now_s)
+        if since_s < self._now_s:
+            before = self._holds.get(sequence.tier, NO_HOLDS)
+            self._holds[sequence.tier] = NewcomerHolds(
+                num_ended=before.num_ended + 1,
+                seconds=before.seconds + self._now_s - since_s,
+            )
+
+    def newcomer_holds(self, tier: Tier) -> NewcomerHolds:
+        """Return those that would slow others down, or have to let an urgent one pass."""
+        ended = self._holds.get(tier, NO_HOLDS)
+        since_s = [at_s for other, at_s in self._held_since_s.items() if other.tier == tier]
+        return NewcomerHolds(
+            num_now=len(since_s),
+            num_ended=ended.num_ended,
+            seconds=ended.seconds + sum(self._now_s - at_s for at_s in since_s),
+        )
 
     def _may_start(self, sequence: Sequence, now_s: float) -> bool:
         """True if no urgent sequence would be delayed and batch leaves places to others."""

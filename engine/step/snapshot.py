@@ -64,7 +64,7 @@ def snapshot(
 def _tier_stats(
     tier: Tier, runner: ModelRunner, scheduler: Scheduler, preparation: Preparation
 ) -> TierStats:
-    counters = scheduler.counters[tier]
+    counters, holds = scheduler.counters[tier], scheduler.newcomer_holds(tier)
     num_adapters, adapter_bytes = preparation.adapters.num_resident(tier)
     return TierStats(
         num_running=len(scheduler.running[tier]),
@@ -84,4 +84,7 @@ def _tier_stats(
         num_drafted_tokens=counters.num_drafted_tokens,
         num_accepted_tokens=counters.num_accepted_tokens,
         num_draft_rows=counters.num_draft_rows,
+        num_held_newcomers=holds.num_now,
+        num_newcomer_holds=holds.num_ended,
+        newcomer_held_s=holds.seconds,
     )

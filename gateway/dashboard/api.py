@@ -14,7 +14,7 @@ from engine.errors import EngineError
 from engine.events import EngineStats
 from gateway.dashboard.engine_figures import EngineMoments
 from gateway.dashboard.figures import figures
-from gateway.dashboard.process_figures import LagReader, ProcessMoments
+from gateway.dashboard.process_figures import LagReader, ProcessMoments, StageReader
 from gateway.dashboard.recent import RecentOutcomes, RecentRows, joined
 from gateway.dashboard.schema import (
     Dashboard,
@@ -58,6 +58,7 @@ class DashboardSources:
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     loop_lag_s: LagReader
+    stages_s: StageReader
     read_experiments: ExperimentReader | None = None
     read_replicas: Callable[[], Sequence[ReplicaState]] | None = None
     siblings: Siblings | None = None
@@ -130,7 +131,8 @@ class DashboardApi:
     async def figures_here(self, tenant: str | None) -> ProcessReport:
         """Return this process's part of the figures, for another one's page."""
         rows = self._sources.recent.rows(tenant)
-        return rows, self._process.figures(rows, self._sources.loop_lag_s)
+        sources = self._sources
+        return rows, self._process.figures(rows, sources.loop_lag_s, sources.stages_s)
 
     async def _figures(self, tenant: str | None) -> ProcessReport:
         """Return the requests and the process's figures, of all processes of this gateway."""

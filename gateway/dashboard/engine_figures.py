@@ -56,8 +56,11 @@ class EngineMoments:
         before = (
             first.stats if has_span and first.stats.num_drafts < last.stats.num_drafts else None
         )
+        step_ms, host_ms = _step_times(last.stats, first.stats if has_span else _START)
         return EngineFigures(
             over_s=over_s if has_span else None,
+            step_ms=step_ms,
+            host_ms=host_ms,
             tiers=[
                 _tier(name, stats, first.stats.tiers.get(name), over_s if has_span else None)
                 for name, stats in last.stats.tiers.items()
@@ -83,6 +86,18 @@ class EngineMoments:
         )
 
 
+def _step_times(now: EngineStats, before: EngineStats) -> tuple[float | None, float | None]:
+    """Return the mean time of a step, and that of its host work, in ms; None without steps."""
+    if now.num_steps <= before.num_steps:
+        before = _START  # an idle window, as below
+    num_steps = now.num_steps - before.num_steps
+    if not num_steps:
+        return None, None
+    host_s = max(now.step_host_s - before.step_host_s, 0.0)
+    passes_s = max(now.step_forward_s - before.step_forward_s, 0.0)
+    return (host_s + passes_s) / num_steps * 1000.0, host_s / num_steps * 1000.0
+
+
 def _tier(name: str, now: TierStats, before: TierStats | None, over_s: float | None) -> EngineTier:
     """Return a tier's rates since `before`; for the same time, shares since the start."""
     tokens_per_s = None
@@ -94,10 +109,15 @@ def _tier(name: str, now: TierStats, before: TierStats | None, over_s: float | N
     num_hits = now.prefix_cache_hits - base.prefix_cache_hits
     if num_queried <= 0:  # an idle window: figures since the start are more useful than none
         num_queried, num_hits = now.prefix_cache_queries, now.prefix_cache_hits
+    before_holds = base if now.num_newcomer_holds > base.num_newcomer_holds else TierStats()
+    num_holds = now.num_newcomer_holds - before_holds.num_newcomer_holds + now.num_held_newcomers
+    held_s = max(now.newcomer_held_s - before_holds.newcomer_held_s, 0.0)
     return EngineTier(
         name=name,
         num_running=now.num_running,
         num_waiting=now.num_waiting,
+        num_held=now.num_held_newcomers,
+        held_mean_ms=held_s / num_holds * 1000.0 if num_holds else None,
         kv_cache_usage=now.kv_cache_usage,
         num_preemptions=now.num_preemptions,
         prefix_hit_share=_share(num_hits, num_queried),

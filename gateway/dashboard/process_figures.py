@@ -2,14 +2,17 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from gateway.dashboard.recent import WINDOW_S, RecentRows
 from gateway.dashboard.schema import GatewayFigures
 
 LagReader = Callable[[float], float | None]
 """From a share to the event loop's lag in seconds that so many measurements did not exceed."""
+StageReader = Callable[[float], Mapping[str, float]]
+"""From a share to the seconds that so many of each stage's times on the loop did not exceed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,11 +28,12 @@ class ProcessMoments:
         while at_s - self._moments[0][0] > WINDOW_S:
             self._moments.popleft()
 
-    def figures(self, rows: RecentRows, lag_s: LagReader) -> GatewayFigures:
+    def figures(self, rows: RecentRows, lag_s: LagReader, stages_s: StageReader) -> GatewayFigures:
         """Return the figures; `rows` are the requests of all tenants."""
         return GatewayFigures(
             loop_lag_p50_ms=_ms(lag_s(0.5)),
             loop_lag_p99_ms=_ms(lag_s(0.99)),
+            stages_p99_ms={name: held_s * 1000.0 for name, held_s in stages_s(0.99).items()},
             cpu_ms_per_request=_ms(self._cpu_s_per_request(rows)),
         )
 
@@ -44,9 +48,13 @@ class ProcessMoments:
             if figures.cpu_ms_per_request is not None
         ]
         num_requests = sum(count for count, _ in times)
+        stages: dict[str, float] = {}
+        for name, held_ms in chain.from_iterable(f.stages_p99_ms.items() for _, f in parts):
+            stages[name] = max(held_ms, stages.get(name, 0.0))
         return GatewayFigures(
             loop_lag_p50_ms=max(lags50, default=None),
             loop_lag_p99_ms=max(lags99, default=None),
+            stages_p99_ms=stages,
             cpu_ms_per_request=sum(count * ms for count, ms in times) / num_requests
             if num_requests
             else None,

@@ -99,11 +99,17 @@ class Series(_Model):
 
 
 class EngineTier(_Model):
-    """A local model now. `tokens_per_s` and `prefix_hit_share`: since the oldest moment kept."""
+    """A local model now. `tokens_per_s` and `prefix_hit_share`: since the oldest moment kept.
+
+    `num_held` of `num_waiting` are held back by the queue, because with one answer more others
+    would miss their objectives; `held_mean_ms`: the mean of such waits since then.
+    """
 
     name: str
     num_running: int
     num_waiting: int
+    num_held: int
+    held_mean_ms: Milliseconds | None
     kv_cache_usage: _Share
     num_preemptions: int
     prefix_hit_share: _Share | None
@@ -148,9 +154,15 @@ class EngineHistory(_Model):
 
 
 class EngineFigures(_Model):
-    """The local models. `over_s`: time span of `acceptance` and rates; null: since the start."""
+    """The local models. `over_s`: time span of `acceptance` and rates; null: since the start.
+
+    `step_ms` is the mean time of a step in that span, `host_ms` of it is spent beside the models'
+    passes; null without steps.
+    """
 
     over_s: float | None
+    step_ms: Milliseconds | None
+    host_ms: Milliseconds | None
     tiers: list[EngineTier]
     acceptance: Acceptance
     history: EngineHistory
@@ -160,11 +172,14 @@ class GatewayFigures(_Model):
     """The gateway's own process, over the last five minutes or since it began.
 
     The loop's lag is the delay that every stream waits for; null before the first measurement.
+    `stages_p99_ms`: for how long single stages of a request hold the loop (route: the router's
+    decision, prompt: rendering and tokens), of the last 4,096 each.
     `cpu_ms_per_request`: its processor time by the requests that ended; null without any.
     """
 
     loop_lag_p50_ms: Milliseconds | None
     loop_lag_p99_ms: Milliseconds | None
+    stages_p99_ms: dict[str, Milliseconds]
     cpu_ms_per_request: Milliseconds | None
 
 

@@ -15,6 +15,7 @@ _NO_GAUGES: Final = {
     "num_used_blocks": 0,
     "num_adapters": 0,
     "adapter_bytes": 0,
+    "num_held_newcomers": 0,
 }
 
 Key = TypeVar("Key")

@@ -157,6 +157,11 @@ def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
     gauges = {
         "num_requests_running": ("Sequences that compute.", "num_running"),
         "num_requests_waiting": ("Sequences in the queue.", "num_waiting"),
+        "num_requests_held": (
+            "Sequences of those that the queue by deadlines lets wait although a place is free: "
+            "with one answer more, others would miss their objectives.",
+            "num_held_newcomers",
+        ),
         "adapters_resident": ("LoRA adapters in memory.", "num_adapters"),
         "adapters_resident_bytes": ("Bytes of them.", "adapter_bytes"),
         "kv_cache_usage_perc": ("Share of blocks in use (1 is full).", "kv_cache_usage"),
@@ -165,6 +170,14 @@ def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
         "prefix_cache_queries": ("Tokens looked up.", "prefix_cache_queries"),
         "prefix_cache_hits": ("Tokens found.", "prefix_cache_hits"),
         "num_preemptions": ("Sequences that had to give their blocks back.", "num_preemptions"),
+        "request_holds": (
+            "Times that the queue by deadlines let a request wait although a place was free.",
+            "num_newcomer_holds",
+        ),
+        "request_held_seconds": (
+            "Time for which it did, of all such requests together.",
+            "newcomer_held_s",
+        ),
     }
     for stem, (text, attribute) in gauges.items():
         gauge = GaugeMetricFamily(f"outrider_{stem}", text, labels=["tier"])
@@ -176,6 +189,24 @@ def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
         for tier, tier_stats in stats.tiers.items():
             counter.add_metric([tier], _number(tier_stats, attribute))
         yield counter
+    yield from _step_metrics(stats)
+
+
+def _step_metrics(stats: EngineStats) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "outrider_engine_steps",
+        "Steps of the engine: each gives every running answer a token or more.",
+        value=stats.num_steps,
+    )
+    seconds = CounterMetricFamily(
+        "outrider_engine_step_seconds",
+        "Time of these steps. passes: in the models' passes. host: beside them, to plan, draft, "
+        "read tokens and send them; a device may have nothing to do in that gap.",
+        labels=["part"],
+    )
+    seconds.add_metric(["passes"], stats.step_forward_s)
+    seconds.add_metric(["host"], stats.step_host_s)
+    yield seconds
 
 
 def _number(stats: TierStats, attribute: str) -> float:

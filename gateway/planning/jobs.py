@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from engine.errors import EngineError
@@ -86,7 +87,7 @@ class JobBuilder:
             tenant=tenant,
             max_chars=self.limits.max_prompt_chars,
             json_bounds=self.limits.json_bounds,
-            on_held=self.metrics.stages.observe_prompt,
+            on_held=partial(self.metrics.stages.observe, "prompt"),
         )
 
     async def engine_info(self) -> EngineInfo:

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -16,24 +16,47 @@ _LAG_S: Final = (
 _HELD_S: Final = (0.0001, 0.00025, *_LAG_S)
 _INTERVAL_S: Final = 0.05
 _KEPT_S: Final = 300.0
+_KEPT_OF_STAGES: Final = 4096
+
+Stage = Literal["route", "prompt"]
+"""route: the router's decision. prompt: rendering and tokenising, where no thread does it."""
 
 
 class StageTimes:
-    """Observes for how long stages of a request's work hold the event loop.
-
-    route: the router's decision. prompt: rendering and tokenising, where no thread does it.
-    """
+    """Observes for how long stages of a request's work hold the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         held = Histogram(
             "outrider_event_loop_held_seconds",
-            "Time for which a stage of a request's work held the event loop.",
+            "Time for which one stage of a request's work held the event loop, so that all other "
+            "requests waited. route: the router's decision. prompt: rendering and tokenising a "
+            "short prompt; threads do it for long ones.",
             ["stage"],
             buckets=_HELD_S,
             registry=registry,
         )
-        self.observe_route = held.labels("route").observe
-        self.observe_prompt = held.labels("prompt").observe
+        self._histograms = {stage: held.labels(stage) for stage in get_args(Stage)}
+        self._recent: dict[Stage, deque[float]] = {
+            stage: deque(maxlen=_KEPT_OF_STAGES) for stage in get_args(Stage)
+        }
+
+    def observe(self, stage: Stage, held_s: float) -> None:
+        """Note that a stage of a request has ended."""
+        self._histograms[stage].observe(held_s)
+        self._recent[stage].append(held_s)
+
+    def quantiles_s(self, share: float) -> dict[str, float]:
+        """Return what this share of each stage's last 4,096 times did not exceed.
+
+        Stages without any are left out.
+        """
+        return {
+            stage: _quantile(sorted(times), share) for stage, times in self._recent.items() if times
+        }
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 class ProcessTime(Collector):
@@ -67,7 +90,8 @@ class LoopLag:
         self._sleep = sleep
         self._lag = Histogram(
             "outrider_event_loop_lag_seconds",
-            "Delay between the due time of a callback and its run on the event loop.",
+            "Delay between the due time of a callback and its run on the event loop; every stream "
+            "waits for it.",
             buckets=_LAG_S,
             registry=registry,
         )
@@ -85,7 +109,7 @@ class LoopLag:
         None before the first one.
         """
         lags = sorted(self._recent)
-        return lags[min(int(share * len(lags)), len(lags) - 1)] if lags else None
+        return _quantile(lags, share) if lags else None
 
     async def run(self) -> None:
         """Measure until cancelled: a task for as long as the application lives."""

@@ -17,6 +17,7 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 _TOTALS: Final = frozenset({"counter", "histogram", "summary", "gaugehistogram"})
 _SUMMED_GAUGES: Final = frozenset(
     {
+        "outrider_event_loop_tasks",
         "outrider_goodput_requests_per_second",
         "outrider_http_body_bytes",
         "outrider_http_connections",

@@ -22,8 +22,19 @@ NOTHING = "\N{EN DASH}"
 STATS = EngineStats(
     tiers={
         "small": TierStats(num_running=1, num_blocks=10, num_used_blocks=3),
-        "large": TierStats(num_running=2, num_waiting=4, num_blocks=10, num_used_blocks=5),
+        "large": TierStats(
+            num_running=2,
+            num_waiting=4,
+            num_held_newcomers=1,
+            num_newcomer_holds=3,
+            newcomer_held_s=1.0,
+            num_blocks=10,
+            num_used_blocks=5,
+        ),
     },
+    num_steps=100,
+    step_host_s=0.2,
+    step_forward_s=0.6,
     num_drafts=10,
     num_draft_tokens=60,
     num_accepted_tokens=15,
@@ -98,6 +109,11 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
         assert cells[4] == met
     assert "≤ 1000 ms" in classes["short-chat"]
     assert (tile(page, "running").strip(), tile(page, "waiting").strip()) == ("3", "4")
+    assert tile(page, "held back by the queue") == "1"
+    assert tile(page, "mean time held back, large model") == "250 ms", "three ended, one waits"
+    assert tile(page, "a step of the engine") == "8 ms"
+    assert tile(page, "of it beside the models' passes") == "2 ms"
+    assert tile(page, "the loop held by a short prompt's tokens, p99").endswith(" ms")
     assert tile(page, "failed or refused") == "0 of 4"
     assert page.locator("#tiles div").count() == 6
     assert tile(page, "cost").strip() == "set prices", "no tier has a price"

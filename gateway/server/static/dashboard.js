@@ -1,6 +1,7 @@
 const EVERY_MS = 2000;
 const UNSET = "set prices";
 const MAX_DEPTH = 16;  // deeper guesses are few
+const STAGES = [["route", "a routing decision"], ["prompt", "a short prompt's tokens"]];
 let isPaused = false, timer = 0, last = null;  // last: the figures on show
 
 // ---- what is shown -------------------------------------------------------------------------
@@ -24,7 +25,13 @@ function showTiles(data) {
   ];
   if (engine) {
     more.push(["running", brief(sum("num_running"))], ["waiting", brief(sum("num_waiting"))]);
+    more.push(["held back by the queue", brief(sum("num_held"))]);
+    for (const tier of engine.tiers) {
+      if (isNumber(tier.held_mean_ms)) more.push([`mean time held back, ${tier.name} model`, brief(tier.held_mean_ms, "ms")]);
+    }
     more.push(["tokens a step", brief(engine.acceptance.tokens_per_step)]);
+    more.push(["a step of the engine", brief(engine.step_ms, "ms")]);
+    more.push(["of it beside the models' passes", brief(engine.host_ms, "ms")]);
     for (const tier of engine.tiers) more.push([`prompt found in the ${tier.name} model's cache`, brief(tier.prefix_hit_share, "%")]);
   }
   if (data.replicas) {
@@ -33,6 +40,10 @@ function showTiles(data) {
   }
   if (data.gateway) {
     more.push(["event loop's lag p99", brief(data.gateway.loop_lag_p99_ms, "ms")]);
+    for (const [stage, words] of STAGES) {
+      const held = data.gateway.stages_p99_ms[stage];
+      if (isNumber(held)) more.push([`the loop held by ${words}, p99`, brief(held, "ms")]);
+    }
     more.push(["the gateway's processor time a request", brief(data.gateway.cpu_ms_per_request, "ms")]);
   }
   byId("tiles").replaceChildren(...tiles.map(([name, value, unit]) => element("div", { class: "card" },

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.queue.fair_queue import FairQueue
+from engine.queue.policy import NO_HOLDS, NewcomerHolds
 from engine.queue.slo_queue import SloQueue, SloQueueConfig
 from engine.request import (
     HIGH,
@@ -98,6 +99,7 @@ class Place(Simulation):
         kept = (queue._charges, queue._batch, queue._batch_running, queue._stated, queue._aged)
         assert not any(kept)
         assert not queue._paused_since_s
+        assert not queue._held_since_s
         assert queue._num_here == 0
 
 
@@ -411,6 +413,33 @@ def test_one_that_was_passed_over_for_long_starts_beside_slow_answers() -> None:
     place.now_s += 1.0 + CONFIG.late_aging_s
     place.step()
     assert waiting.status is not SequenceStatus.WAITING
+
+
+def test_the_time_that_newcomers_are_held_back_is_counted() -> None:
+    place = Place(step_s=0.001)
+    slow_in_company(place)
+    place.ask(soon(100.0, 0.02), max_tokens=200)
+    place.step()
+    assert place.queue.newcomer_holds("large") == NO_HOLDS
+    held = [place.ask(soon(1.0, 0.02), max_tokens=2) for _ in range(2)]
+    place.step()
+    since_s = place.now_s - place.step_s
+    assert place.queue.newcomer_holds("large") == NewcomerHolds(num_now=2)
+    place.now_s = since_s + 0.5
+    place.step()
+    found = place.queue.newcomer_holds("large")
+    assert (found.num_now, found.num_ended) == (2, 0)
+    assert found.seconds == pytest.approx(1.0)
+    place.abort(held.pop().request_id)  # it has gone after half a second
+    place.now_s = since_s + 1.0 + CONFIG.late_aging_s
+    place.step()
+    assert held[0].status is not SequenceStatus.WAITING
+    found = place.queue.newcomer_holds("large")
+    assert (found.num_now, found.num_ended) == (0, 2)
+    assert found.seconds == pytest.approx(0.5 + 1.0 + CONFIG.late_aging_s)
+    assert place.queue.newcomer_holds("small") == NO_HOLDS
+    place.run()
+    place.assert_forgotten()
 
 
 def test_blocks_are_made_free_like_places() -> None:

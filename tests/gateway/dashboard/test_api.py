@@ -45,6 +45,7 @@ class Rig:
                 clock=self.clock,
                 wall_clock=lambda: 1.7e9,
                 loop_lag_s=lambda share: share / 1000,
+                stages_s=lambda share: {"route": share / 1000},
                 read_experiments=read_experiments,
             )
         )

@@ -17,9 +17,13 @@ FIRST = EngineStats(
             prefix_cache_queries=100,
             prefix_cache_hits=90,
             num_output_tokens=1000,
+            num_newcomer_holds=2,
+            newcomer_held_s=1.0,
         )
     },
     num_steps=50,
+    step_host_s=0.2,
+    step_forward_s=0.8,
     num_drafts=10,
     num_draft_tokens=40,
     num_accepted_tokens=15,
@@ -37,9 +41,14 @@ LATER = EngineStats(
             prefix_cache_queries=150,
             prefix_cache_hits=100,
             num_output_tokens=1600,
+            num_held_newcomers=1,
+            num_newcomer_holds=5,
+            newcomer_held_s=3.0,
         )
     },
     num_steps=90,
+    step_host_s=0.4,
+    step_forward_s=1.0,
     num_drafts=30,
     num_draft_tokens=120,
     num_accepted_tokens=75,
@@ -60,6 +69,8 @@ def test_one_snapshot_is_about_all_since_the_start() -> None:
     assert (tier.num_running, tier.num_waiting, tier.kv_cache_usage) == (2, 1, 0.4)
     assert tier.prefix_hit_share == pytest.approx(0.9)
     assert tier.tokens_per_s is None
+    assert (figures.step_ms, figures.host_ms) == (pytest.approx(20.0), pytest.approx(4.0))
+    assert (tier.num_held, tier.held_mean_ms) == (0, pytest.approx(500.0))
     assert figures.acceptance.tokens_per_step == pytest.approx(2.5)
     assert figures.acceptance.accepted_by_depth == [1.0, 0.5]
     assert figures.history.age_s == [1.0]
@@ -74,6 +85,8 @@ def test_two_snapshots_give_the_figures_between_them() -> None:
     assert figures.over_s == 10.0
     (tier,) = figures.tiers
     assert tier.tokens_per_s == pytest.approx(60.0)
+    assert (figures.step_ms, figures.host_ms) == (pytest.approx(10.0), pytest.approx(5.0))
+    assert (tier.num_held, tier.held_mean_ms) == (1, pytest.approx(500.0)), "three ended, one waits"
     assert tier.prefix_hit_share == pytest.approx(10 / 50)
     acceptance = figures.acceptance
     assert (acceptance.num_drafts, acceptance.num_draft_tokens) == (20, 80)

@@ -29,6 +29,12 @@ def test_the_engines_numbers() -> None:
     assert found["outrider_prefix_cache_queries_total", ("large",)] == 60
     assert found["outrider_prefix_cache_hits_total", ("large",)] == 48
     assert found["outrider_num_preemptions_total", ("large",)] == 7
+    assert found["outrider_num_requests_held", ("large",)] == 1
+    assert found["outrider_request_holds_total", ("large",)] == 9
+    assert found["outrider_request_held_seconds_total", ("large",)] == 2.5
+    assert found["outrider_engine_steps_total", ()] == 500
+    assert found["outrider_engine_step_seconds_total", ("host",)] == 1.25
+    assert found["outrider_engine_step_seconds_total", ("passes",)] == 8.5
     assert found["outrider_spec_decode_num_drafts_total", ("large",)] == 11
     assert found["outrider_spec_decode_num_draft_tokens_total", ("large",)] == 130
     assert found["outrider_spec_decode_num_accepted_tokens_total", ("large",)] == 70

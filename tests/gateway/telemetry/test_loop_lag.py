@@ -6,7 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.loop_lag import LoopLag, StageTimes
 
 
 def total(registry: CollectorRegistry, name: str) -> float:
@@ -59,3 +59,33 @@ def test_a_loop_that_is_held_up_shows_it() -> None:
 
     asyncio.run(main())
     assert total(registry, "sum") > 0.08
+
+
+def test_tasks_of_the_loop_are_counted_when_they_are_read() -> None:
+    registry = CollectorRegistry()
+
+    async def main() -> list[float | None]:
+        measuring = asyncio.create_task(LoopLag(registry).run())
+        await asyncio.sleep(0)  # it has begun
+        few = registry.get_sample_value("outrider_event_loop_tasks")
+        waiting = [asyncio.create_task(asyncio.Event().wait()) for _ in range(5)]
+        many = registry.get_sample_value("outrider_event_loop_tasks")
+        for task in (measuring, *waiting):
+            task.cancel()
+        await asyncio.gather(measuring, *waiting, return_exceptions=True)
+        return [few, many]
+
+    assert asyncio.run(main()) == [2, 7]
+
+
+def test_stages_are_told_apart() -> None:
+    registry = CollectorRegistry()
+    stages = StageTimes(registry)
+    assert stages.quantiles_s(0.99) == {}
+    for held_s in (0.001, 0.002, 0.004, 0.3):
+        stages.observe("prompt", held_s)
+    stages.observe("route", 0.0001)
+    assert stages.quantiles_s(0.5) == {"prompt": 0.004, "route": 0.0001}
+    assert stages.quantiles_s(0.99) == {"prompt": 0.3, "route": 0.0001}
+    name, labels = "outrider_event_loop_held_seconds_sum", {"stage": "prompt"}
+    assert registry.get_sample_value(name, labels) == 0.307
