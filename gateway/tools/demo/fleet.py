@@ -7,6 +7,7 @@ adds a fourth. Every answer has to be the single engine's, to the letter.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -127,6 +128,7 @@ class RayFleet:
         from gateway.ray_fleet.plan import EnginePlan, FleetPlan
 
         be_patient()
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         self._ray, self._serve = ray, serve
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}/"

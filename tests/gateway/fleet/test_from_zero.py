@@ -1,14 +1,15 @@
 """A fleet without engines: the first request has one started, and waits for it within bounds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.mock_upstream import MockScript, mock_in_thread
 from engine.errors import EngineDiedError, EngineError, EngineNotStartedError, QueueFullError
 from engine.events import Failed, Finished
 from engine.request import Tier
@@ -16,9 +17,13 @@ from gateway.fleet.addresses import Found, Wanted
 from gateway.fleet.demand import Demand, Needs
 from gateway.fleet.discovery import DiscoveredPool
 from gateway.fleet.replica import Replica
+from gateway.metering.metrics import GatewayMetrics
+from gateway.settings.tree import Settings
 from gateway.text.chat import ChatTokenizer
+from gateway.upstream.metrics import UpstreamMetrics
 from gateway.wiring.application import build_app
 from gateway.wiring.parts import GatewayParts
+from gateway.wiring.upstream import build_cloud
 from tests.gateway.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.gateway.fleet.replicas import mortal
@@ -172,42 +177,72 @@ def test_what_cannot_be_started_is_not_waited_for(
     run(main())
 
 
-def test_a_gateway_without_engines_is_ready_and_its_first_client_waits(
-    tokenizer: ChatTokenizer,
-) -> None:
-    fleet = ScriptedFleet(("small", "large"))
-    client = ScriptedClient(vocab_size=420, script=lambda _: Script())
-    pool = DiscoveredPool(
+MESSAGE = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+
+def asleep(fleet: ScriptedFleet, client: ScriptedClient) -> DiscoveredPool:
+    return DiscoveredPool(
         [PAGE],
         lambda address: Replica(address, client),
         resolve=fleet.resolve,
         interval_s=0.01,
         demand=Demand(start_within_s=0.5),
     )
-    parts = GatewayParts(
-        engine=pool, tokenizers={"small": tokenizer, "large": tokenizer}, router=LengthPolicy()
+
+
+@contextmanager
+def gateway(pool: DiscoveredPool, tokenizer: ChatTokenizer, **parts: Any) -> Iterator[httpx.Client]:
+    tokenizers = {"small": tokenizer, "large": tokenizer}
+    app = build_app(
+        GatewayParts(engine=pool, tokenizers=tokenizers, router=LengthPolicy(), **parts)
     )
-    message = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    server, thread, url = serve(build_app(parts))
+    server, thread, url = serve(app)
     try:
         with httpx.Client(base_url=url, timeout=60) as http:
             wait_for(lambda: http.get("/ready").status_code == 200)
-            assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 0, "of": 0}}
-            assert http.get("/v1/models").status_code == 503  # a list starts nothing
-            assert http.get("/metrics").status_code == 200
-            assert not fleet.asked
-            fleet.starts = False
-            answer = http.post("/v1/chat/completions", json=message)
-            assert answer.status_code == 503
-            assert answer.json()["error"]["code"] == "engine_not_started"
-            assert int(answer.headers["retry-after"]) >= 1
-            assert answer.headers["x-should-retry"] == "true"
-            fleet.starts = True
-            pool.demand._start_within_s = 60.0
-            answer = http.post("/v1/chat/completions", json=message)
-            assert answer.status_code == 200, answer.text
-            assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 1, "of": 1}}
-            assert http.get("/v1/models").status_code == 200
+            yield http
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+def test_a_gateway_without_engines_is_ready_and_its_first_client_waits(
+    tokenizer: ChatTokenizer,
+) -> None:
+    fleet = ScriptedFleet(("small", "large"))
+    pool = asleep(fleet, ScriptedClient(vocab_size=420, script=lambda _: Script()))
+    with gateway(pool, tokenizer) as http:
+        assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 0, "of": 0}}
+        assert http.get("/v1/models").status_code == 503  # a list starts nothing
+        assert http.get("/metrics").status_code == 200
+        assert not fleet.asked
+        fleet.starts = False
+        answer = http.post("/v1/chat/completions", json=MESSAGE)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_not_started"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["x-should-retry"] == "true"
+        fleet.starts = True
+        pool.demand._start_within_s = 60.0
+        answer = http.post("/v1/chat/completions", json=MESSAGE)
+        assert answer.status_code == 200, answer.text
+        assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 1, "of": 1}}
+        assert http.get("/v1/models").status_code == 200
+
+
+def test_an_upstream_tier_answers_while_an_engine_is_started(tokenizer: ChatTokenizer) -> None:
+    fleet = ScriptedFleet(("small", "large"))
+    fleet.starts = False
+    pool = asleep(fleet, ScriptedClient(vocab_size=420, script=lambda _: Script()))
+    with mock_in_thread(MockScript()) as mock:
+        settings = Settings.model_validate({"tiers": {"cloud": {"url": mock.url, "model": "m"}}})
+        metrics = GatewayMetrics()
+        cloud = build_cloud(settings, {}, ("small", "large"), UpstreamMetrics(metrics.registry))
+        with gateway(pool, tokenizer, cloud=cloud, metrics=metrics) as http:
+            answer = http.post("/v1/chat/completions", json=MESSAGE)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-outrider-tier"] == "cloud"
+            wait_for(lambda: bool(fleet.asked))  # the next request finds an engine
+            private = {**MESSAGE, "outrider": {"privacy": "private"}}
+            answer = http.post("/v1/chat/completions", json=private)
+            assert answer.status_code == 503, "it waits for an engine of the fleet"
