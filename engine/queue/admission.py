@@ -12,6 +12,7 @@ from engine.errors import (
     QueueFullError,
 )
 from engine.events import TierInfo
+from engine.model.protocol import CausalModel
 from engine.passes.runner import ModelRunner
 from engine.protocols import Drafter
 from engine.queue.scheduler import Scheduler
@@ -187,6 +188,12 @@ class ObjectiveGate:
         return len(sequence.token_ids) - num_cached
 
 
+def _devices(model: CausalModel) -> str:
+    """Name the device; with the number of them where the model is on several."""
+    count = model.config.num_ranks
+    return str(model.device) if count == 1 else f"{count} x {model.device.type}"
+
+
 def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
     """Describe a loaded tier."""
     model = runner.model
@@ -199,7 +206,7 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
         vocab_size=runner.vocab_size,
         num_parameters=model.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
+        device=_devices(model),
         fingerprint=model.fingerprint,
         scheme=model.scheme,
         deterministic=model.deterministic,

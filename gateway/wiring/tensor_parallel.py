@@ -23,15 +23,22 @@ def start_ranks(settings: Settings, device: "torch.device", source: "ModelSource
     Raises EngineError where there are too few devices, and UnsupportedModelError for a model that
     cannot be shared out.
     """
+    from engine.parallel.ranks import Ranks
+
+    check_ranks(settings, device, source.path)
+    count = settings.engine.tensor_parallel
+    return Ranks(count, source, device=device, num_threads=threads_of_rank(settings))
+
+
+def check_ranks(settings: Settings, device: "torch.device", path: str) -> None:
+    """Raise as `start_ranks` does for the large model at `path`; nothing is started."""
     from engine.model.read_config import read_model_config
     from engine.model.shared_config import check_shares
     from engine.model.weights import resolve_checkpoint
-    from engine.parallel.ranks import Ranks
 
     count = settings.engine.tensor_parallel
     _check_devices(count, device)
-    check_shares(read_model_config(resolve_checkpoint(source.path)), count)
-    return Ranks(count, source, device=device, num_threads=threads_of_rank(settings))
+    check_shares(read_model_config(resolve_checkpoint(path)), count)
 
 
 def threads_of_rank(settings: Settings) -> int:

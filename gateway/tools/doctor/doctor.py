@@ -17,6 +17,7 @@ from gateway.tools.doctor.findings import Finding, FindingStatus
 from gateway.tools.doctor.gpu_compiler import check_compiler, check_kernel_cache, check_triton
 from gateway.tools.doctor.gpu_device import check_device, gpu_state, is_gpu_wanted
 from gateway.tools.doctor.prices import check_prices
+from gateway.tools.doctor.ranks import find_ranks
 from gateway.tools.doctor.storage import STORAGE_CHECKS
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
@@ -76,6 +77,8 @@ def _local_checks(settings: Settings) -> list[tuple[str, _Check]]:
     for tier, path in settings.models.resolved().items():
         if path is not None:
             checks.append((f"{tier} model", partial(_model, settings, tier, path)))
+    on_gpu = partial(is_gpu_wanted, device=device)
+    checks.append(("tensor parallel", lambda: find_ranks(settings, is_on_gpu=on_gpu(gpu()))))
     if all(path is not None for path in settings.models.resolved().values()):
         checks.append(("tokenizers", lambda: _tokenizers(settings)))
     checks.append(("memory", lambda: _memory(settings)))

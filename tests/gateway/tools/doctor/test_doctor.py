@@ -56,6 +56,18 @@ def test_all_is_well_with_a_good_checkpoint(checkpoint: Path, free_port: int) ->
     assert found["torch"].status == "ok"
 
 
+def test_the_large_model_must_fit_to_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.wiring.tensor_parallel.usable_physical_cores", lambda: 4)
+    flags = {"engine__device": "cpu"}
+    assert "tensor parallel" not in checks(**flags)
+    fits = checks(**flags, engine__tensor_parallel=2)["tensor parallel"]
+    assert (fits.status, fits.detail) == ("ok", "2 CPU processes share the large model")
+    for count, words in ((3, "divide all of it: 1, 2, 4"), (8, "has 4 CPU cores")):
+        found = checks(**flags, engine__tensor_parallel=count)["tensor parallel"]
+        assert found.status == "failed"
+        assert words in found.detail
+
+
 @pytest.mark.parametrize("is_built", [True, False])
 def test_one_line_says_whether_products_were_built(
     is_built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
