@@ -49,7 +49,7 @@ class Ranks:
 
     Started at once, so that they load their part while rank 0 loads its own with `shard`. Then
     `join` waits for them and meets them, and `open_cache` begins the work. `close` ends them; so
-    does the end of this process, whichever way it ends.
+    does the end of this process, whichever way it ends. folder: where they meet.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Ranks:
         """device: "cuda" or "cpu"; rank r has GPU r. num_threads: of each rank, on a CPU."""
         self._count = count
         self._timeout_s = timeout_s
-        self._folder = Path(tempfile.mkdtemp(prefix="outrider-ranks-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="outrider-ranks-"))
         self._reason: str | None = None
         self._has_ended = threading.Event()
         self._is_closing = False
@@ -78,7 +78,7 @@ class Ranks:
                     rank=rank,
                     count=count,
                     device="cpu" if device.type == "cpu" else f"cuda:{rank}",
-                    folder=str(self._folder),
+                    folder=str(self.folder),
                     num_threads=num_threads,
                     timeout_s=timeout_s,
                     log_level=logging.getLogger().getEffectiveLevel(),
@@ -111,7 +111,7 @@ class Ranks:
                     "devices of a model have to be of one kind, with the same libraries."
                 )
         with self.watched():
-            self._collectives.connect(self._folder, timeout_s=self._timeout_s)
+            self._collectives.connect(self.folder, timeout_s=self._timeout_s)
 
     def room(self, measure: Callable[[], int], largest: LargestPass) -> tuple[int, list[int]]:
         """Have all ranks run the largest pass, rank 0 by `measure`.
@@ -189,7 +189,7 @@ class Ranks:
         for other in self._others:
             other.stop()
         self._others = []
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class _Other:

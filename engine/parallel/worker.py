@@ -6,6 +6,7 @@ whichever way it ends, and ends this process too, also in the middle of an excha
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -54,13 +55,17 @@ def main() -> None:
     # decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_rank_0, daemon=True).start()
     connection = Connection(int(sys.argv[1]))
     status = 0
+    folder = None
     try:
-        _follow(connection, connection.recv())
-    except EOFError:
-        pass  # rank 0 is gone
+        spec: RankSpec = connection.recv()
+        folder = spec.folder
+        threading.Thread(target=_end_with_rank_0, args=[folder], daemon=True).start()
+        _follow(connection, spec)
+    except EOFError:  # rank 0 is gone, and perhaps could not remove where the ranks met
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
     except Exception as error:
         if not isinstance(error, EngineError):
             log.exception("rank failed")
@@ -209,8 +214,9 @@ class _Follower:
         return unpacked_rows(packed, num_rows=num_rows, num_words=num_words, make=make)
 
 
-def _end_with_rank_0() -> None:
+def _end_with_rank_0(folder: str) -> None:
     """Wait for the end of standard input, after which nothing is left to follow."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

@@ -301,7 +301,7 @@ from tests.engines import *
 from tests.ranks import Parted, parted
 
 with parted(PAIR_FOLDER / "large", 2, dtype="float32") as found:
-    print(*found.ranks.pids, flush=True)
+    print(found.ranks.folder, *found.ranks.pids, flush=True)
     while True:
         serve(found.engine(shipped_pair()), [make_request("a", random_prompt(40))])
         print("served", flush=True)
@@ -313,7 +313,8 @@ def test_no_rank_outlives_rank_0() -> None:
     command = [sys.executable, "-c", _RANK_0]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank_0:
         assert rank_0.stdout is not None
-        pids = [int(each) for each in rank_0.stdout.readline().split()]
+        folder, *numbers = rank_0.stdout.readline().split()
+        pids = [int(each) for each in numbers]
         assert rank_0.stdout.readline() == "served\n"
         assert all(is_alive(pid) for pid in pids)
         rank_0.kill()
@@ -321,6 +322,7 @@ def test_no_rank_outlives_rank_0() -> None:
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < until_s, "a rank goes on without rank 0"
         time.sleep(0.01)
+    assert not Path(folder).exists()
 
 
 def is_alive(pid: int) -> bool:
