@@ -138,10 +138,9 @@ def draft_levels(
     first = 3.0 * torch.randn(1, runner.vocab_size, device=device)
 
     def expand(logits: Tensor, rows: SamplingRows) -> None:
-        best = top_tokens(logits, rows, branching, with_totals=True)
-        assert best.log_totals is not None
-        probs = (best.scores - best.log_totals[:, None]).exp()
-        expand_tree(state, best.token_ids, probs, table, min_path_prob=0.0)
+        best = top_tokens(logits, rows, branching, with_probs=True)
+        assert best.probs is not None
+        expand_tree(state, best.token_ids, best.probs, table, min_path_prob=0.0)
 
     @torch.inference_mode()
     def levels() -> None:

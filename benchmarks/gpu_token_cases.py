@@ -61,10 +61,10 @@ def tokens(cases: Cases) -> list[Case]:
     }
 
     def make(rows: int, kind: str) -> Callable[[], object]:
-        temperature, truncates, number, with_totals = kinds[kind]
+        temperature, truncates, number, with_probs = kinds[kind]
         logits = 3.0 * torch.randn(rows, cases.shape.vocab_size, device=cases.device)
         parameters = sampling_rows(cases, rows, temperature=temperature, truncates=truncates)
-        return partial(top_tokens, logits, parameters, number, with_totals=with_totals)
+        return partial(top_tokens, logits, parameters, number, with_probs=with_probs)
 
     return [
         Case(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from draft.budget import StepBudget
 from draft.config import DraftConfig
 from draft.device_clock import LevelClock, StepClock, mark_maker
 from draft.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
+from draft.draft_levels import level_config
 from draft.draft_state import Draft
 from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
 from draft.growing_tree import MAX_TREE_SLOTS
@@ -21,7 +22,7 @@ from draft.lessons import Lessons
 from draft.model_guesses import ModelGuesses, Slices
 from draft.node_selection import least_chance, select_nodes, weighted_probs
 from engine.cache.kv_view import KVView
-from engine.passes.device_rows import DeviceRows
+from engine.passes.level_graphs import RecordedTrees
 from engine.passes.runner import ModelRunner
 from engine.protocols import DraftLogits, DraftModel, DraftPass, Proposal, Trees
 from engine.sequences.sequence import Sequence
@@ -67,6 +68,13 @@ class DeviceGrowth:
         self._lessons = lessons
         self._calibration = DeviceCalibration(lessons.calibration, runner.device)
         self._forecast = TreeForecast()  # of all sequences: where a new one begins
+        self._level_config = level_config(
+            config,
+            runner,
+            target_vocab_size=target.vocab_size,
+            token_ids=model.token_ids,
+            source=source,
+        )
 
     def grow(
         self,
@@ -139,11 +147,11 @@ class DeviceGrowth:
         growers = [draft for draft in growers if id(draft) not in begun]
         taken = {id(piece) for _, piece in roots}  # a block's text may be a slice of its own
         slices = [pair for pair in slices if id(pair[1]) not in taken]
-        rows: DeviceRows | None = None
-        while slices or roots or rows is not None:
+        grows = False  # the trees have a level in the next pass
+        while slices or roots or grows:
             wanted = self._model.draft_pass([*slices, *roots])
-            if rows is not None and trees is not None:
-                wanted = _with_device_rows(wanted, trees, rows)
+            if grows and trees is not None:
+                wanted = _with_level(wanted, trees)
             if step is not None:
                 num_rows = sum(wanted.num_rows_each())
                 spent_s += step.level_s(num_rows)
@@ -159,11 +167,10 @@ class DeviceGrowth:
                 own = None if hidden is None else hidden[num_host_rows:]
                 trees = self._begin(roots, logits.of_slices[num_host_rows:], own, step, spent_s)
                 roots = []
-            elif rows is not None and trees is not None:
-                assert logits.of_device_rows is not None
+            elif trees is not None and logits.of_device_rows is not None:
                 trees.receive(logits.of_device_rows, logits.hidden_of_device_rows)
             slices = self._model.next_slices(self._host.next_level(growers, drafts, step, spent_s))
-            rows = None if trees is None else trees.next_rows()
+            grows = trees is not None and trees.next_level()
         return trees, spent_s
 
     def _begin(
@@ -202,6 +209,7 @@ class DeviceGrowth:
             config=config,
             table=self._calibration.table(self._source),
             num_levels=self._num_levels(growers, step, spent_s),
+            levels=self._runner.levels_for(self._level_config),
         )
         if (block := self._model.block) is not None:
             of_blocks = logits.view(len(roots), block.num_rows, -1)[:, block.first_row :]
@@ -320,13 +328,39 @@ class GrownHeadDrafts(GrownDrafts):
         return partial(self._learn, known)
 
 
-def _with_device_rows(wanted: DraftPass, trees: DeviceTrees, rows: DeviceRows) -> DraftPass:
-    """Put the device's rows, and what they carry, in front of a pass."""
+@dataclass(frozen=True, slots=True)
+class _RecordedLevel:
+    """The next level of trees that have recorded ones; see `engine.protocols.DraftLevel`."""
+
+    trees: DeviceTrees
+    recorded: RecordedTrees
+
+    @property
+    def num_rows_each(self) -> int:
+        """Rows of each tree, padding included."""
+        return self.trees.config.max_frontier
+
+    def beside(self, wanted: DraftPass) -> DraftPass:
+        """Return the pass with the level's rows in front."""
+        return _with_device_rows(replace(wanted, level=None), self.trees)
+
+
+def _with_level(wanted: DraftPass, trees: DeviceTrees) -> DraftPass:
+    """Put the trees' next level into a pass."""
+    owners = [*wanted.owners, *(draft.sequence for draft in trees.drafts)]
+    wanted = replace(wanted, owners=owners)
+    if trees.recorded is None:
+        return _with_device_rows(wanted, trees)
+    return replace(wanted, level=_RecordedLevel(trees, trees.recorded))
+
+
+def _with_device_rows(wanted: DraftPass, trees: DeviceTrees) -> DraftPass:
+    """Put the rows of the trees' next level, and what they carry, in front of a pass."""
+    rows = trees.rows()
     features = [part for part in (trees.features(), wanted.features) if part is not None]
     return replace(
         wanted,
         device_rows=rows,
-        owners=[*wanted.owners, *(draft.sequence for draft in trees.drafts)],
         features=torch.cat(features) if len(features) > 1 else next(iter(features), None),
     )
 

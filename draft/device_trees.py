@@ -24,6 +24,7 @@ from draft.model_guesses import ModelGuesses
 from engine.cache.block_pool import OutOfBlocksError
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
+from engine.passes.level_graphs import LevelGraphs, RecordedTrees
 from engine.passes.runner import ModelRunner
 from engine.protocols import DraftModel
 from engine.sequences.sampling import forest_sampling_rows
@@ -39,6 +40,7 @@ from kernels.trees.build_tree import (
     choose_frontier,
     expand_tree,
     init_trees,
+    keep_rows,
     parent_rows,
     select_trees,
 )
@@ -90,7 +92,8 @@ class DeviceTrees:
     none has its root expanded only. num_levels: passes behind the roots', of which `level` were
     made. max_depth: bound of all candidates' depths. token_ids: the target's, of each logit of a
     head; None for the same vocabulary. hidden: what a head's rows gave, by draft offset,
-    [num_trees, number of offsets, feature_size]; None for a model that reads no features.
+    [num_trees, number of offsets, feature_size]; None for a model that reads no features. recorded:
+    the same trees where their levels are recorded graphs; None where they are launched in pieces.
     """
 
     drafts: list[Draft]
@@ -107,6 +110,7 @@ class DeviceTrees:
     vocab_size: int
     token_ids: Tensor | None = None
     hidden: Tensor | None = None
+    recorded: RecordedTrees | None = None
     level: int = 0
     _rows: FrontierRows | None = None
 
@@ -145,18 +149,23 @@ class DeviceTrees:
             rows = chosen.sequence_index * num_depths + chosen.depth.clamp(max=num_depths - 1)
             expand_tree(self.state, token_ids[rows], probs[rows], self.table, min_path_prob=floor)
 
-    def next_rows(self) -> DeviceRows | None:
-        """Return what the next draft pass computes; None when the trees are grown.
+    def next_level(self) -> bool:
+        """Begin the next level, if there is one: `rows` or a replay of `recorded` comes next.
 
-        They grow no further once a view has been reclaimed, for its blocks are others' now.
+        Trees grow no further once a view has been reclaimed, for its blocks are others' now.
         """
         are_there = all(
             self.model.view_of(draft) is view
             for draft, view in zip(self.drafts, self.views, strict=True)
         )
         if self.level >= self.num_levels or not are_there:
-            return None
+            return False
         self.level += 1
+        self._rows = None
+        return True
+
+    def rows(self) -> DeviceRows:
+        """Choose what the level's draft pass computes; `receive` takes in what it gives."""
         rows = self._rows = self._choose_frontier()
         return DeviceRows(
             views=list(self.views),
@@ -180,21 +189,19 @@ class DeviceTrees:
         )
 
     def features(self) -> Tensor | None:
-        """Return what the rows of `next_rows` carry: what their parents' gave, zeros in padding."""
+        """Return what the level's rows carry: what their parents' gave, zeros in padding."""
         return None if self.hidden is None else parent_rows(self.state, self.hidden)
 
     @torch.inference_mode()
     def receive(self, logits: Tensor, hidden: Tensor | None = None) -> None:
-        """Name the children of the nodes of `next_rows`; float32 [num_rows, vocab_size].
+        """Name the children of the nodes of `rows`; float32 [num_rows, vocab_size].
 
         hidden: what their rows gave, [num_rows, feature_size], where features are read.
         """
         assert self._rows is not None
         if self.hidden is not None:
             assert hidden is not None, "a head's pass gives hidden states"
-            width = self.config.max_frontier
-            end = 1 + self.level * width
-            self.hidden[:, end - width : end] = hidden.view(len(self.drafts), width, -1)
+            keep_rows(self.state, hidden, self.hidden)
         self._expand(logits, self._rows.sequence_index, self._rows.depth)
 
     def _expand(self, logits: Tensor, sequence_index: Tensor, depth: Tensor) -> None:
@@ -211,10 +218,10 @@ class DeviceTrees:
             logits = logits[:, : self.vocab_size]
         branching = min(self.config.max_branching, MAX_BRANCHING, logits.shape[1])
         rows = self.sampling.rows(sequence_index.contiguous(), depth)
-        best = top_tokens(logits, rows, branching, with_totals=True, ids=self.token_ids)
-        assert best.log_totals is not None
+        best = top_tokens(logits, rows, branching, with_probs=True, ids=self.token_ids)
+        assert best.probs is not None
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
-        return best.token_ids, (best.scores - best.log_totals[:, None]).exp()
+        return best.token_ids, best.probs
 
     # ---- the forest ------------------------------------------------------------------------
 
@@ -261,22 +268,24 @@ def init_trees_on_device(  # noqa: PLR0913 - all that trees are begun with
     config: DraftConfig,
     table: EdgeTable,
     num_levels: int,
+    levels: LevelGraphs | None = None,
 ) -> DeviceTrees:
     """Take the drafts' trees as they are to the device; nothing waits for it.
 
     model: whose passes have computed the drafts' roots in its views, and runner: its runner.
     vocab_size: of ids that both models know.
     num_levels: passes that are wanted behind the roots'; as many are made as there are slots for.
+    levels: recorded ones, where there are any.
     """
     width, branching = config.max_frontier, min(config.max_branching, MAX_BRANCHING)
     views = [model.view_of(draft) for draft in drafts]
     known = [view for view in views if view is not None]
     assert len(known) == len(drafts), "the roots are computed"
     if model.block is None:
-        levels = _reserve_levels(runner, drafts, known, num_levels, width)
+        reserved = _reserve_levels(runner, drafts, known, num_levels, width)
     else:  # no node is computed
-        levels = [num_levels] * len(drafts)
-    num_levels = max(levels)
+        reserved = [num_levels] * len(drafts)
+    num_levels = max(reserved)
     room = max(MAX_CAPACITY - branching * (1 + num_levels * width), 1)
     initial = [
         InitialTree(
@@ -288,17 +297,33 @@ def init_trees_on_device(  # noqa: PLR0913 - all that trees are begun with
             table=int(draft.sequence.request.sampling.is_greedy),
             urgency=draft.urgency,
         )
-        for draft, own_levels in zip(drafts, levels, strict=True)
+        for draft, own_levels in zip(drafts, reserved, strict=True)
     ]
     num_initial = max(len(tree.candidates) for tree in initial)
     deepest = max(candidate.depth for tree in initial for candidate in tree.candidates)
     max_depth = max(deepest, min(max(tree.max_depth for tree in initial), deepest + 1 + num_levels))
     capacity = capacity_for(num_initial, num_levels=num_levels, width=width, branching=branching)
-    sequences = [draft.sequence for draft in drafts]
-    hidden = None
-    if model.block is None and (feature_size := runner.model.feature_size):
-        shape = (len(drafts), 1 + num_levels * width, feature_size)
-        hidden = torch.empty(shape, dtype=runner.model.dtype, device=runner.device)
+    sampling = forest_sampling_rows([draft.sequence for draft in drafts], max_depth, runner.device)
+    recorded: RecordedTrees | None = None
+    if levels is not None:
+        recorded = levels.begin(
+            initial,
+            known,
+            sampling=sampling,
+            table=table,
+            num_levels=num_levels,
+            capacity=capacity,
+        )
+    if recorded is not None:
+        state, hidden = recorded.state, recorded.hidden
+    else:
+        state = init_trees(
+            initial, capacity=capacity, width=width, recalled_bit=RECALLED_BIT, device=runner.device
+        )
+        hidden = None
+        if model.block is None and (feature_size := runner.model.feature_size):
+            shape = (len(drafts), 1 + num_levels * width, feature_size)
+            hidden = torch.empty(shape, dtype=runner.model.dtype, device=runner.device)
     return DeviceTrees(
         drafts=drafts,
         growers=growers,
@@ -308,18 +333,13 @@ def init_trees_on_device(  # noqa: PLR0913 - all that trees are begun with
         num_levels=num_levels,
         num_initial=num_initial,
         max_depth=max_depth,
-        state=init_trees(
-            initial,
-            capacity=capacity,
-            width=width,
-            recalled_bit=RECALLED_BIT,
-            device=runner.device,
-        ),
+        state=state,
         table=table,
-        sampling=forest_sampling_rows(sequences, max_depth, runner.device),
+        sampling=sampling,
         vocab_size=vocab_size,
         token_ids=model.token_ids,
         hidden=hidden,
+        recorded=recorded,
     )
 
 

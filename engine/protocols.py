@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
+from engine.passes.level_graphs import RecordedTrees
 from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.sequences.next_tokens import NextRow, NextToken
 from engine.sequences.sequence import Sequence
@@ -18,6 +19,7 @@ from engine.trees.verdict import Verdict
 from kernels.sampling.sampling_rows import SamplingTable
 
 __all__ = [
+    "DraftLevel",
     "DraftLogits",
     "DraftModel",
     "DraftPass",
@@ -43,7 +45,7 @@ class DraftPass:
     device_rows: tree nodes that only the device knows, in front of the slices' rows, equally many
     for each of its views. owners: the sequences of the slices, in order, then those of the views.
     features: what a head's rows carry beside their tokens, [num_rows, feature_size], those of the
-    device rows first.
+    device rows first. level: instead of device rows, where their level was recorded whole.
     """
 
     slices: list[ForwardSlice]
@@ -51,14 +53,35 @@ class DraftPass:
     device_rows: DeviceRows | None = None
     model: DraftModel = "small"
     features: Tensor | None = None
+    level: "DraftLevel | None" = None
 
     def num_rows_each(self) -> list[int]:
         """Rows computed for each of the owners, padding included."""
         counts = [len(piece.token_ids) for piece in self.slices]
+        num_views = len(self.owners) - len(self.slices)
         if self.device_rows is not None:
-            num_views = len(self.device_rows.views)
             counts += [self.device_rows.total_rows // num_views] * num_views
+        elif self.level is not None:
+            counts += [self.level.num_rows_each] * num_views
         return counts
+
+
+class DraftLevel(Protocol):
+    """A level of trees on the device that can be run as one recorded graph."""
+
+    @property
+    def recorded(self) -> RecordedTrees:
+        """The trees, which the replay grows."""
+
+    @property
+    def num_rows_each(self) -> int:
+        """Rows of each tree, padding included."""
+
+    def beside(self, wanted: DraftPass) -> DraftPass:
+        """Return the pass with the level's rows in front, where other rows share it.
+
+        Then what the pass gives for them is the drafter's to take in.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +89,8 @@ class DraftLogits:
     """Logits of a draft pass, float32, valid until that model's next pass.
 
     of_slices: [num_logit_rows, vocab_size], in the slices' order. of_device_rows: [total_rows,
-    vocab_size], where such rows were wanted. hidden: of a head's pass, in the slices' order,
+    vocab_size], where such rows were wanted; None where a recorded level was replayed, which has
+    grown the trees itself. hidden: of a head's pass, in the slices' order,
     [num_logit_rows, hidden_size]; hidden_of_device_rows: [total_rows, hidden_size].
     """
 

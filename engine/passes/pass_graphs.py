@@ -18,11 +18,9 @@ replayed on the stream that the engine works on. The largest is recorded first, 
 fit into its memory. `estimate_bytes` says in advance what all this takes.
 """
 
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +29,7 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
 from engine.model.protocol import CausalModel, ForwardOutput
+from engine.passes.cuda_capture import BYTES_PER_GRAPH, CaptureFn, Run, no_garbage_collection
 from engine.passes.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
 from engine.passes.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
@@ -45,43 +44,9 @@ BUCKETS = (
 # Passes of up to so many rows get logits for all of them, larger ones for at most as many.
 MOST_LOGIT_ROWS = 256
 # Static room for block ids, 4 bytes each; a pass with more is launched kernel by kernel.
-_MAX_BLOCK_IDS = 1 << 20
-# What the driver keeps for a graph's few hundred kernels, and cuBLAS for its stream.
-_BYTES_PER_GRAPH = 2 << 20
+MAX_BLOCK_IDS = 1 << 20
+# cuBLAS's, for the stream of the recordings.
 _CUBLAS_BYTES = 64 << 20
-
-Run = Callable[[], None]
-# Records what a function does and returns how to do it again, with the tensors' new contents.
-CaptureFn = Callable[[Run], Run]
-
-
-class CudaCapture:
-    """Records CUDA graphs whose private memory is one pool."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        # Warmed up and recorded on one stream: cuBLAS has a workspace for each stream, which must
-        # be there before the recording, and memory is shared within a stream only.
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def __call__(self, run: Run) -> Run:
-        """Run twice, so that kernels are compiled, loaded and chosen; then record."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for _ in range(2):
-                run()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph,
-            pool=self._pool,
-            stream=self._stream,
-            capture_error_mode="thread_local",  # other threads may use CUDA meanwhile
-        ):
-            run()
-        replay: Run = graph.replay
-        return replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +90,7 @@ class PassGraphs:
         self._captured: dict[tuple[int, TileShape], CapturedPass] = {}
         largest = self._layout(self._sizes[-1])
         blocks_per_context = -(-max_context // buffers.block_size)
-        self._max_block_ids = min(largest.num_sequences * blocks_per_context, _MAX_BLOCK_IDS)
+        self._max_block_ids = min(largest.num_sequences * blocks_per_context, MAX_BLOCK_IDS)
         device, config = model.device, model.config
         # Inputs of all sizes begin at the same place; passes run one after the other.
         self._words = torch.zeros(
@@ -169,7 +134,7 @@ class PassGraphs:
             for shape in reversed(self._shapes(rows))
         ]
         begun_s = time.perf_counter()
-        with _no_garbage_collection():
+        with no_garbage_collection():
             for done, (rows, shape) in enumerate(kinds, start=1):
                 try:
                     self._captured[rows, shape] = self._capture_one(capture, rows, shape)
@@ -305,19 +270,6 @@ class PassGraphs:
         return ForwardOutput(logits=logits, hidden=hidden, taps=taps)
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Objects that hold CUDA memory must not be collected in the middle of a recording."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def estimate_bytes(
     config: ModelConfig,
     dtype: torch.dtype,
@@ -344,8 +296,8 @@ def estimate_bytes(
         num_logits * outputs
         + num_rows * of_all
         + max(num_logits * head, num_rows * layer)
-        + num_graphs * _BYTES_PER_GRAPH
+        + num_graphs * BYTES_PER_GRAPH
         + _CUBLAS_BYTES
         + MAX_WORKSPACE_BYTES
-        + _MAX_BLOCK_IDS * 4
+        + MAX_BLOCK_IDS * 4
     )

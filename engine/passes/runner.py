@@ -16,11 +16,13 @@ from engine.model.kv_cache import KVCache
 from engine.model.protocol import CausalModel
 from engine.model.shared_vocabulary import PickedRows
 from engine.passes.cache_moves import CacheMoves
+from engine.passes.cuda_capture import CaptureFn, CudaCapture
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
+from engine.passes.level_graphs import TREE_COUNTS, LevelConfig, LevelGraphs, RecordedTrees
 from engine.passes.padding import Padding
 from engine.passes.pass_clock import PassClock, PassTime, PassTimes
-from engine.passes.pass_graphs import BUCKETS, CaptureFn, CudaCapture, PassGraphs
+from engine.passes.pass_graphs import BUCKETS, MAX_BLOCK_IDS, PassGraphs
 from engine.passes.recurrent_states import RecurrentStates
 from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows
 from engine.passes.tile_plans import TilePlanner, prepare_plan
@@ -79,6 +81,8 @@ class ModelRunner:
     _buffers: StepBuffers = field(init=False)
     _planner: TilePlanner | None = field(init=False, default=None)
     _graphs: PassGraphs | None = field(init=False, default=None)
+    _capture: CaptureFn | None = field(init=False, default=None)  # its graphs share one memory
+    _levels: LevelGraphs | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Allocate the cache. Raises ValueError for a cache or taps that the model cannot use."""
@@ -309,6 +313,15 @@ class ModelRunner:
         )
         return PassOutput(logits=output.logits, hidden=output.hidden, taps=output.taps)
 
+    @torch.inference_mode()
+    def grow_level(self, trees: RecordedTrees) -> None:
+        """Run a recorded level: a pass, and what grows the trees around it."""
+        self._clock.start()
+        self._moves.settle_window()
+        self._clock.start_work()
+        trees.replay()
+        self._clock.stop(trees.num_rows, trees.num_rows, trees.mean_context)
+
     def _nothing(self) -> PassOutput:
         """The output of a pass without rows."""
         width, dtype = self.model.config.hidden_size, self.model.dtype
@@ -374,8 +387,35 @@ class ModelRunner:
             taps=self.taps,
         )
         graphs.capture(capture, on_progress)
-        self._graphs = graphs
+        self._graphs, self._capture = graphs, capture
         return graphs.num_captured
+
+    @torch.inference_mode()
+    def capture_levels(self, config: LevelConfig) -> int:
+        """Record the levels of trees that grow on the device; returns how many were.
+
+        As the passes were recorded, and nothing where none were.
+        """
+        if self._graphs is None or self._capture is None:
+            return 0
+        assert self.max_context is not None  # set when this was made
+        blocks_per_context = -(-self.max_context // self.block_size)
+        levels = LevelGraphs(
+            config=config,
+            model=self.model,
+            kv_cache=self.kv_cache,
+            buffers=self._buffers,
+            planner=self._plans(),
+            max_block_ids=min(TREE_COUNTS[-1] * blocks_per_context, MAX_BLOCK_IDS),
+        )
+        levels.capture(self._capture)
+        self._levels = levels
+        return levels.num_captured
+
+    def levels_for(self, config: LevelConfig) -> LevelGraphs | None:
+        """Return the recorded levels of such trees; None where there are none."""
+        levels = self._levels
+        return levels if levels is not None and levels.config.fits(config) else None
 
     # ---- times ----------------------------------------------------------------------------
 

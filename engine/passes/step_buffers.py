@@ -266,6 +266,17 @@ class StepBuffers:
             counts=np.array([len(piece.token_ids) for piece in slices], dtype=np.int64),
         )
 
+    def stage_views(self, views: Sequence[KVView]) -> StagedPass:
+        """Gather where sequences' keys lie, for a pass whose rows the device writes."""
+        return StagedPass(
+            slices=[],
+            device_rows=None,
+            block_tables=[self._table(view) for view in views],
+            token_ids=[],
+            logit_rows=[],
+            counts=np.zeros(0, dtype=np.int64),
+        )
+
     def _table(self, view: KVView) -> Ints32:
         known = self._tables.get(view)
         if known is not None and known[0] == view.block_table:

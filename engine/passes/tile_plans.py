@@ -169,7 +169,9 @@ def prepare_plan(plan: TilePlan, inputs: PassInputs, window_blocks: Tensor | Non
     window_blocks: as for `TilePlanner.plan`.
     """
     if window_blocks is not None:
-        torch.index_select(window_blocks, 0, inputs.block_ids, out=plan.block_ids)
+        # A recorded pass's ids go on to the end of its buffer, where larger passes have left rows.
+        known = inputs.block_ids.clamp(0, len(window_blocks) - 1)
+        torch.index_select(window_blocks, 0, known, out=plan.block_ids)
     if plan.path_slots is not None:
         tree_paths(inputs.full_words, inputs.row_tree_starts, plan.path_slots)
     plan.prepare()

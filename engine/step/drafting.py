@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
+import torch
+
 from engine.protocols import (
     Drafter,
+    DraftLevel,
     DraftLogits,
     DraftPass,
     Proposal,
@@ -19,6 +22,7 @@ from engine.step.timed_passes import TimedPasses
 from engine.trees.verify_items import VerifiedPass, answer_slices
 
 Accept = Callable[[VerifiedPass], None]
+_NOTHING = torch.zeros((0, 0))
 
 
 class Drafting:
@@ -98,6 +102,10 @@ class Drafting:
 
     def _head_pass(self, wanted: DraftPass) -> DraftLogits:
         """Run a head's pass, which has no answers beside the drafts."""
+        if wanted.level is not None:
+            if not wanted.slices:
+                return self._level(wanted.level, wanted)
+            wanted = wanted.level.beside(wanted)
         output = self._passes.forward_head(wanted.slices, wanted.device_rows, wanted.features)
         self._count_rows(wanted, "large")
         num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
@@ -107,6 +115,12 @@ class Drafting:
             hidden=output.hidden[num_front:],
             hidden_of_device_rows=output.hidden[:num_front],
         )
+
+    def _level(self, level: DraftLevel, wanted: DraftPass) -> DraftLogits:
+        """Run a recorded level, which leaves nothing to take in."""
+        self._passes.grow_level(level.recorded, wanted.model)
+        self._count_rows(wanted, "large" if wanted.model == "head" else "small")
+        return DraftLogits(of_slices=_NOTHING)
 
     def _count_rows(self, wanted: DraftPass, tier: Tier) -> None:
         """Count draft rows as work of a tier; a head is a part of the large one."""
@@ -123,6 +137,10 @@ class Drafting:
     def _pass(self, plan: PassPlan, wanted: DraftPass) -> DraftLogits:
         """Run one pass for answers and drafts: device rows, then answers, then draft slices."""
         answers, items = answer_slices(plan.decodes, plan.prefills)
+        if wanted.level is not None:
+            if not (answers or wanted.slices):
+                return self._level(wanted.level, wanted)
+            wanted = wanted.level.beside(wanted)
         num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
         for item in items:
             item.first_row += num_front

@@ -8,7 +8,9 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.model.shared_vocabulary import PickedRows
 from engine.passes.device_rows import DeviceRows
+from engine.passes.level_graphs import RecordedTrees
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from engine.protocols import DraftModel
 from engine.queue.scheduler import Scheduler
 from engine.request import Tier
 from engine.step.deferred_host_work import DeferredHostWork
@@ -50,15 +52,32 @@ class TimedPasses:
         picked: PickedRows | None = None,
     ) -> PassOutput:
         """Start a pass, do the deferred host work, and note the passes that have ended."""
-        runner = self._runners[tier]
-        output = runner.forward(slices, device_rows, picked=picked)
+        output = self._runners[tier].forward(slices, device_rows, picked=picked)
         self._host_work.run()
-        for done in runner.take_finished():  # on a GPU earlier ones than this
+        self._note(tier)
+        return output
+
+    def grow_level(self, trees: RecordedTrees, model: DraftModel) -> None:
+        """Start a recorded level of trees, with all else as for a pass."""
+        if model == "head":
+            assert self._head is not None, "a head's level without a head"
+            self._head.grow_level(trees)
+        else:
+            self._runners["small"].grow_level(trees)
+        self._host_work.run()
+        self._note(None if model == "head" else "small")
+
+    def _note(self, tier: Tier | None) -> None:
+        """Take note of the passes of a tier that have ended; None for the head's."""
+        runner = self._head if tier is None else self._runners[tier]
+        assert runner is not None, "a head's pass without a head"
+        for done in runner.take_finished():  # on a GPU earlier ones than the last
             self._counts.forward_s += done.seconds
+            if tier is None:
+                continue
             self.mean_s[tier] += _PASS_TIME_WEIGHT * (done.seconds - self.mean_s[tier])
             if done.num_logit_rows < done.num_rows:
                 self._scheduler.note_pass(tier, num_rows=done.num_rows, elapsed_s=done.seconds)
-        return output
 
     def forward_head(
         self,
@@ -70,8 +89,7 @@ class TimedPasses:
         assert self._head is not None, "a head's pass without a head"
         output = self._head.forward(slices, device_rows, features)
         self._host_work.run()
-        for done in self._head.take_finished():
-            self._counts.forward_s += done.seconds
+        self._note(None)
         return output
 
     def num_small_beside_large(self) -> int:

@@ -187,14 +187,12 @@ def build_drafter(
     if not _drafts(settings, runners):
         return None
     config, large = draft_config(settings), runners["large"]
-    has_gpu = large.device.type == "cuda"
-    grows_on_device = options.on_device == "on" or (options.on_device == "auto" and has_gpu)
     with_head = partial(
         TreeDrafter,
         head=head,
         config=config,
         budget=budget,
-        device_target=large if grows_on_device else None,
+        device_target=large if _grows_on_device(settings, large) else None,
     )
     if len(runners) < len(TIERS):
         return with_head(runner=None)
@@ -209,6 +207,26 @@ def build_drafter(
             runner=small, head=head, config=config, budget=budget, token_map=token_map
         )
     return with_head(runner=small)
+
+
+def _grows_on_device(settings: Settings, large: "ModelRunner") -> bool:
+    wanted = settings.speculation.on_device
+    return wanted == "on" or (wanted == "auto" and large.device.type == "cuda")
+
+
+def capture_draft_levels(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", runner: "ModelRunner"
+) -> None:
+    """Record the levels of the trees that a runner's model drafts, if any grow on the device."""
+    from draft.draft_levels import capture_levels
+
+    large, head = runners.get("large"), head_of(runners)
+    if not settings.speculation.enabled or large is None or not _grows_on_device(settings, large):
+        return
+    if head is not None and runner is head.runner:
+        capture_levels(draft_config(settings), runner, large, head)
+    elif runner is runners.get("small") and allowed_difference(settings) is None:
+        capture_levels(draft_config(settings), runner, large)
 
 
 def draft_config(settings: Settings) -> "DraftConfig":

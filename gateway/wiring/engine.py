@@ -26,6 +26,7 @@ from gateway.wiring.checkpoints import named_models
 from gateway.wiring.drafter import (
     Runners,
     build_drafter,
+    capture_draft_levels,
     draft_config,
     head_of,
     load_head,
@@ -137,7 +138,7 @@ def _load_runners(
         )
     if head is not None:
         runners.head = make_head(settings, head, runners["large"])
-    capture_graphs(runners, on_progress)
+    capture_graphs(settings, runners, on_progress)
     return runners
 
 
@@ -183,8 +184,10 @@ def _rounding(settings: Settings, tier: Tier) -> Rounding | Decode | None:
     return Rounding(scheme=scheme, keep_in=None if cache is None else cache / "quantised")
 
 
-def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCallback) -> None:
-    """Record the runners' passes as CUDA graphs, where they run on CUDA and are to.
+def capture_graphs(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCallback
+) -> None:
+    """Record passes, and levels of drafts, as CUDA graphs, where they run on CUDA and are to.
 
     Raises EngineError.
     """
@@ -196,7 +199,8 @@ def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCa
     for name, runner in recorded.items():
         stage = f"capturing graphs of the {name}"
         try:
-            runner.capture_graphs(partial(report, on_progress, stage))
+            if runner.capture_graphs(partial(report, on_progress, stage)):
+                capture_draft_levels(settings, runners, runner)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"The GPU's memory does not suffice for the CUDA graphs of the {name} beside "

@@ -236,6 +236,7 @@ def _graph_bytes(
 
     head: has graphs of its own, and the large model's yield what it reads.
     """
+    from engine.passes.level_graphs import estimate_level_bytes
     from engine.passes.pass_graphs import estimate_bytes
 
     if not settings.engine.cuda_graphs:
@@ -248,6 +249,9 @@ def _graph_bytes(
     )
     if head is not None and head.can_record:
         needed += estimate_bytes(head.config, head.dtype, feature_size=head.feature_size)
+        needed += estimate_level_bytes(head.dtype, feature_size=head.feature_size)
+    if len(models) > 1 and settings.speculation.enabled and models["small"].can_record:
+        needed += estimate_level_bytes(models["small"].dtype)
     return needed
 
 

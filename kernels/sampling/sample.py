@@ -35,13 +35,13 @@ _NUM_WARPS: Final = 8
 class TopTokens:
     """The best tokens of each row, the best first.
 
-    token_ids: int64 [num_rows, num_tokens]. scores: float32 [num_rows, num_tokens]. log_totals:
-    float32 [num_rows], the log of the sum of exp(score) over the row, where it was asked for.
+    token_ids: int64 [num_rows, num_tokens]. scores: float32 [num_rows, num_tokens]. probs: float32
+    [num_rows, num_tokens], exp(score) as a share of its sum over the row, where it was asked for.
     """
 
     token_ids: Tensor
     scores: Tensor
-    log_totals: Tensor | None
+    probs: Tensor | None
 
 
 def log_target(
@@ -101,7 +101,7 @@ def _reference_top(
     rows: SamplingRows,
     num_tokens: int,
     *,
-    with_totals: bool,
+    with_probs: bool,
     ids: Tensor | None,
 ) -> TopTokens:
     scores = _reference_scores(logits, rows, with_noise=True, ids=ids)
@@ -109,10 +109,11 @@ def _reference_top(
         places = scores.argmax(-1, keepdim=True)
     else:
         places = _order(scores, ids).topk(num_tokens).indices
+    best = scores.gather(1, places)
     return TopTokens(
         token_ids=places if ids is None else ids[places],
-        scores=scores.gather(1, places),
-        log_totals=scores.logsumexp(-1) if with_totals else None,
+        scores=best,
+        probs=(best - scores.logsumexp(-1, keepdim=True)).exp() if with_probs else None,
     )
 
 
@@ -221,12 +222,12 @@ def _chunk_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 def _merge_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     token_ids_ptr,
     scores_ptr,
-    log_totals_ptr,
+    probs_ptr,
     best_ptr,
     peaks_ptr,
     sums_ptr,
     num_chunks,
-    HAS_TOTALS: tl.constexpr,
+    HAS_PROBS: tl.constexpr,
     NUM_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
@@ -237,6 +238,14 @@ def _merge_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     order = tl.load(
         best_ptr + row * num_places + places, mask=places < num_places, other=-0x8000000000000000
     )
+    if HAS_PROBS:
+        chunks = tl.arange(0, CHUNKS)
+        is_chunk = chunks < num_chunks
+        peaks = tl.load(peaks_ptr + row * num_chunks + chunks, mask=is_chunk, other=float("-inf"))
+        sums = tl.load(sums_ptr + row * num_chunks + chunks, mask=is_chunk, other=0.0)
+        peak = tl.max(peaks, axis=0)
+        total = tl.sum(sums * tl.exp(peaks - tl.where(peak == float("-inf"), 0.0, peak)), axis=0)
+        log_total = peak + tl.log(total)
     for rank in tl.static_range(NUM_TOKENS):
         best = tl.max(order, axis=0)
         order = tl.where(order == best, -0x8000000000000000, order)
@@ -244,14 +253,8 @@ def _merge_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         score = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
         tl.store(token_ids_ptr + row * NUM_TOKENS + rank, 0xFFFFFFFF - (best & 0xFFFFFFFF))
         tl.store(scores_ptr + row * NUM_TOKENS + rank, score)
-    if HAS_TOTALS:
-        chunks = tl.arange(0, CHUNKS)
-        is_chunk = chunks < num_chunks
-        peaks = tl.load(peaks_ptr + row * num_chunks + chunks, mask=is_chunk, other=float("-inf"))
-        sums = tl.load(sums_ptr + row * num_chunks + chunks, mask=is_chunk, other=0.0)
-        peak = tl.max(peaks, axis=0)
-        total = tl.sum(sums * tl.exp(peaks - tl.where(peak == float("-inf"), 0.0, peak)), axis=0)
-        tl.store(log_totals_ptr + row, peak + tl.log(total))
+        if HAS_PROBS:
+            tl.store(probs_ptr + row * NUM_TOKENS + rank, tl.exp(score - log_total))
 
 
 def _floor_if_cut(logits: Tensor, rows: SamplingRows) -> Tensor | None:
@@ -285,18 +288,18 @@ def _launch_top(
     rows: SamplingRows,
     num_tokens: int,
     *,
-    with_totals: bool,
+    with_probs: bool,
     ids: Tensor | None,
 ) -> TopTokens:
     num_rows, vocab_size = logits.shape
     num_chunks = -(-vocab_size // _CHUNK)
     device = logits.device
     best = torch.empty(num_rows, num_chunks, num_tokens, dtype=torch.int64, device=device)
-    peaks, sums, log_totals = None, None, None
-    if with_totals:
+    peaks, sums, probs = None, None, None
+    if with_probs:
         peaks = torch.empty(num_rows, num_chunks, device=device)
         sums = torch.empty_like(peaks)
-        log_totals = torch.empty(num_rows, device=device)
+        probs = torch.empty(num_rows, num_tokens, device=device)
     token_ids = torch.empty(num_rows, num_tokens, dtype=torch.int64, device=device)
     scores = torch.empty(num_rows, num_tokens, device=device)
     launch(
@@ -316,7 +319,7 @@ def _launch_top(
         HAS_IDS=ids is not None,
         IS_SAMPLED=rows.has_sampled,
         IS_CUT=rows.has_sampled and rows.has_truncation,
-        HAS_TOTALS=with_totals,
+        HAS_TOTALS=with_probs,
         NUM_TOKENS=num_tokens,
         CHUNK=_CHUNK,
     )
@@ -325,18 +328,18 @@ def _launch_top(
         (num_rows,),
         token_ids,
         scores,
-        log_totals,
+        probs,
         best,
         peaks,
         sums,
         num_chunks,
         num_warps=_NUM_WARPS,
-        HAS_TOTALS=with_totals,
+        HAS_PROBS=with_probs,
         NUM_TOKENS=num_tokens,
         CHUNKS=next_power_of_2(num_chunks),
         PLACES=next_power_of_2(num_chunks * num_tokens),
     )
-    return TopTokens(token_ids=token_ids, scores=scores, log_totals=log_totals)
+    return TopTokens(token_ids=token_ids, scores=scores, probs=probs)
 
 
 # ---- the launchers --------------------------------------------------------------------------
@@ -358,21 +361,21 @@ def top_tokens(
     rows: SamplingRows,
     num_tokens: int,
     *,
-    with_totals: bool = False,
+    with_probs: bool = False,
     ids: Tensor | None = None,
 ) -> TopTokens:
     """Each row's best tokens by log target + Gumbel noise; by logits where a row is greedy.
 
-    logits: float32 [num_rows, vocab_size]. Equal scores: the lowest token id first. With totals,
-    exp(score - log total) is the chance that a model which shares the noise agrees. ids: int64
-    [vocab_size], the token of each column, all different, where the columns are some of a larger
-    vocabulary's; noise, ties and the result are in terms of it. Raises ValueError for `num_tokens`
-    outside [1, 8] or above the vocabulary.
+    logits: float32 [num_rows, vocab_size]. Equal scores: the lowest token id first. with_probs: the
+    chance that a model which shares the noise agrees. ids: int64 [vocab_size], the token of each
+    column, all different, where the columns are some of a larger vocabulary's; noise, ties and the
+    result are in terms of it. Raises ValueError for `num_tokens` outside [1, 8] or above the
+    vocabulary.
     """
     if not 1 <= num_tokens <= min(MAX_TOP_TOKENS, logits.shape[1]):
         raise ValueError(
             f"num_tokens={num_tokens} must be in [1, {min(MAX_TOP_TOKENS, logits.shape[1])}]"
         )
     if uses_triton(logits):
-        return _launch_top(logits, rows, num_tokens, with_totals=with_totals, ids=ids)
-    return _reference_top(logits, rows, num_tokens, with_totals=with_totals, ids=ids)
+        return _launch_top(logits, rows, num_tokens, with_probs=with_probs, ids=ids)
+    return _reference_top(logits, rows, num_tokens, with_probs=with_probs, ids=ids)

@@ -9,9 +9,17 @@ and cascade.
 
 from kernels.trees.choose_frontier import FrontierRows, choose_frontier
 from kernels.trees.expand_tree import EdgeTable, expand_tree
-from kernels.trees.parent_rows import parent_rows
+from kernels.trees.initial_trees import (
+    InitialTree,
+    TreeGuess,
+    capacity_for,
+    init_trees,
+    padding_tree,
+    write_trees,
+)
+from kernels.trees.parent_rows import keep_rows, parent_rows
 from kernels.trees.select_trees import SelectedTrees, select_trees
-from kernels.trees.tree_state import InitialTree, TreeGuess, TreeState, capacity_for, init_trees
+from kernels.trees.tree_state import TreeState
 
 __all__ = [
     "EdgeTable",
@@ -24,6 +32,9 @@ __all__ = [
     "choose_frontier",
     "expand_tree",
     "init_trees",
+    "keep_rows",
+    "padding_tree",
     "parent_rows",
     "select_trees",
+    "write_trees",
 ]

@@ -9,7 +9,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.trees.tree_state import DRAFT_OFFSET, NUM_FIELDS, PARENT, TreeState
+from kernels.trees.tree_state import (
+    DRAFT_OFFSET,
+    NUM_FIELDS,
+    NUM_NUMBERS,
+    NUM_PASSES,
+    PARENT,
+    TreeState,
+    number,
+)
 from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 _MOST_AT_ONCE: Final = 1024
@@ -82,3 +90,60 @@ def parent_rows(state: TreeState, rows: Tensor) -> Tensor:
         BLOCK=block,
     )
     return result
+
+
+def keep_rows_reference(state: TreeState, new: Tensor, rows: Tensor) -> None:
+    """`keep_rows` in torch's own steps."""
+    num_passes = state.numbers[:, number(NUM_PASSES)].to(torch.int64)  # [S]
+    place = torch.arange(state.width, device=rows.device)
+    offset = 1 + (num_passes[:, None] - 2) * state.width + place  # [S, F]
+    has_room = offset < rows.shape[1]
+    sequence = torch.arange(state.num_sequences, device=rows.device)[:, None].expand_as(offset)
+    rows[sequence[has_room], offset[has_room]] = new.view(*offset.shape, -1)[has_room]
+
+
+@jit
+def _keep_rows_kernel(  # type: ignore[no-untyped-def]
+    rows,
+    numbers,
+    new,
+    num_offsets,
+    width,
+    FRONTIER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid [num_sequences * frontier rows, parts of a row]."""
+    place = tl.program_id(0).to(tl.int64)
+    sequence = place // FRONTIER
+    num_passes = tl.load(numbers + sequence * NUM_NUMBERS + NUM_PASSES)
+    offset = 1 + (num_passes - 2) * FRONTIER + place % FRONTIER
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = (columns < width) & (offset < num_offsets)
+    values = tl.load(new + place * width + columns, mask=is_there)
+    tl.store(rows + (sequence * num_offsets + offset) * width + columns, values, mask=is_there)
+
+
+def keep_rows(state: TreeState, new: Tensor, rows: Tensor) -> None:
+    """Write what the rows of the last level gave to their draft offsets, for `parent_rows`.
+
+    new: [S * F, width], of what `choose_frontier` chose last, padding included; rows: as in
+    `parent_rows`. What they have no room for is left out.
+    """
+    if not uses_triton(rows):
+        keep_rows_reference(state, new, rows)
+        return
+    num_sequences, num_offsets, width = rows.shape
+    assert rows.is_contiguous()
+    block = min(next_power_of_2(width), _MOST_AT_ONCE)
+    launch(
+        _keep_rows_kernel,
+        (num_sequences * state.width, -(-width // block)),
+        rows,
+        state.numbers,
+        new.contiguous(),
+        num_offsets,
+        width,
+        num_warps=4,
+        FRONTIER=state.width,
+        BLOCK=block,
+    )

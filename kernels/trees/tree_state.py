@@ -1,22 +1,18 @@
-"""Trees of guesses while they grow on the device: their layout, and how the host begins them.
+"""Trees of guesses while they grow on the device: their layout.
 
 A sequence's candidates are rows of one int32 tensor, a field each; probabilities are float32 bits
 in it. So one copy takes everything to the device or back, and one pointer gives a kernel all of it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, next_power_of_2, tl
-from kernels.upload import upload
+from kernels.triton_support import jit, tl
 
 # Bits of a row's ancestor mask, which bound a tree and the draft slots behind a root.
 MAX_TREE_SLOTS = 256
@@ -74,45 +70,6 @@ def num_warps_for(capacity: int) -> int:
     return min(max(capacity // 64, 1), 8)
 
 
-class TreeGuess(Protocol):
-    """A candidate as the host knows it (`draft.growing_tree.Candidate`)."""
-
-    token_id: int
-    parent: int
-    depth: int
-    sources: int
-    evidence: int
-    is_expanded: bool
-    is_recalled: bool
-    model_confidence: float
-    text_confidence: float
-    confidence: float
-    edge_prob: float
-    path_prob: float
-    covered: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialTree:
-    """One sequence's tree before the small model is asked.
-
-    candidates: the root first, parents before children, their probabilities worked out. max_nodes
-    and max_depth bound the tree's guesses and what the small model adds. table: which calibration
-    holds for it (`EdgeTable`). urgency: how much a token of it counts. asks_model: whether the
-    small model computes its root; else the tree stays as it began. root_slot: in the view of the
-    model that drafts; target_slot: in the large model's, None for the same.
-    """
-
-    candidates: Sequence[TreeGuess]
-    root_slot: int
-    max_nodes: int
-    max_depth: int
-    table: int = 0
-    urgency: float = 1.0
-    asks_model: bool = True
-    target_slot: int | None = None
-
-
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class TreeState:
     """Growing trees of S sequences with up to C candidates each; kernels change it in place.
@@ -146,6 +103,19 @@ class TreeState:
     def width(self) -> int:
         """Rows that a sequence has in a draft pass."""
         return self.frontier.shape[1]
+
+    def first(self, num_trees: int) -> "TreeState":
+        """Return the first so many trees; the same memory."""
+        num_rows = num_trees * self.width
+        return TreeState(
+            candidates=self.candidates[:num_trees],
+            numbers=self.numbers[:num_trees],
+            ancestor_words=self.ancestor_words[:num_trees],
+            frontier=self.frontier[:num_trees],
+            sequence_index=self.sequence_index[:num_rows],
+            row_starts=self.row_starts[:num_trees],
+            root_slots=self.root_slots[:num_trees],
+        )
 
     @property
     def token_ids(self) -> Tensor:
@@ -268,133 +238,3 @@ class GrownTree:
     def children(self, node: int) -> list[int]:
         """In the order in which they came."""
         return [child for child, parent in enumerate(self.parent) if parent == node]
-
-
-def capacity_for(num_initial: int, *, num_levels: int, width: int, branching: int) -> int:
-    """Candidates to make room for: the initial ones, the root's children, and each level's.
-
-    A power of 2 from 64 to 1024: what does not fit is not guessed.
-    """
-    wanted = num_initial + branching * (1 + num_levels * width)
-    return min(max(next_power_of_2(wanted), MIN_CAPACITY), MAX_CAPACITY)
-
-
-def init_trees(
-    trees: Sequence[InitialTree],
-    *,
-    capacity: int,
-    width: int,
-    recalled_bit: int,
-    device: torch.device,
-) -> TreeState:
-    """Take trees to the device, in one copy; nothing waits.
-
-    capacity: a power of 2 from 64 to 1024. width: frontier rows per sequence and level.
-    recalled_bit: joins the sources of recalled guesses. Raises ValueError where a tree has more
-    candidates than its capacity, or capacity or width are out of range.
-    """
-    if capacity != next_power_of_2(capacity) or not MIN_CAPACITY <= capacity <= MAX_CAPACITY:
-        raise ValueError(
-            f"capacity={capacity} must be a power of 2 in [{MIN_CAPACITY}, {MAX_CAPACITY}]"
-        )
-    if not 1 <= width < MAX_TREE_SLOTS:
-        raise ValueError(f"width={width} must be in [1, {MAX_TREE_SLOTS - 1}]")
-    longest = max((len(tree.candidates) for tree in trees), default=1)
-    if longest > capacity:
-        raise ValueError(f"a tree of {longest} candidates is beyond the capacity {capacity}")
-    num_trees, num_fields = len(trees), number(NUM_FIELDS)
-    # Every part begins at 16 bytes: kernels are compiled for how their pointers are aligned.
-    num_initial = -(-longest // 4) * 4
-    sizes = [
-        num_trees * num_fields * num_initial,
-        num_trees * number(NUM_NUMBERS),
-        num_trees * width,
-        num_trees * width * 2,  # int64
-        num_trees,
-        num_trees,
-    ]
-    starts = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)]).tolist()
-    flat = np.zeros(max(starts[-1], 1), dtype=np.int32)
-    _fill(flat, trees, starts, num_initial, width, recalled_bit)
-    uploaded = upload(flat, device)
-    parts = [uploaded[start : start + size] for start, size in zip(starts[:-1], sizes, strict=True)]
-    candidates = torch.empty(
-        (num_trees, num_fields, capacity), dtype=torch.int32, device=device
-    )  # [S, 13, C]
-    candidates[:, :, :num_initial] = parts[0].view(num_trees, num_fields, num_initial)
-    words = torch.empty((num_trees, capacity, NUM_WORDS), dtype=torch.int64, device=device)
-    # The root sees its own slot.
-    words[:, 0] = 0
-    words[:, 0, 0] = 1
-    return TreeState(
-        candidates=candidates,
-        numbers=parts[1].view(num_trees, number(NUM_NUMBERS)),
-        ancestor_words=words,
-        frontier=parts[2].view(num_trees, width),
-        sequence_index=parts[3].view(torch.int64),
-        row_starts=parts[4],
-        root_slots=parts[5],
-    )
-
-
-def _fill(
-    flat: npt.NDArray[np.int32],
-    trees: Sequence[InitialTree],
-    starts: list[int],
-    num_initial: int,
-    width: int,
-    recalled_bit: int,
-) -> None:
-    """Write what `init_trees` sends; `flat` is zero."""
-    num_trees = len(trees)
-    initial, numbers, frontier, sequence_index, row_starts, root_slots = (
-        flat[start:end] for start, end in pairwise(starts)
-    )
-    shape = (num_trees, number(NUM_FIELDS), num_initial)
-    fields = initial[: prod(shape)].reshape(shape)
-    numbers = numbers[: num_trees * number(NUM_NUMBERS)].reshape(num_trees, number(NUM_NUMBERS))
-    frontier = frontier[: num_trees * width].reshape(num_trees, width)
-    frontier[:] = -1
-    for row, tree in enumerate(trees):
-        whole, real = _columns(tree, recalled_bit)
-        own = fields[row, :, : len(tree.candidates)]
-        own[: len(whole)] = whole
-        own[len(whole) :] = np.array(real, dtype=np.float32).view(np.int32)
-        numbers[row, : number(URGENCY)] = (
-            len(tree.candidates),
-            1,  # the pass that computes the root
-            tree.root_slot,
-            tree.max_depth,
-            tree.max_nodes,
-            tree.table,
-        )
-        numbers[row, number(URGENCY)] = np.float32(tree.urgency).view(np.int32)
-        target_slot = tree.root_slot if tree.target_slot is None else tree.target_slot
-        numbers[row, number(TARGET_SLOT)] = target_slot
-        frontier[row, 0] = 0 if tree.asks_model else -1
-    index = np.repeat(np.arange(num_trees, dtype=np.int64), width)
-    sequence_index[: 2 * num_trees * width] = index.view(np.int32)
-    row_starts[:num_trees] = np.arange(num_trees) * width
-    root_slots[:num_trees] = [tree.root_slot for tree in trees]
-
-
-def _columns(tree: InitialTree, recalled_bit: int) -> tuple[list[list[int]], list[list[float]]]:
-    """A tree's fields in their order: whole numbers, then real ones, each [num_candidates]."""
-    guesses = tree.candidates
-    root_offset = 0 if tree.asks_model else -1
-    return [
-        [guess.token_id for guess in guesses],
-        [guess.parent for guess in guesses],
-        [guess.depth for guess in guesses],
-        [guess.sources | (recalled_bit if guess.is_recalled else 0) for guess in guesses],
-        [guess.evidence for guess in guesses],
-        [int(guess.is_expanded) for guess in guesses],
-        [root_offset, *([-1] * (len(guesses) - 1))],
-    ], [
-        [guess.model_confidence for guess in guesses],
-        [guess.text_confidence for guess in guesses],
-        [guess.confidence for guess in guesses],
-        [guess.edge_prob for guess in guesses],
-        [guess.path_prob for guess in guesses],
-        [guess.covered for guess in guesses],
-    ]

@@ -362,7 +362,7 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
         return TopTokens(
             token_ids=on_meta(*shape),
             scores=on_meta(*shape, dtype=torch.float32),
-            log_totals=on_meta(shape[0], dtype=torch.float32),
+            probs=on_meta(*shape, dtype=torch.float32),
         )
 
     monkeypatch.setattr(device_trees, "top_tokens", top)
@@ -387,10 +387,10 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
     )  # fmt: skip
     trees.expand_roots(on_meta(num_trees, 131, dtype=torch.float32))
     for _ in range(2):
-        rows = trees.next_rows()
-        assert rows is not None
+        assert trees.next_level()
+        rows = trees.rows()
         trees.receive(on_meta(rows.total_rows, 131, dtype=torch.float32))
-    assert trees.next_rows() is None
+    assert not trees.next_level()
     grown = GrownDrafts(
         trees,
         runner=engine._runners["small"],

@@ -25,6 +25,7 @@ from tests.draft.heads.head_files import (
     write_head,
 )
 from tests.engines import CoupledVerifier, make_request, random_prompt, serve, texts
+from tests.recorded_levels import poison_levels, record_levels, watch_levels
 
 # What is compared grows by the same rule on both: no node below a node that no pass has computed.
 CONFIG = DraftConfig(
@@ -117,15 +118,21 @@ def test_the_same_trees_as_on_the_host_and_the_plain_text(
 ) -> None:
     """Nodes of every level: each row carries what its parent's gave."""
     found = []
-    for on_device in (False, True):
+    replayed: list[int] = []
+    for on_device, is_recorded in ((False, False), (True, False), (True, True)):
         engine = engine_with(num_tokens, on_device=on_device)
+        if is_recorded:
+            runner = record_levels(engine)
+            poison_levels(runner)
+            replayed = watch_levels(runner)
         trees = judged_trees(engine)
         answers = texts(serve(engine, requests(temperature=temperature)))
         found.append((sorted(trees), answers))
+    assert len(replayed) > 12
     plain = engine_with(num_tokens, on_device=False, speculates=False)
     right = texts(serve(plain, requests(temperature=temperature)))
-    assert found[0][1] == found[1][1] == right
-    assert found[0][0] == found[1][0]
+    assert found[0][1] == found[1][1] == found[2][1] == right
+    assert found[0][0] == found[1][0] == found[2][0]
     grown = [parents for _, _, parents, _ in found[1][0] if len(parents) > 10]
     assert len(grown) > 12
     deep = [own for own in grown if any(own[parent] > 0 for parent in own if parent > 0)]

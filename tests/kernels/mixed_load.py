@@ -27,6 +27,7 @@ os.environ["OUTRIDER_KERNELS"] = "triton"
 import torch
 
 from draft.config import DraftConfig
+from draft.draft_levels import capture_levels
 from draft.tree_warm_up import warm_up_trees
 from engine.adapters.warm_up import adapter_of_nothing
 from engine.config import EngineConfig
@@ -198,9 +199,11 @@ class Engines:
             kv_dtype=self._kind.kv_dtype,
         )
         if self._kind.is_recorded:
-            for runner in engine._runners.values():
+            runners = engine._runners
+            for runner in runners.values():
                 assert isinstance(runner, ModelRunner)
                 assert runner.capture_graphs(capture=_record) > 0
+            assert capture_levels(self.config, runners["small"], runners["large"]) > 0
         return engine
 
 

@@ -129,7 +129,7 @@ def _top(
     *,
     is_sampled: bool,
     truncates: bool,
-    with_totals: bool,
+    with_probs: bool,
     has_ids: bool = False,
 ) -> None:
     rows = _rows(NUM_ROWS, truncates=truncates, is_sampled=is_sampled)
@@ -137,7 +137,7 @@ def _top(
         torch.empty(NUM_ROWS, vocab_size),
         rows,
         number,
-        with_totals=with_totals,
+        with_probs=with_probs,
         ids=integers(vocab_size) if has_ids else None,
     )
 
@@ -189,7 +189,7 @@ _TOKENS = (
                 number,
                 is_sampled=kind != "greedy",
                 truncates=kind == "truncated",
-                with_totals=number > 1,
+                with_probs=number > 1,
             ),
             is_long=is_long,
         )
@@ -214,7 +214,7 @@ _TOKENS = (
                 3,
                 is_sampled=kind != "greedy",
                 truncates=False,
-                with_totals=True,
+                with_probs=True,
                 has_ids=True,
             ),
         )

@@ -10,7 +10,6 @@ from draft.config import DraftConfig
 from draft.device_trees import DeviceTrees
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.passes.device_rows import DeviceRows
 from engine.protocols import Trees
 from engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams, Tier
 from kernels.triton_support import use_kernels
@@ -335,13 +334,13 @@ def test_drafts_on_the_device_give_way_to_small_answers(
         config=EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1),
     )
     lost: list[bool] = []
-    next_rows = DeviceTrees.next_rows
+    next_level = DeviceTrees.next_level
 
-    def watched(trees: DeviceTrees) -> DeviceRows | None:
+    def watched(trees: DeviceTrees) -> bool:
         lost.append(any(draft.state.view is None for draft in trees.drafts))
-        return next_rows(trees)
+        return next_level(trees)
 
-    monkeypatch.setattr(DeviceTrees, "next_rows", watched)
+    monkeypatch.setattr(DeviceTrees, "next_level", watched)
     requests = [r for pair in zip(mixed_requests(), small, strict=False) for r in pair]
     requests += mixed_requests()[len(small) :]
     arrivals = {request.request_id: number for number, request in enumerate(requests)}

@@ -167,6 +167,19 @@ def test_a_pass_is_padded_to_the_next_size(replayed: list[int]) -> None:
     assert replayed == [1, 2, 4, 8, 16, 24, 24]  # and 25 rows are launched plainly
 
 
+def test_a_small_pass_reads_nothing_that_a_larger_one_left(replayed: list[int]) -> None:
+    """Where windows have a cache of their own, every block id of the static inputs is looked up."""
+    model = tiny_pair("gemma2", max_positions=256).large
+    plain, staged = make_twins(model, max_rows=32, num_window_blocks=100)
+    rng = random.Random(1)
+    for sizes, num_trees in (([16, 8], 1), ([1], 0), ([2], 1)):
+        pieces = random_pass(rng, vocab_size=131, sizes=sizes, num_trees=num_trees)
+        torch.testing.assert_close(staged.run(pieces).logits, plain.run(pieces).logits)
+        for twin in (plain, staged):
+            twin.advance(pieces)
+    assert replayed == [24, 1, 2]
+
+
 def test_few_logits_of_many_rows_are_picked_from_all(replayed: list[int]) -> None:
     plain, staged = make_twins(MODEL)
     pieces = [rows(0, 3, 1), rows(1, 4, 2), rows(2, 2, 0), rows(3, 1, 1)]

@@ -15,6 +15,7 @@ from draft.host_growth import HostGrowth
 from draft.tree_drafter import TreeDrafter
 from engine.errors import EngineError
 from engine.model.kv_cache import KVCache
+from engine.passes.level_graphs import LevelConfig, estimate_level_bytes
 from engine.passes.pass_graphs import estimate_bytes
 from engine.passes.runner import ModelRunner
 from engine.queue.fair_queue import FairQueue
@@ -148,9 +149,20 @@ def test_recording_is_reported_and_comes_last(monkeypatch: pytest.MonkeyPatch) -
         on_progress(1, 4)
         return 4
 
+    drafting: list[ModelRunner] = []
+
+    def capture_levels(runner: ModelRunner, config: LevelConfig) -> int:
+        drafting.append(runner)
+        return 12
+
+    monkeypatch.setattr(ModelRunner, "capture_levels", capture_levels)
     monkeypatch.setattr(ModelRunner, "capture_graphs", capture)
     stages: list[tuple[str, float]] = []
-    engine_wiring.load_runners(settings_of(), lambda stage, share: stages.append((stage, share)))
+    settings = settings_of(speculation__on_device="on")
+    runners = engine_wiring.load_runners(
+        settings, lambda stage, share: stages.append((stage, share))
+    )
+    assert drafting == [runners["small"]]
     assert sorted(stages[-2:]) == [
         ("capturing graphs of the large model", 0.25),
         ("capturing graphs of the small model", 0.25),
@@ -184,6 +196,7 @@ def test_deterministic_on_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {tier: runner.model for tier, runner in runners_of().items()}
     needed = sum(estimate_bytes(model.config, model.dtype) for model in models.values())
+    needed += estimate_level_bytes(models["small"].dtype)
     taken = 1 << 20
     monkeypatch.setattr("gateway.wiring.kv_budget._pass_bytes", lambda *_: (taken, []))
     free = needed + taken + (8 << 20)

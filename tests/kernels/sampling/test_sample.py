@@ -215,9 +215,9 @@ def test_the_best_tokens_are_those_of_the_definition(
     logits = spread * torch.randn(len(rows), vocab_size, generator=generator)
     logits[:, 3::7] = -torch.inf
     own = rows_of(rows, device, seed=seed)
-    with_totals = seed % 2 == 0
+    with_probs = seed % 2 == 0
     with kernels(choice):
-        top = top_tokens(logits.to(device), own, num_tokens, with_totals=with_totals)
+        top = top_tokens(logits.to(device), own, num_tokens, with_probs=with_probs)
         # Tested by itself: whether a token on the very border stays depends on the last bit.
         floor = truncation_floor.truncation_floor(logits.to(device), own).cpu()
     scores = scores_by_definition(logits, own, floor)
@@ -226,9 +226,10 @@ def test_the_best_tokens_are_those_of_the_definition(
     # Rounding may change places, but not what a token's score is.
     torch.testing.assert_close(scores.gather(1, top.token_ids.cpu()), top.scores.cpu())
     assert all(len(set(ids)) == num_tokens for ids in top.token_ids.tolist())
-    assert (top.log_totals is not None) == with_totals
-    if top.log_totals is not None:
-        torch.testing.assert_close(top.log_totals.cpu(), scores.logsumexp(-1))
+    assert (top.probs is not None) == with_probs
+    if top.probs is not None:
+        expected = (top.scores.cpu() - scores.logsumexp(-1, keepdim=True)).exp()
+        torch.testing.assert_close(top.probs.cpu(), expected)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -260,12 +261,12 @@ def test_some_tokens_of_a_larger_vocabulary_are_ranked_as_among_all(
     wide = torch.full((3, 400), -torch.inf, device=device).index_copy_(1, ids, logits)
     own = rows_of(rows, device)
     with kernels(choice):
-        found = top_tokens(logits, own, 4, with_totals=True, ids=ids)
-        expected = top_tokens(wide, own, 4, with_totals=True)
+        found = top_tokens(logits, own, 4, with_probs=True, ids=ids)
+        expected = top_tokens(wide, own, 4, with_probs=True)
         assert torch.equal(top_tokens(logits, own, 1, ids=ids).token_ids, found.token_ids[:, :1])
     assert torch.equal(found.token_ids, expected.token_ids)
     assert torch.equal(found.scores, expected.scores)
-    torch.testing.assert_close(found.log_totals, expected.log_totals)
+    torch.testing.assert_close(found.probs, expected.probs)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -274,9 +275,9 @@ def test_a_row_is_the_same_in_any_company(device: torch.device, choice: str) -> 
     logits = torch.randn(3, 300, device=device)
     own = rows_of(rows, device)
     with kernels(choice):
-        together = top_tokens(logits, own, 3, with_totals=True)
+        together = top_tokens(logits, own, 3, with_probs=True)
         wide = torch.cat((logits, logits), dim=1)[:, :300]  # strided rows
-        strided = top_tokens(wide, own, 3, with_totals=True)
+        strided = top_tokens(wide, own, 3, with_probs=True)
         for index in range(3):
             part = slice(index, index + 1)
             alone = SamplingRows(
@@ -288,8 +289,8 @@ def test_a_row_is_the_same_in_any_company(device: torch.device, choice: str) -> 
                 has_sampled=True,
                 has_truncation=True,
             )
-            top = top_tokens(logits[part], alone, 3, with_totals=True)
-            for name in ("token_ids", "scores", "log_totals"):
+            top = top_tokens(logits[part], alone, 3, with_probs=True)
+            for name in ("token_ids", "scores", "probs"):
                 assert torch.equal(getattr(top, name)[0], getattr(together, name)[index])
                 assert torch.equal(getattr(strided, name), getattr(together, name))
 

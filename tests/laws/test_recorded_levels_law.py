@@ -1,0 +1,56 @@
+"""Levels that are recorded whole say what levels in pieces do: the same trees, every text plain."""
+
+from typing import Any
+
+import pytest
+
+from draft.config import DraftConfig
+from engine.core import Engine
+from engine.trees.forest import Forest
+from tests.engines import (
+    assert_idle,
+    make_engine,
+    serve,
+    texts,
+    tiny_pair,
+)
+from tests.laws.cached_text import BUSHY
+from tests.laws.mixed import mixed_requests
+from tests.recorded_levels import poison_levels, record_levels, watch_levels
+
+
+def forests(engine: Engine) -> list[Any]:
+    """What the trees of every step hold from now on."""
+    found: list[Any] = []
+    launch = engine._large.launch
+
+    def noted(plan: Any, trees: Any) -> Any:
+        forest: Forest | None = trees.forest
+        if forest is not None:
+            names = ("token_ids", "parent_index", "depth", "sources", "draft_offsets", "num_rows")
+            found.append({name: getattr(forest, name).tolist() for name in names})
+        return launch(plan, trees)
+
+    engine._large.launch = noted  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("config", [DraftConfig(), BUSHY], ids=["default", "bushy"])
+def test_the_same_trees_and_texts(config: DraftConfig, right: dict[str, list[int]]) -> None:
+    """Of one sequence and of many, greedy and sampled; the last trees' remains mean nothing."""
+    found = []
+    for is_recorded in (False, True):
+        engine = make_engine(tiny_pair(), on_device=True, draft=config)
+        grown = forests(engine)
+        replayed: list[int] = []
+        if is_recorded:
+            runner = record_levels(engine)
+            poison_levels(runner)
+            replayed = watch_levels(runner)
+        assert texts(serve(engine, mixed_requests())) == right
+        assert_idle(engine)
+        found.append(grown)
+    assert len(found[0]) > 10
+    assert found[0] == found[1]
+    width = config.max_frontier
+    assert {rows // width for rows in replayed} >= {1, 2, 4, 8, 16}
