@@ -4,23 +4,30 @@ The kernels' tests on the device, the tests that are marked for a GPU, then the 
 whatever Python the machine has: torch, triton, transformers, safetensors, numpy and pytest are
 enough. Tests run side by side, since most of their time is compiling; benchmarks run alone. A part
 that fails or runs out of time is reported, and the others go on; the exit status is 1 then, 2 where
-there is no GPU.
+there is no GPU. Every part's and every case's seconds are in gpu_check-<device>.json.
 
     make gpu-check          on a GPU machine
-    make gpu-check DRY=1    what can be run without one: collection, imports, tiny interpreted runs
+    make gpu-check DRY=1    without one: the kernels' tests collected, those marked for a GPU run on
+                            the CPU, benchmarks run tiny in the interpreter
+
+Tensor parallelism is not among it: NCCL wants a device for each rank, and this is for one. Its laws
+run on gloo ranks in the ordinary tests (tests/laws/test_parallel_law.py).
 """
 
 import argparse
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = (
@@ -33,6 +40,7 @@ TESTS_S = 190.0
 # Most of a kernel test is compiling, on the CPU; more at a time would fight for it.
 _TESTS_AT_ONCE = 8
 _LEAST_S = 15.0  # less time than this is no use to a benchmark
+_SHOWN_CASES = 12
 _GRACE_S = 12.0  # from a benchmark's budget to its end by force
 
 
@@ -53,12 +61,13 @@ BENCHMARKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a part; `problem` is None where all went well."""
+    """The end of a part; `problem` is None where all went well. cases: seconds of each test."""
 
     name: str
     seconds: float
     problem: str | None
     output: str = ""
+    cases: dict[str, float] = field(default_factory=dict)
 
 
 # ---- what there is ------------------------------------------------------------------------------
@@ -90,7 +99,8 @@ def gpu_marked_tests() -> list[Path]:
     return [
         file
         for file in files
-        if file.parent.name != "kernels" and "pytest.mark.gpu" in file.read_text(encoding="utf-8")
+        if not file.is_relative_to(ROOT / "tests" / "kernels")
+        and "pytest.mark.gpu" in file.read_text(encoding="utf-8")
     ]
 
 
@@ -131,8 +141,8 @@ def pytest_command(files: Sequence[Path], *more: str) -> list[str]:
 
 
 def collect_tests(ends_at: float) -> list[Outcome]:
-    """See that all test files can be imported."""
-    files = [*kernel_tests(), *gpu_marked_tests()]
+    """See that all test files of kernels can be imported."""
+    files = kernel_tests()
     command = pytest_command(files, "--collect-only")
     left_s = ends_at - time.monotonic()
     outcome = run_part(f"{len(files)} test files", command, limit_s=left_s, quiet=True)
@@ -140,12 +150,11 @@ def collect_tests(ends_at: float) -> list[Outcome]:
     return [outcome]
 
 
-def run_tests(ends_at: float) -> list[Outcome]:
-    """All test files, several at a time, each a process of its own."""
-    jobs: list[tuple[Path, str]] = [
-        *((file, "not long") for file in kernel_tests()),
-        *((file, "gpu and not long") for file in gpu_marked_tests()),
-    ]
+def run_tests(ends_at: float, *, is_dry: bool = False) -> list[Outcome]:
+    """All test files, several at a time, each a process of its own; dry: those for a GPU only."""
+    jobs = [(file, "gpu and not long") for file in gpu_marked_tests()]
+    if not is_dry:
+        jobs = [*((file, "not long") for file in kernel_tests()), *jobs]
 
     def one(job: tuple[Path, str]) -> Outcome:
         file, marks = job
@@ -153,12 +162,51 @@ def run_tests(ends_at: float) -> list[Outcome]:
         left_s = ends_at - time.monotonic()
         if left_s <= 0.0:
             return Outcome(name=name, seconds=0.0, problem="skipped, no time left")
-        outcome = run_part(name, pytest_command([file], "-m", marks), limit_s=left_s, quiet=True)
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "cases.xml"
+            command = pytest_command([file], "-m", marks, f"--junitxml={report}")
+            outcome = run_part(name, command, limit_s=left_s, quiet=True)
+            if report.exists():
+                outcome.cases.update(case_seconds(report))
         say(outcome)
         return outcome
 
-    with ThreadPoolExecutor(_TESTS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(1 if is_dry else _TESTS_AT_ONCE) as pool:
         return list(pool.map(one, jobs))
+
+
+def case_seconds(report: Path) -> dict[str, float]:
+    """Return the seconds of each test of a JUnit report that was run."""
+    cases = ElementTree.parse(report).iter("testcase")
+    return {
+        case.attrib["name"]: float(case.attrib["time"])
+        for case in cases
+        if case.find("skipped") is None
+    }
+
+
+def write_report(outcomes: Sequence[Outcome], folder: Path, *, is_dry: bool) -> Path:
+    """Write how each part ended and what each case took; print the slowest cases."""
+    import torch
+
+    from benchmarks.gpu_report import device_slug, gpu_environment
+
+    cases = [(took, part.name, name) for part in outcomes for name, took in part.cases.items()]
+    for seconds, part, name in sorted(cases, reverse=True)[:_SHOWN_CASES]:
+        print(f"{seconds:6.1f} s  {part}::{name}")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    record = {
+        "environment": gpu_environment(device),
+        "limit_s": TOTAL_S,
+        "parts": [
+            {"name": one.name, "seconds": one.seconds, "problem": one.problem, "cases": one.cases}
+            for one in outcomes
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"gpu_check-{'dry' if is_dry else device_slug(device)}.json"
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return file
 
 
 def say(outcome: Outcome) -> None:
@@ -215,8 +263,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_s = time.monotonic()
     ends_at = started_s + TOTAL_S
     print("==== tests", flush=True)
-    outcomes = (collect_tests if arguments.dry else run_tests)(started_s + TESTS_S)
+    tests_end_at = started_s + TESTS_S
+    outcomes = collect_tests(tests_end_at) if arguments.dry else []
+    outcomes += run_tests(tests_end_at, is_dry=arguments.dry)
     outcomes += run_benchmarks(ends_at, is_dry=arguments.dry, results=results)
+    folder = results or ROOT / "benchmarks" / "results"
+    print(f"\n==== report: {write_report(outcomes, folder, is_dry=arguments.dry)}")
     failed = [outcome for outcome in outcomes if outcome.problem is not None]
     print(f"\n==== {len(outcomes)} parts, {time.monotonic() - started_s:.0f} s")
     for outcome in failed:

@@ -167,7 +167,7 @@ class DeviceGrowth:
                 own = None if hidden is None else hidden[num_host_rows:]
                 trees = self._begin(roots, logits.of_slices[num_host_rows:], own, step, spent_s)
                 roots = []
-            elif trees is not None and logits.of_device_rows is not None:
+            elif grows and trees is not None and logits.of_device_rows is not None:
                 trees.receive(logits.of_device_rows, logits.hidden_of_device_rows)
             slices = self._model.next_slices(self._host.next_level(growers, drafts, step, spent_s))
             grows = trees is not None and trees.next_level()

@@ -1,26 +1,33 @@
 """Engines whose passes and levels of trees are recorded, by a stand-in for CUDA graphs."""
 
+from unittest.mock import patch
+
 import torch
 
 from draft.draft_levels import capture_levels
 from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
 from engine.passes.cuda_capture import CaptureFn
-from engine.passes.level_graphs import LevelGraphs
+from engine.passes.level_graphs import TREE_COUNTS, LevelGraphs
 from engine.passes.runner import ModelRunner
-from kernels.triton_support import use_kernels
+from kernels.triton_support import KernelChoice, use_kernels
 from tests.engine.passes.twins import record_eagerly
 
 
 def record_levels(
-    engine: Engine, *, capture: CaptureFn = record_eagerly, kernels: str = "reference"
+    engine: Engine,
+    *,
+    capture: CaptureFn | None = record_eagerly,
+    kernels: KernelChoice = "reference",
+    tree_counts: tuple[int, ...] = TREE_COUNTS,
 ) -> ModelRunner:
     """Record what drafts, as at start-up; return the runner whose levels were recorded."""
     drafter = engine._drafter
     assert isinstance(drafter, TreeDrafter)
     head = drafter._head
     runner = engine._runners["small"] if head is None else head.runner
-    with use_kernels(kernels):  # type: ignore[arg-type]
+    counts = patch("engine.passes.level_graphs.TREE_COUNTS", tree_counts)
+    with use_kernels(kernels), counts:
         assert runner.capture_graphs(capture=capture, max_rows=1) > 0
         assert capture_levels(drafter._config, runner, engine._runners["large"], head) > 0
     return runner

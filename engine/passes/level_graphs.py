@@ -133,6 +133,7 @@ class RecordedTrees:
 class LevelGraphs:
     """The recorded levels of one runner; see this module's docstring.
 
+    tree_counts: the numbers of trees that are recorded.
     One step's trees are in the static tensors at a time: `begin` writes over the last one's, which
     the device has read by then, as everything is ordered by its stream.
     """
@@ -150,10 +151,13 @@ class LevelGraphs:
     _state: TreeState = field(init=False)
     _hidden: Tensor | None = field(init=False, default=None)
     _paths: Tensor | None = field(init=False, default=None)
+    tree_counts: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """Allocate what all recordings share."""
         config, device = self.config, self.model.device
+        counts = (count for count in TREE_COUNTS if count * config.width <= MOST_LOGIT_ROWS)
+        self.tree_counts = tuple(counts)
         most = self.tree_counts[-1]
         self._state = init_trees(
             [padding_tree()] * most,
@@ -180,11 +184,6 @@ class LevelGraphs:
                 dtype=self.model.dtype,
                 device=device,
             )
-
-    @property
-    def tree_counts(self) -> tuple[int, ...]:
-        """Return the numbers of trees that are recorded."""
-        return tuple(n for n in TREE_COUNTS if n * self.config.width <= MOST_LOGIT_ROWS)
 
     @property
     def num_captured(self) -> int:

@@ -117,7 +117,7 @@ def _combine(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a tile's place
     """
     SPLITS: tl.constexpr = 8 if BLOCK_D == 128 else 4
     dim = tl.arange(0, BLOCK_D)
-    for first_line in tl.range(0, num_lines, _LINES):
+    for first_line in tl.range(0, num_lines, _LINES, num_stages=1):
         lines = first_line + tl.arange(0, _LINES)
         is_row = lines < num_lines
         is_element = is_row[:, None] & (dim < HEAD_DIM)[None, :]
@@ -125,7 +125,7 @@ def _combine(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a tile's place
         sums = tl.zeros([_LINES, BLOCK_D], tl.float32)
         top = tl.full([_LINES], float("-inf"), tl.float32)
         total = tl.zeros([_LINES], tl.float32)
-        for start in tl.range(0, num_splits, SPLITS):
+        for start in tl.range(0, num_splits, SPLITS, num_stages=1):
             splits = start + tl.arange(0, SPLITS)
             is_split = splits < num_splits
             starts = parts + splits.to(tl.int64) * part_stride  # [SPLITS]

@@ -1,9 +1,11 @@
 """The parts of the GPU benchmarks that need no GPU: counts, reports, orchestration, imports."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -361,12 +363,36 @@ def test_all_parts_are_run_and_one_failure_is_told(
     budget = [float(commands[one.module][4]) for one in gpu_check.BENCHMARKS]
     assert all(commands[one.module][3] == "--budget-s" for one in gpu_check.BENCHMARKS)
     assert 0 < sum(budget[:1]) < gpu_check.TOTAL_S
+    (report,) = tmp_path.glob("gpu_check-*.json")
+    parts = {part["name"]: part for part in json.loads(report.read_text())["parts"]}
+    assert parts.keys() == names
+    assert parts["bench_kernels"]["problem"] == "exit status 1"
     printed = capsys.readouterr().out.splitlines()
     assert printed[-3:] == [
         "tests/kernels/layers/test_rope.py: exit status 1",
         "bench_kernels: exit status 1",
         "some parts failed",
     ]
+
+
+def test_each_cases_seconds_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tests" / "laws" / "test_it.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import pytest\n"
+        "@pytest.mark.gpu\n@pytest.mark.parametrize('n', [1, 2])\ndef test_one(n): pass\n"
+        "@pytest.mark.gpu\ndef test_absent(): pytest.skip()\n"
+        "def test_other(): pass\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: one\n    long: one\n")
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    (outcome,) = gpu_check.run_tests(time.monotonic() + 60.0, is_dry=True)
+    assert outcome.problem is None, outcome.output
+    assert outcome.cases.keys() == {"test_one[1]", "test_one[2]"}
+    gpu_check.write_report([outcome], tmp_path, is_dry=True)
+    assert "tests/laws/test_it.py::test_one[1]" in capsys.readouterr().out
 
 
 def test_a_part_that_hangs_is_ended() -> None:
@@ -391,33 +417,55 @@ def test_budgets_fit_eight_minutes() -> None:
     assert sum(one.share for one in gpu_check.BENCHMARKS) == pytest.approx(1.0)
 
 
+# What the project or its tests import, and a machine with torch and transformers need not have.
 ABSENT = (
-    *("fastapi", "uvicorn", "pydantic", "pydantic_settings", "zmq", "msgspec", "typer", "rich"),
-    *("sklearn", "xgrammar", "prometheus_client", "httpx", "psutil", "matplotlib", "threadpoolctl"),
+    *("fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "pydantic_settings", "zmq", "rich"),
+    *("msgspec", "typer", "sklearn", "scipy", "xgrammar", "prometheus_client", "httpx", "psutil"),
+    *("matplotlib", "threadpoolctl", "sqlalchemy", "alembic", "aiohttp", "tenacity", "jinja2"),
+    *("redis", "psycopg", "openai", "anthropic", "gguf", "compressed_tensors", "playwright", "ray"),
+    *("schemathesis", "jsonschema_rs", "opentelemetry", "botocore"),
 )
+PROGRAM = f"""
+import importlib, sys
+sys.modules.update(dict.fromkeys({ABSENT!r}))
+for name in sys.argv[1].split():
+    importlib.import_module(name)
+import pytest
+sys.exit(pytest.main(sys.argv[2:]))
+"""
 
 
 @pytest.mark.slow
 def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
-    modules = sorted(
-        f"benchmarks.{file.stem}"
-        for pattern in (
-            "gpu_*.py",
-            "bench_kernels.py",
-            "bench_paged_attention.py",
-            "bench_gpu_*.py",
-        )
-        for file in (ROOT / "benchmarks").glob(pattern)
-    )
-    assert len(modules) > 8
-    program = (
-        f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n"
-        f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
-    )
+    """Benchmarks, tests with their conftests, and all that models run through are imported.
+
+    The laws for a GPU are run on the CPU, with a stand-in for recording, so that none of them dies
+    on its first line on a machine.
+    """
+    if torch.cuda.is_available():
+        pytest.skip("all of this runs there")
+    patterns = ("gpu_*.py", "bench_kernels.py", "bench_paged_attention.py", "bench_gpu_*.py")
+    files = [file for one in patterns for file in (ROOT / "benchmarks").glob(one)]
+    assert len(files) > 8
+    tests = [*gpu_check.kernel_tests(), *gpu_check.gpu_marked_tests()]
+    folders = {folder for file in tests for folder in file.parents}
+    files += [folder / "conftest.py" for folder in folders if (folder / "conftest.py").exists()]
+    files += tests
+    for package in ("kernels", "engine", "draft", "verifier"):
+        files += [file for file in (ROOT / package).rglob("*.py") if file.name != "__init__.py"]
+    modules = sorted(".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files)
+    assert {"tests.conftest", "tests.kernels.conftest", "tests.laws.test_gpu_laws"} <= {*modules}
+    laws = ("tests/laws/test_gpu_laws.py", "-q", "-m", "gpu", "-p", "no:cacheprovider")
     answer = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM, " ".join(modules), *laws, "-p", "pytest_timeout"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
+    assert "6 passed" in answer.stdout
 
 
 @pytest.mark.slow

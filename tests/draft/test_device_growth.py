@@ -38,8 +38,10 @@ from tests.engines import (
     tiny_pair,
     watch_small_rows,
 )
+from tests.gpu import CAPTURE, forbid_waiting, on_the_device
 from tests.laws.mixed import plainly
 from tests.models import make_hf_model
+from tests.recorded_levels import record_levels
 
 MODEL: tuple[Source, ...] = ("model",)
 
@@ -415,24 +417,19 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
 @pytest.mark.gpu
 def test_no_synchronisation_in_a_step_on_a_gpu() -> None:
     """torch itself raises where a call waits for the device."""
-    device = torch.device("cuda")
-    pair = tiny_pair()
-    models = []
-    for reference in (pair.large_reference, pair.small_reference):
-        model = engine_model(reference, device=device)
-        models.append(model)
-    moved = replace(pair, large=models[0], small=models[1])
+    moved = on_the_device(tiny_pair())
     engine = make_engine(moved, on_device=True, draft=DraftConfig(sources=MODEL))
+    record_levels(engine, capture=CAPTURE, kernels="auto")
     launch, draft = engine._large.launch, engine._drafting.run
     is_warm = False
 
     def strictly(call: Any) -> Any:
         def called(*args: Any, **options: Any) -> Any:
-            torch.cuda.set_sync_debug_mode("error" if is_warm else "default")
+            forbid_waiting(is_warm)
             try:
                 return call(*args, **options)
             finally:
-                torch.cuda.set_sync_debug_mode("default")
+                forbid_waiting(False)
 
         return called
 
@@ -442,7 +439,7 @@ def test_no_synchronisation_in_a_step_on_a_gpu() -> None:
         make_request(str(n), random_prompt(12, seed=n), max_tokens=40, temperature=0.8 * (n % 2))
         for n in range(4)
     ]
-    right = plainly(pair, requests)
+    right = plainly(moved, requests)
     assert texts(serve(engine, requests)) == right
     is_warm = True
     again = [replace(request, cache_salt="again") for request in requests]

@@ -25,6 +25,7 @@ from tests.draft.heads.head_files import (
     write_head,
 )
 from tests.engines import CoupledVerifier, make_request, random_prompt, serve, texts
+from tests.gpu import DEVICE
 from tests.recorded_levels import poison_levels, record_levels, watch_levels
 
 # What is compared grows by the same rule on both: no node below a node that no pass has computed.
@@ -106,7 +107,7 @@ def test_the_plain_text_on_a_gpu(temperature: float) -> None:
     """In deterministic mode, where a row's numbers do not depend on the other rows."""
     found = []
     for speculates in (True, False):
-        engine = engine_with(50, on_device=True, speculates=speculates, device="cuda")
+        engine = engine_with(50, on_device=True, speculates=speculates, device=DEVICE.type)
         found.append(texts(serve(engine, requests(temperature=temperature))))
     assert found[0] == found[1]
 

@@ -22,6 +22,7 @@ from kernels.trees.build_tree import (
     TreeState,
     choose_frontier,
     expand_tree,
+    keep_rows,
     parent_rows,
     select_trees,
 )
@@ -296,7 +297,8 @@ def _choose(capacity: int, width: int, *, is_stepwise: bool = False) -> None:
 
 def _parents(capacity: int, width: int, hidden_size: int, dtype: torch.dtype) -> None:
     rows = torch.empty(4, 1 + 8 * width, hidden_size, dtype=dtype)
-    parent_rows(_state(4, capacity, width), rows)
+    state = _state(4, capacity, width)
+    keep_rows(state, parent_rows(state, rows), rows)
 
 
 def _select(capacity: int) -> None:

@@ -31,6 +31,7 @@ from tests.grammars import shipped_compiler
 from tests.laws.cached_text import BUSHY, assert_caches_hold_the_text
 from tests.laws.mixed import mixed_requests, plainly, total
 from tests.laws.predicted import requests_with_predictions
+from tests.recorded_levels import record_levels, watch_levels
 
 COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
 
@@ -267,7 +268,7 @@ def test_predictions_and_repeated_text() -> None:
 
 @pytest.mark.slow
 def test_with_triton_kernels_in_their_interpreter() -> None:
-    """The whole path of a GPU, static buffers included, as far as a CPU can go it."""
+    """The whole path of a GPU, recorded levels included, as far as a CPU can go it."""
     requests = [
         make_request(str(n), random_prompt(9 + n, seed=n), max_tokens=5, temperature=0.8 * n)
         for n in range(2)
@@ -276,9 +277,12 @@ def test_with_triton_kernels_in_their_interpreter() -> None:
     config = DraftConfig(max_draft_depth=3, max_draft_nodes=8, max_frontier=2)
     with use_kernels("triton"):
         engine = make_engine(tiny_pair(), on_device=True, draft=config)
+        runner = record_levels(engine, kernels="triton", tree_counts=(1, 2))
+        replayed = watch_levels(runner)
         sizes = watch_forests(engine)
         answers = serve(engine, requests)
     assert texts(answers) == expected
+    assert set(replayed) == {2, 4}
     assert max(sizes) == 2
     assert total(answers, "num_accepted_tokens") > 0
     assert_idle(engine)

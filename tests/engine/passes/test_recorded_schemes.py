@@ -14,9 +14,13 @@ from engine.model.decoder import DecoderModel
 from engine.model.quantised import scheme as schemes
 from engine.model.quantised.formats import Rounding, SchemeName
 from tests.engine.passes.twins import Twin, make_twin, poison, random_pass, record_eagerly
+from tests.gpu import DEVICE
 from tests.models import save_hf_model
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param(DEVICE.type, marks=pytest.mark.gpu, id="gpu"),
+]
 FP8 = torch.float8_e4m3fn
 # Architecture or way of storing, scheme, type of the cache.
 KINDS: list[tuple[str, SchemeName | None, torch.dtype | None]] = [

@@ -15,6 +15,7 @@ from kernels.trees.build_tree import (
     choose_frontier,
     expand_tree,
     init_trees,
+    keep_rows,
     parent_rows,
 )
 from tests.kernels.growing import (
@@ -156,6 +157,14 @@ def check_parents_come_before(growth: Growth) -> None:
                 assert 0 <= offsets[sequence][parent] < 1 + (levels - 1) * width
                 expected = rows[sequence, offsets[sequence][parent]]
             assert torch.equal(found[sequence * width + place], expected)
+    before, new = rows.clone(), torch.randn(len(growth.trees) * width, size)
+    keep_rows(growth.state, new, rows)
+    first = 1 + (levels - 1) * width
+    assert torch.equal(rows[:, :first], before[:, :first])
+    assert torch.equal(rows[:, first : first + width].flatten(0, 1), new)
+    short = before[:, : first + width - 1].contiguous()  # the last row has no room
+    keep_rows(growth.state, new, short)
+    assert torch.equal(short, rows[:, : first + width - 1])
 
 
 @given(**SHAPES, min_path_prob=FLOORS)

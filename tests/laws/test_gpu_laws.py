@@ -1,0 +1,178 @@
+"""Laws of speculation on a GPU, all passes and levels recorded: no text differs from the plain one.
+
+In float32, where a row's logits do not depend on the rows beside it but for their last bits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from draft.budget import TreeBudget
+from draft.config import DraftConfig
+from draft.tree_drafter import TreeDrafter
+from engine.core import Engine
+from engine.passes.level_graphs import TREE_COUNTS
+from engine.passes.runner import ModelRunner
+from engine.passes.step_times import follow_step_times
+from engine.request import CascadeParams, EngineRequest
+from tests.engines import (
+    Pair,
+    assert_idle,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    texts,
+    tiny_pair,
+)
+from tests.gpu import CAPTURE, DEVICE, on_the_device
+from tests.heads import make_head_engine, mtp_of, random_pair, read_written
+from tests.laws.mixed import plainly, total
+from tests.models import make_hf_model
+from tests.recorded_levels import record_levels, watch_levels
+
+pytestmark = pytest.mark.gpu
+SMALL = DraftConfig(sources=("model",), max_draft_depth=5, min_path_prob=0.01)
+HEAD = DraftConfig(sources=("head",), max_draft_depth=4, min_path_prob=0.0)
+# Another program's memory, as far as this one can tell.
+SENTINEL_SIZES = (64, 512, 4096, 65536)
+
+
+@cache
+def pair() -> Pair:
+    return on_the_device(tiny_pair())
+
+
+@pytest.fixture(autouse=True)
+def _sentinels() -> Iterator[None]:
+    """Nothing that is recorded or replayed writes to memory of others."""
+    own = [
+        torch.full((size,), 0x5A, dtype=torch.uint8, device=DEVICE)
+        for size in SENTINEL_SIZES
+        for _ in range(32)
+    ]
+    yield
+    assert all(bool((each == 0x5A).all()) for each in own)
+
+
+def record(engine: Engine) -> ModelRunner:
+    """Record what drafts; return the runner whose levels were recorded."""
+    counts = TREE_COUNTS if DEVICE.type == "cuda" else (1, 8)
+    return record_levels(engine, capture=CAPTURE, kernels="auto", tree_counts=counts)
+
+
+def requests(count: int = 5, max_tokens: int = 24, **options: object) -> list[EngineRequest]:
+    """Greedy, sampled and truncated ones in turn."""
+    cuts = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.9, "top_k": 20})
+    return [
+        make_request(
+            str(n), random_prompt(9 + 7 * n, seed=n), max_tokens=max_tokens, seed=n,
+            **cuts[n % 3], **options,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+@cache
+def right() -> dict[str, list[int]]:
+    """The plain answers."""
+    return plainly(pair(), requests())
+
+
+def test_levels_of_the_small_model() -> None:
+    """Alone and together, so that levels of one tree and of several are replayed."""
+    engine = make_engine(pair(), on_device=True, draft=SMALL)
+    replayed = watch_levels(record(engine))
+    for request in requests()[::2]:
+        assert texts(serve(engine, [request])) == {request.request_id: right()[request.request_id]}
+    answers = serve(engine, [replace(each, cache_salt="again") for each in requests()])
+    assert texts(answers) == right()
+    assert {rows // SMALL.max_frontier for rows in replayed} >= {1, 8}
+    assert_idle(engine)
+
+
+def test_levels_of_an_mtp_head() -> None:
+    large = replace(random_pair(), large=on_the_device(random_pair()).large)
+    layer = make_hf_model("llama3", seed=7, vocab_size=131, num_hidden_layers=1).model.layers[0]
+    head = read_written(*mtp_of(layer, large.large_reference), large.large)
+    expected = plainly(large, requests(3))
+    engine = make_head_engine(large, head, on_device=True, draft=HEAD)
+    replayed = watch_levels(record(engine))
+    assert texts(serve(engine, requests(3))) == expected
+    assert len(replayed) > 3
+    assert_idle(engine)
+
+
+def test_a_measured_budget() -> None:
+    """It learns of passes, of levels and of what a step takes beside them; the text is plain."""
+    engine = make_engine(pair(), on_device=True, draft=SMALL)
+    runners = engine._runners
+    record(engine)
+    times = {tier: follow_step_times(runner) for tier, runner in runners.items()}  # type: ignore[arg-type]
+    budget = TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
+    drafter = engine._drafter
+    assert isinstance(drafter, TreeDrafter)
+    drafter._budget = budget
+    assert times["large"](1) > 0
+    assert times["small"](4) > 0
+    for turn in range(2):
+        again = [replace(each, cache_salt=str(turn)) for each in requests()]
+        assert texts(serve(engine, again)) == right()
+    growth = drafter._last["small"]
+    assert growth.beside_s(1) >= 0
+    for runner in runners.values():
+        runner.wait()
+        assert all(done.seconds > 0 for done in runner.take_finished())
+    assert_idle(engine)
+
+
+def test_resumed_requests() -> None:
+    """An answer goes on from any place as it would have done."""
+    engine = make_engine(pair(), on_device=True, draft=SMALL)
+    record(engine)
+    for at in (1, 7, 23):
+        cut = [
+            replace(each, resumed_token_ids=tuple(right()[each.request_id][:at]))
+            for each in requests()
+        ]
+        answers = serve(engine, cut)
+        assert texts(answers) == {name: tokens[at:] for name, tokens in right().items()}
+    assert_idle(engine)
+
+
+def test_answers_of_the_small_model_beside_drafts() -> None:
+    """A level shares the pass of small answers, and is a graph again without them."""
+    small = [
+        replace(each, request_id=f"small-{each.request_id}", tier="small")
+        for each in requests(3, max_tokens=9)
+    ]
+    mixed = [*small, *requests(3)]
+    engine = make_engine(pair(), on_device=True, draft=SMALL)
+    replayed = watch_levels(record(engine))
+    answers = serve(engine, mixed)
+    assert texts(answers) == plainly(pair(), mixed)
+    assert total(answers, "num_accepted_tokens") > 0
+    assert replayed
+    assert_idle(engine)
+
+
+def test_cascades_and_rules_beside_drafts() -> None:
+    """Their trees need the host between the levels that others replay or share."""
+    kinds = requests(count=3, presence_penalty=0.5)
+    plain = [replace(each, request_id=f"plain-{each.request_id}") for each in requests(count=3)]
+    cascade = make_request("cascade", random_prompt(12), max_tokens=16, temperature=0.8, seed=5)
+    cascade = replace(cascade, cascade=CascadeParams(alpha=0.4))
+    alone = texts(serve(_drafting(), [cascade]))
+    engine = _drafting()
+    answers = texts(serve(engine, [*kinds, cascade, *plain]))
+    assert answers == alone | plainly(pair(), [*kinds, *plain])
+    assert_idle(engine)
+
+
+def _drafting() -> Engine:
+    engine = make_engine(pair(), on_device=True, draft=SMALL)
+    record(engine)
+    return engine
