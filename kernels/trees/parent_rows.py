@@ -118,7 +118,7 @@ def _keep_rows_kernel(  # type: ignore[no-untyped-def]
     num_passes = tl.load(numbers + sequence * NUM_NUMBERS + NUM_PASSES)
     offset = 1 + (num_passes - 2) * FRONTIER + place % FRONTIER
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_there = (columns < width) & (offset < num_offsets)
+    is_there = columns < tl.where(offset < num_offsets, width, 0)
     values = tl.load(new + place * width + columns, mask=is_there)
     tl.store(rows + (sequence * num_offsets + offset) * width + columns, values, mask=is_there)
 
