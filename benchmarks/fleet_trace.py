@@ -88,14 +88,18 @@ def synthetic(count: int, *, seed: int = 0) -> list[Row]:
 def offered(trace: Sequence[Row], *, rate: float, copies: int = 1) -> list[Call]:
     """Return a trace's requests at a rate a second of all copies together.
 
-    Copies have other texts, and begin at other moments of the first tenth.
+    Copies have other texts, and begin at other moments of the first tenth of a copy's time.
     """
-    span_s = max(trace[-1][0], 1e-9)
-    faster = rate / copies * span_s / len(trace)
-    shift_s = span_s / faster / 10
+    span_s = span_of(trace, rate=rate, copies=copies)
+    faster = max(trace[-1][0], 1e-9) / span_s
     calls = [
-        _call(at_s / faster + shift_s * copy / copies, prompt, answer, ids, copy)
+        _call(at_s / faster + span_s / 10 * copy / copies, prompt, answer, ids, copy)
         for copy in range(copies)
         for at_s, prompt, answer, ids in trace
     ]
     return sorted(calls, key=lambda call: call.at_s)
+
+
+def span_of(trace: Sequence[Row], *, rate: float, copies: int = 1) -> float:
+    """Return the seconds of a copy. From a tenth of them on to their end all copies go on."""
+    return len(trace) * copies / rate

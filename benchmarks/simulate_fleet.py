@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.fleet_plot import draw
-from benchmarks.fleet_trace import MOONCAKE, Call, Row, offered, read_mooncake, synthetic
+from benchmarks.fleet_trace import MOONCAKE, Call, Row, offered, read_mooncake, span_of, synthetic
 from benchmarks.harness import console, progress_bar, show_table, write_results
 from benchmarks.record import RESULTS
 from benchmarks.simulate_slo import MACHINES
@@ -74,9 +74,11 @@ def run(
     num_blocks: int,
     fails: bool = False,
     scaling: ScaleToLatency | None = None,
+    num_at_first: int | None = None,
+    loaded: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Simulate one fleet."""
+    """Simulate one fleet; `loaded`: the begin and end of the time of `loaded_goodput_per_s`."""
     failures: list[tuple[float, int]] = []
     if fails:  # one after another, through the middle of the run
         span_s = calls[-1].at_s
@@ -90,9 +92,16 @@ def run(
         policy=policy,
         failures=failures,
         scaling=scaling,
+        num_at_first=num_at_first,
         seed=seed,
     )
-    return figures(fleet, fleet.run(calls), calls)
+    jobs = fleet.run(calls)
+    found = figures(fleet, jobs, calls)
+    if loaded is not None:
+        begin_s, end_s = loaded
+        good = sum(OBJECTIVE.is_met(job) for job in jobs if begin_s <= job.call.at_s < end_s)
+        found["loaded_goodput_per_s"] = good / (end_s - begin_s)
+    return found
 
 
 def at_rates(
@@ -136,37 +145,53 @@ def by_size(
 ) -> dict[str, dict[str, float]]:
     """Return the figures of fleets that have as much to do for each replica.
 
-    Four replicas share a copy of the trace's beginning, of fewer a part of its requests.
+    Four replicas share a copy of the trace's beginning, of fewer a part of its requests. Copies do
+    not begin at once, nor end, so what fleets do is compared while all copies go on: linear is the
+    goodput of requests that come in that time, by that of four replicas and the number.
     """
     found: dict[str, dict[str, float]] = {}
     for size in sizes:
         copies = max(size // 4, 1)
         part = trace if size >= 4 else trace[: len(trace) * size // 4]
         calls = offered(part, rate=rate * size, copies=copies)
+        span_s = span_of(part, rate=rate * size, copies=copies)
         found[str(size)] = run(
-            calls, policy="cache aware", num_replicas=size, num_blocks=num_blocks
+            calls,
+            policy="cache aware",
+            num_replicas=size,
+            num_blocks=num_blocks,
+            loaded=(span_s / 10, span_s),
         )
         advance(f"{size} replicas")
-    base = found[str(4 if 4 in sizes else sizes[0])]["goodput_per_s"] / (
-        4 if 4 in sizes else sizes[0]
-    )
-    for size in sizes:
-        found[str(size)]["linear"] = found[str(size)]["goodput_per_s"] / (base * size)
+    base = 4 if 4 in sizes else sizes[0]
+    for size, one in zip(sizes, found.values(), strict=True):
+        one["linear"] = one["loaded_goodput_per_s"] / found[str(base)]["loaded_goodput_per_s"]
+        one["linear"] *= base / size
     return found
 
 
 def scaled_fleet(
     calls: Sequence[Call], *, num_blocks: int, advance: Callable[[str], None]
 ) -> dict[str, dict[str, float]]:
-    """Return the figures of a fleet that is scaled, and of a fixed one with the most replicas."""
+    """Return the figures of fleets that are scaled, and of a fixed one with the most replicas.
+
+    One has run before; one has a single replica when the calls begin.
+    """
     found = {}
     most = 12
-    for name, scaling in (
-        ("fixed", None),
-        ("scaled", ScaleToLatency(ScalingLimits(most=most, ttft_s=OBJECTIVE.ttft_s))),
+    for name, is_scaled, num_at_first in (
+        ("fixed", False, None),
+        ("scaled", True, None),
+        ("scaled, from one", True, 1),
     ):
+        limits = ScalingLimits(most=most, ttft_s=OBJECTIVE.ttft_s)
         found[name] = run(
-            calls, policy="cache aware", num_replicas=most, num_blocks=num_blocks, scaling=scaling
+            calls,
+            policy="cache aware",
+            num_replicas=most,
+            num_blocks=num_blocks,
+            scaling=ScaleToLatency(limits) if is_scaled else None,
+            num_at_first=num_at_first,
         )
         advance(f"scaling, {name}")
     return found
@@ -206,11 +231,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Simulate all fleets; write and show the results."""
     arguments = _parser().parse_args(argv)
     path = _data(arguments.trace)
-    trace = synthetic(arguments.requests) if path is None else read_mooncake(path)
-    trace = trace[: arguments.requests]
+    whole = synthetic(arguments.requests) if path is None else read_mooncake(path)
+    trace = whole[: arguments.requests]
     azures = azure(30.0, rate=20.0)
     rates, sizes, num_blocks = arguments.rates, arguments.sizes, arguments.cache_tokens // 512
-    total = len(POLICIES) * (len(rates) + 1) + len(sizes) + 2 + 2 * (azures is not None)
+    total = len(POLICIES) * (len(rates) + 1) + len(sizes) + 3 + 3 * (azures is not None)
     with progress_bar("virtual fleets", total) as advance:
         results: dict[str, Any] = {
             "trace": "synthetic" if path is None else path.name,
@@ -224,7 +249,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 num_blocks=num_blocks,
                 advance=advance,
             ),
-            "scaling": scaled_fleet(day(trace, rate=16.0), num_blocks=num_blocks, advance=advance),
+            "scaling": scaled_fleet(
+                day(whole[: arguments.requests_of_day], rate=16.0),
+                num_blocks=num_blocks,
+                advance=advance,
+            ),
         }
         if azures is not None:
             results["scaling_azure"] = scaled_fleet(azures, num_blocks=num_blocks, advance=advance)

@@ -23,6 +23,8 @@ from gateway.fleet.placement import LeastWork, LoadBoard, Loads, Placement, Repl
 TICK_S: Final = 0.05
 """Between two looks at all replicas, and the delay of their news."""
 _CHUNK: Final = 2048
+_BEFORE_S: Final = 60.0
+"""The first calls of so long tell what a scaled fleet had to do before them."""
 _SAMPLING: Final = SamplingParams(max_tokens=1)
 TIER: Final = TierInfo(
     tier="large",
@@ -219,6 +221,7 @@ class VirtualFleet:
     failures: Sequence[tuple[float, int]] = ()  # (when, which replica)
     down_s: float = 30.0
     scaling: ScaleToLatency | None = None
+    num_at_first: int | None = None
     seed: int = 0
     on_tick: Callable[[], None] = lambda: None
 
@@ -275,10 +278,9 @@ class VirtualFleet:
         waiting: deque[Job] = deque(jobs)
         failures = deque(sorted(self.failures))
         again: list[Job] = []
-        num_open, num_up = 0, self.num_replicas if self.scaling is None else 1
+        num_open, num_up = 0, self._num_at_first(jobs)
         came_s, decided_s = 0.0, 0.0
-        if self.scaling is not None:
-            self.up_at_s = [0.0, *[float("inf")] * (self.num_replicas - 1)]
+        self.up_at_s = [0.0] * num_up + [float("inf")] * (self.num_replicas - num_up)
         while waiting or again or num_open:
             while failures and failures[0][0] <= self.now_s:
                 lane = failures.popleft()[1]
@@ -369,6 +371,19 @@ class VirtualFleet:
         # What half a batch of answers makes of a token.
         token_s = self.machine.base_s / (self.max_running / 2) + self.machine.row_s
         return job.call.num_prompt * self.machine.prompt_row_s + job.call.num_answer * token_s
+
+    def _num_at_first(self, jobs: Sequence[Job]) -> int:
+        """Return how many replicas there are at first.
+
+        Where nothing is said, a scaled fleet has as many as if it had gone on like this before.
+        """
+        if self.scaling is None or self.num_at_first is not None:
+            return self.num_at_first or self.num_replicas
+        work_s = sum(self._work_s(job) for job in jobs if job.call.at_s < _BEFORE_S)
+        wanted = self.scaling.decide(
+            FleetFigures(interval_s=_BEFORE_S, work_s=work_s, wait_s=0.0, num_open=1, num_ready=1)
+        )
+        return min(wanted, self.num_replicas)
 
     def _scale(self, came_s: float, interval_s: float, num_open: int, ready: Sequence[int]) -> int:
         assert self.scaling is not None
