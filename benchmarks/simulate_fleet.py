@@ -66,7 +66,7 @@ def figures(fleet: VirtualFleet, jobs: Sequence[Job], calls: Sequence[Call]) -> 
     return found
 
 
-def run(
+def run(  # noqa: PLR0913 - what a fleet is made of
     calls: Sequence[Call],
     *,
     policy: str,
