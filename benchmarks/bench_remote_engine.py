@@ -1,15 +1,17 @@
 """What does an engine behind a socket that gateways share add, beside one in a process of its own?
 
 Question: how much later do an answer's first token and each of its chunks come through
-`RemoteEngineClient` (TCP over loopback, CURVE) than through `ProcessEngineClient` (a private
-socket file), as `outrider serve` has it without `--engines`?
+`RemoteEngineClient` (TCP over loopback, CURVE), and through an `EnginePool` over one with placement
+by its cache, than through `ProcessEngineClient` (a private socket file), as `outrider serve` has it
+without `--engines`?
 
 Method: an engine whose steps sleep and whose tokens say when they left it, once behind each client,
-in turn (A B A B): `--requests` answers of `--chunks` chunks a round, `--streams` at once. The time
-to the first token includes one step of both; a chunk's time is its age when the reader has it.
+in turn (A B C A B C): `--requests` answers of `--chunks` chunks a round, `--streams` at once. The
+time to the first token includes one step; a chunk's time is its age when the reader has it.
 
 Reading it: `added` is the time over that of the private process in the same round, the median over
-rounds of a round's median. processor: seconds of this process, the gateway's side, for each chunk.
+rounds of a round's median. processor: seconds of this process, the gateway's side, for each chunk;
+what other programs take of the machine is not in it, so it can be compared on a busy one, too.
 
     python -m benchmarks.bench_remote_engine
 """
@@ -20,7 +22,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -45,6 +47,11 @@ from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.remote_client import RemoteEngineClient
 from gateway.backends.spawning import EngineRecipe
 from gateway.backends.step_loop import serve_loaded
+from gateway.backends.watched_client import Patience
+from gateway.fleet.block_index import BlockIndex
+from gateway.fleet.cache_aware import CacheAware
+from gateway.fleet.pool import EnginePool
+from gateway.fleet.replica import Replica
 
 _FIRST_GOAL_S: Final = 0.3e-3
 _CHUNK_GOAL_S: Final = 0.1e-3
@@ -82,6 +89,15 @@ def replica(keys: FleetKeys, step_s: float) -> Iterator[str]:
         process.join()
         ours.close()
         theirs.close()
+
+
+def pool_over(endpoint: str, keys: FleetKeys) -> EnginePool:
+    """Return a pool as `outrider serve --engines` has it, over one replica."""
+    index = BlockIndex()
+    client = RemoteEngineClient(endpoint, keys, patience=Patience(resume_within_s=0))
+    member = Replica(endpoint, client, index_lane=index.add_lane(), process=client)
+    tiers = {"large": replace(StampedEngine(0.0).info().tiers["large"], block_size=16)}
+    return EnginePool([member], CacheAware(index, tiers=tiers))  # type: ignore[arg-type]
 
 
 async def one_answer(
@@ -126,10 +142,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     keys = FleetKeys(server=KeyPair.new(), client=KeyPair.new())
     step_s = arguments.step_ms / 1000
     recipe = EngineRecipe(builder="benchmarks.stamped_engine:build", arguments=str(step_s))
-    with replica(keys, step_s) as endpoint, asyncio.Runner() as runner:
+    with (
+        replica(keys, step_s) as endpoint,
+        replica(keys, step_s) as of_pool,
+        asyncio.Runner() as runner,
+    ):
         clients: dict[str, EngineClient] = {
             "process": ProcessEngineClient(recipe),
             "remote": RemoteEngineClient(endpoint, keys),
+            "pool of one remote": pool_over(of_pool, keys),
         }
         for client in clients.values():
             runner.run(client.start())
@@ -172,7 +193,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     microseconds = 1e6
     show_table(
         "an engine over TCP with keys beside one in a private process, microseconds",
-        ["client", "first token", "added", "<= 300", "chunk", "added", "<= 100", "processor"],
+        [
+            "client",
+            "first token",
+            "added",
+            "<= 300",
+            "chunk",
+            "added",
+            "<= 100",
+            "processor",
+            "added",
+        ],
         [
             [
                 name,
@@ -183,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{own['added_chunk_s'].median * microseconds:.0f}",
                 verdict(own["added_chunk_s"].median <= _CHUNK_GOAL_S),
                 f"{own['processor_s'].median * microseconds:.0f}",
+                f"{own['added_processor_s'].median * microseconds:.0f}",
             ]
             for name, own in results.items()
         ],
