@@ -1,5 +1,6 @@
-"""Time for Ray Serve's own processes on a machine that is busy loading models."""
+"""Time for Ray Serve's own processes on a machine that is busy, and less said by Ray."""
 
+import logging
 import os
 from typing import Final
 
@@ -14,3 +15,8 @@ def be_patient() -> None:
     """Set it for a cluster that this process starts, where the environment says nothing else."""
     for name, seconds in _PATIENCE.items():
         os.environ.setdefault(name, seconds)
+
+
+def be_quiet() -> None:
+    """Leave out what Ray Serve tells of each of its steps; to be called once it is imported."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)

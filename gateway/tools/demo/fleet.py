@@ -7,7 +7,6 @@ adds a fourth. Every answer has to be the single engine's, to the letter.
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -124,11 +123,11 @@ class RayFleet:
         from ray import serve
 
         from gateway.ray_fleet.deployments import build_application
-        from gateway.ray_fleet.patience import be_patient
+        from gateway.ray_fleet.patience import be_patient, be_quiet
         from gateway.ray_fleet.plan import EnginePlan, FleetPlan
 
         be_patient()
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        be_quiet()
         self._ray, self._serve = ray, serve
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}/"

@@ -1,13 +1,14 @@
 """`outrider fleet`: engines on a Ray cluster, as a fleet.toml says."""
 
 import logging
-import time
+import signal
+import threading
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.ray_fleet.patience import be_patient
+from gateway.ray_fleet.patience import be_patient, be_quiet
 from gateway.ray_fleet.plan import EXAMPLE, FleetPlan, read_plan
 from gateway.settings.tree import SettingsError
 from gateway.tools.console.command import reports_user_errors
@@ -77,7 +78,7 @@ def up(
     typer.echo(f"Gateways find the engines with\n  {_gateway_command(plan)}")
     if address is None:
         typer.echo("The cluster is this command's own; Ctrl-C ends it.")
-        _wait_for_interrupt()
+        _wait_for_signal()
         serve.shutdown()
         ray.shutdown()
 
@@ -120,21 +121,22 @@ def _require_ray() -> Any:
 
 def _connect(ray: Any, address: str | None, plan: FleetPlan | None) -> None:
     """Join a cluster, or start one on this machine. Raises SettingsError."""
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    logging.getLogger("ray").setLevel(logging.ERROR)
     if address is None:
         be_patient()
         options["include_dashboard"] = False
     try:
         ray.init(address=address, **options)
-    except ConnectionError as error:
+    except ConnectionError:
         raise SettingsError(
-            f"there is no Ray cluster at --address {address}: {error}. Start one with ray start "
-            "--head, or leave --address out for one on this machine."
+            f"there is no Ray cluster at --address {address}. Start one with ray start --head; "
+            "outrider fleet up without --address brings one of its own."
         ) from None
-    if plan is not None:
-        from ray import serve
+    from ray import serve
 
+    be_quiet()
+    if plan is not None:
         serve.start(http_options={"host": plan.http_host, "port": plan.http_port})
 
 
@@ -168,9 +170,11 @@ def _gateway_command(plan: FleetPlan) -> str:
     return " ".join(words)
 
 
-def _wait_for_interrupt() -> None:
-    try:
-        while True:
-            time.sleep(_POLL_S)
-    except KeyboardInterrupt:
-        typer.echo("Ending the engines ...", err=True)
+def _wait_for_signal() -> None:
+    """Return at Ctrl-C or SIGTERM, for which Ray has a handler that only prints where it was."""
+    has_come = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: has_come.set())
+    while not has_come.wait(_POLL_S):  # in short waits, so that handlers run
+        pass
+    typer.echo("Ending the engines ...", err=True)
