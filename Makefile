@@ -33,7 +33,7 @@ serve: $(VENV)/.installed-base ## start the gateway on port 8000
 # clocks, sockets and processes run by themselves. Both run even if one of them fails. Up to five tests
 # that failed get a second try when nothing else runs; the last line then says so.
 ALONE := tests/benchmarks tests/pages \
-	$(addprefix tests/gateway/,backends edge handoff ray_fleet server telemetry tools/bench upstream)
+	$(addprefix tests/gateway/,backends edge handoff server telemetry tools/bench upstream ray_fleet)
 WORKERS ?= $(if $(HAS_GPU),0,2)
 QUICK = TEST_SIZE=quick $(PY) -m pytest -m "not long and not slow$(NO_GPU)"
 WHOLE = $(PY) -m pytest -m "not long$(NO_GPU)"
