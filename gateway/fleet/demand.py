@@ -28,7 +28,7 @@ class Demand:
     def __init__(self, *, start_within_s: float = 120.0, max_waiting: int = 512) -> None:
         """`start_within_s`: a request waits so long, and `max_waiting` at most do."""
         self.startable: frozenset[Needs] = frozenset()
-        self._start_within_s = start_within_s
+        self.start_within_s = start_within_s
         self._max_waiting = max_waiting
         self._waiting: Counter[Needs] = Counter()
         self._knocks: set[Needs] = set()
@@ -58,14 +58,14 @@ class Demand:
         self._waiting[needs] += 1
         self._news.set()
         try:
-            async with asyncio.timeout(since_s + self._start_within_s - time.monotonic()):
+            async with asyncio.timeout(since_s + self.start_within_s - time.monotonic()):
                 while True:
                     await _within(_LOOK_EVERY_S, self._change)
                     if is_there():
                         return
         except TimeoutError:
             raise EngineNotStartedError(
-                f"No engine ran, and none has started within {self._start_within_s:g} s "
+                f"No engine ran, and none has started within {self.start_within_s:g} s "
                 f"(engine.start_within_s). It was asked for; try again in {_RETRY_S:g} s.",
                 retry_after_s=_RETRY_S,
             ) from None

@@ -107,14 +107,18 @@ def test_the_wait_is_bounded_and_what_waits_too() -> None:
         fleet = ScriptedFleet()
         fleet.starts = False
         endings: list[Finished | Failed | None] = []
-        async with pool_of(fleet, start_within_s=0.5, max_waiting=1) as pool:
-            stream = pool.submit(make_request("a"), endings.append)
-            waiting = asyncio.create_task(anext(aiter(stream)))
-            await becomes(lambda: fleet.asked == [[["large"]]])
+        async with pool_of(fleet, max_waiting=1) as pool:
+            waiting = asyncio.create_task(collect(pool, "a"))
+            await becomes(lambda: bool(fleet.asked))
+            assert fleet.asked[0] == [["large"]]
             with pytest.raises(QueueFullError, match="1 requests are waiting"):
                 await collect(pool, "b")
-            with pytest.raises(EngineNotStartedError, match=r"within 0\.5 s") as told:
-                await waiting
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        async with pool_of(fleet, start_within_s=0.2) as pool:
+            stream = pool.submit(make_request("c"), endings.append)
+            with pytest.raises(EngineNotStartedError, match=r"within 0\.2 s") as told:
+                await anext(aiter(stream))
             assert told.value.retry_after_s > 0
             assert endings == [None]
             assert not pool.demand.wanted()
@@ -223,7 +227,7 @@ def test_a_gateway_without_engines_is_ready_and_its_first_client_waits(
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.headers["x-should-retry"] == "true"
         fleet.starts = True
-        pool.demand._start_within_s = 60.0
+        pool.demand.start_within_s = 60.0
         answer = http.post("/v1/chat/completions", json=MESSAGE)
         assert answer.status_code == 200, answer.text
         assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 1, "of": 1}}
