@@ -158,8 +158,8 @@ def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
         "num_requests_running": ("Sequences that compute.", "num_running"),
         "num_requests_waiting": ("Sequences in the queue.", "num_waiting"),
         "num_requests_held": (
-            "Sequences of those that the queue by deadlines lets wait although a place is free: "
-            "with one answer more, others would miss their objectives.",
+            "Waiting sequences that the queue by deadlines holds back of its own accord: with one "
+            "answer more, others would miss their objectives.",
             "num_held_newcomers",
         ),
         "adapters_resident": ("LoRA adapters in memory.", "num_adapters"),
@@ -171,11 +171,11 @@ def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
         "prefix_cache_hits": ("Tokens found.", "prefix_cache_hits"),
         "num_preemptions": ("Sequences that had to give their blocks back.", "num_preemptions"),
         "request_holds": (
-            "Times that the queue by deadlines let a request wait although a place was free.",
+            "Waits of requests that the queue by deadlines held back of its own accord.",
             "num_newcomer_holds",
         ),
         "request_held_seconds": (
-            "Time for which it did, of all such requests together.",
+            "Time for which the queue by deadlines held requests back, of all together.",
             "newcomer_held_s",
         ),
     }

@@ -1,7 +1,7 @@
 const EVERY_MS = 2000;
 const UNSET = "set prices";
 const MAX_DEPTH = 16;  // deeper guesses are few
-const STAGES = [["route", "a routing decision"], ["prompt", "a short prompt's tokens"]];
+const STAGES = [["route", "routing"], ["prompt", "a prompt"]];  // that hold the event loop
 let isPaused = false, timer = 0, last = null;  // last: the figures on show
 
 // ---- what is shown -------------------------------------------------------------------------
@@ -42,7 +42,7 @@ function showTiles(data) {
     more.push(["event loop's lag p99", brief(data.gateway.loop_lag_p99_ms, "ms")]);
     for (const [stage, words] of STAGES) {
       const held = data.gateway.stages_p99_ms[stage];
-      if (isNumber(held)) more.push([`the loop held by ${words}, p99`, brief(held, "ms")]);
+      if (isNumber(held)) more.push([`the loop held by ${words} p99`, brief(held, "ms")]);
     }
     more.push(["the gateway's processor time a request", brief(data.gateway.cpu_ms_per_request, "ms")]);
   }
