@@ -2,20 +2,66 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
+
+_MAX_HELD_BYTES: Final = 65_536
+"""Beyond it all is written at once, so that the transport can say that its client is slow."""
 
 
 class AnswerTransport:
-    """A transport that leaves closing to the connection, which may have to read a body first."""
+    """One answer's way to the connection, in few system calls.
 
-    __slots__ = ("_close", "_transport")
+    The head waits for the bytes behind it until the turn of the event loop ends, so most whole
+    answers are one write. Chunks of a stream that come within the same turn, because the loop was
+    late or a server sent them together, are joined behind the first one. Closing is left to the
+    connection, which may have to read a body first.
+    """
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+    __slots__ = ("_close", "_held", "_is_head", "_loop", "_num_held", "_transport", "_turn_s")
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        close: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`loop`: uvloop's, whose time stands still while one turn lasts."""
         self._transport = transport
         self._close = close
+        self._loop = loop
+        self._held: list[bytes] = []
+        self._num_held = 0
+        self._is_head = True
+        self._turn_s: float | None = None
 
     def write(self, data: bytes) -> None:
         """Send a part of an answer."""
-        self._transport.write(data)
+        if self._is_head:
+            self._is_head = False
+            self._hold(data)
+        elif self._turn_s is None:  # the first bytes behind the head
+            self._turn_s = self._loop.time()
+            self._held.append(data)
+            self.flush()
+        elif self._held or self._turn_s == self._loop.time():
+            self._hold(data)
+        else:
+            self._turn_s = self._loop.time()
+            self._transport.write(data)
+
+    def _hold(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+        self._num_held += len(data)
+        if self._num_held >= _MAX_HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        held, self._held, self._num_held = self._held, [], 0
+        if held and not self._transport.is_closing():
+            self._transport.write(b"".join(held))
 
     def is_closing(self) -> bool:
         """Return whether no more can be sent."""
@@ -23,4 +69,5 @@ class AnswerTransport:
 
     def close(self) -> None:
         """End the connection after this answer."""
+        self.flush()
         self._close()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from gateway.edge.metrics import EdgeMetrics
 from gateway.errors.tree import (
@@ -156,12 +156,18 @@ async def _read_bytes(request: Request, *, limit_bytes: int, held: HeldBody) -> 
             raise BodyTooLargeError(limit_bytes=limit_bytes)
         held.reserve(int(declared))
     body = bytearray()
-    try:
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > limit_bytes:
-                raise BodyTooLargeError(limit_bytes=limit_bytes)
-            held.reserve(len(body) + len(chunk))
-            body += chunk
-    except ClientDisconnect:
-        raise BadRequestError("The body ended early.") from None
-    return bytes(body)
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequestError("The body ended early.")
+        part: bytes = message.get("body", b"")
+        num_bytes = len(body) + len(part)
+        if num_bytes > limit_bytes:
+            raise BodyTooLargeError(limit_bytes=limit_bytes)
+        held.reserve(num_bytes)
+        is_last = not message.get("more_body", False)
+        if is_last and not body:  # by far the most bodies
+            return part
+        body += part
+        if is_last:
+            return bytes(body)

@@ -210,7 +210,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self._is_upgrading = True
             return
         super().on_headers_complete()
-        answers = AnswerTransport(self.transport, self._close_behind_answer)
+        answers = AnswerTransport(self.transport, self._close_behind_answer, self.loop)
         self.cycle.transport = answers  # type: ignore[assignment]
         self._in_headers = False
 

@@ -1,11 +1,13 @@
 """One choice's events to text: detokenising, thinking, tool calls, stops, log-probabilities."""
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from itertools import groupby
-from typing import Literal
+from typing import Final, Literal
+
+import msgspec
 
 from engine.events import TokenLogprobs, TokensEmitted
 from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
@@ -21,8 +23,7 @@ Piece = tuple[str, bool]
 _Pieces = list[tuple[AnswerKind, str, Mark]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """An addition to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
 
     `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
@@ -63,10 +64,29 @@ class ChoiceUsage:
     first_token_s: float | None = None
     last_token_s: float | None = None
 
+    @classmethod
+    def total(cls, usages: "Sequence[ChoiceUsage]") -> "ChoiceUsage":
+        """Return the usage of several choices together: the first token of any, the longest wait.
+
+        Its numbers are sums, but for `num_mispredicted_tokens`, which is each choice's own.
+        """
+        queued = [u.queue_s for u in usages if u.queue_s is not None]
+        firsts = [u.first_token_s for u in usages if u.first_token_s is not None]
+        lasts = [u.last_token_s for u in usages if u.last_token_s is not None]
+        return cls(
+            **{name: sum([getattr(u, name) for u in usages]) for name in _COUNTS},
+            queue_s=max(queued, default=None),
+            first_token_s=min(firsts, default=None),
+            last_token_s=max(lasts, default=None),
+        )
+
     @property
     def num_mispredicted_tokens(self) -> int:
         """Tokens of the prediction that did not come out; a piece that came twice counts twice."""
         return max(self.num_prediction_tokens - self.num_predicted_tokens, 0)
+
+
+_COUNTS: Final = tuple(f.name for f in fields(ChoiceUsage) if f.name.startswith("num_"))
 
 
 class _HeldPiece:

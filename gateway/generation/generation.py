@@ -7,7 +7,7 @@ from contextlib import aclosing
 from engine.request import Tier
 from gateway.answers.responder import HandedOverError
 from gateway.backends.client import EngineClient
-from gateway.generation.choice import Choice, Delta
+from gateway.generation.choice import Choice, ChoiceUsage, Delta
 from gateway.generation.choice_stream import CascadeUsage, ChoiceStream
 from gateway.generation.fan_in import merge
 from gateway.generation.watched_stream import WatchedStream
@@ -78,6 +78,25 @@ class Generation:
         return [stream.cascade for stream in self._streams]
 
     @property
+    def usage(self) -> ChoiceUsage:
+        """The usage of all choices together."""
+        if len(self._streams) == 1:
+            return self._streams[0].choice.usage
+        return ChoiceUsage.total([stream.choice.usage for stream in self._streams])
+
+    @property
+    def is_escalated(self) -> bool:
+        """True if the watch has given one of the small model's answers up."""
+        return self.job.cascade is not None and any(usage.escalated for usage in self.cascades)
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens that waited for the watch's decision."""
+        if self.job.cascade is None:
+            return 0
+        return sum(usage.num_held_tokens for usage in self.cascades)
+
+    @property
     def written(self) -> dict[Tier, int]:
         """The number of tokens, of the choices as they stand, that each tier has written."""
         written: dict[Tier, int] = {}
@@ -89,7 +108,7 @@ class Generation:
     @property
     def is_degraded(self) -> bool:
         """True if an upstream tier should have taken an answer over, and could not."""
-        return any(stream.is_degraded for stream in self._streams)
+        return self.job.cascade is not None and any(s.is_degraded for s in self._streams)
 
     @property
     def tier(self) -> Tier:
@@ -108,6 +127,8 @@ class Generation:
     @property
     def reason(self) -> str:
         """The reason for this tier: the route's, then the watch's. One line for a header."""
+        if self.job.cascade is None:
+            return self.job.reason
         said = [usage for usage in self.cascades if usage.reason is not None]
         if not said:
             return self.job.reason
@@ -120,12 +141,16 @@ class Generation:
     @property
     def confidence(self) -> float | None:
         """The watch's last word on the choice that it trusted least; None without a watch."""
+        if self.job.cascade is None:
+            return None
         said = [usage.confidence for usage in self.cascades if usage.confidence is not None]
         return min(said, default=None)
 
     @property
     def num_discarded_tokens(self) -> int:
         """Tokens of the small model that are in no answer: given up, and not written again."""
+        if self.job.cascade is None:
+            return 0
         return sum(
             max(stream.cascade.num_retracted_tokens - stream.choice.usage.num_reused_tokens, 0)
             for stream in self._streams
@@ -133,13 +158,14 @@ class Generation:
 
     def ttft_s(self) -> float | None:
         """Seconds from arrival at the gateway to the first token that any choice could send."""
-        firsts = [c.usage.first_token_s for c in self.choices if c.usage.first_token_s is not None]
-        return min(firsts) - self.job.arrival_s if firsts else None
+        first_s = self.usage.first_token_s
+        return None if first_s is None else first_s - self.job.arrival_s
 
     def inter_token_s(self) -> float | None:
         """Seconds between two tokens of a choice, in the mean; None where none has two."""
         total_s, num_gaps = 0.0, 0
-        for usage in (choice.usage for choice in self.choices):
+        for choice in self.choices:
+            usage = choice.usage
             if usage.first_token_s is not None and usage.last_token_s is not None:
                 total_s += usage.last_token_s - usage.first_token_s
                 num_gaps += max(usage.num_tokens - 1, 0)
@@ -169,5 +195,5 @@ class Generation:
             metrics.finished(stream.choice.finish_reason or self.outcome)
             if usage.queue_s is not None:
                 metrics.request_queue_time.observe(usage.queue_s)
-        num_reused = sum(choice.usage.num_reused_tokens for choice in self.choices)
-        self._metrics.cascade_ended(num_reused, self.num_discarded_tokens)
+        if self.job.cascade is not None:
+            self._metrics.cascade_ended(self.usage.num_reused_tokens, self.num_discarded_tokens)

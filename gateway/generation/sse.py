@@ -49,50 +49,46 @@ def rounded(number: float | None) -> float | None:
 
 def report(generation: Generation, origin: RouteReason) -> dict[str, Any]:
     """Return the `outrider` object."""
-    job = generation.job
-    used = [choice.usage for choice in generation.choices]
-    num_steps = sum(usage.num_steps for usage in used)
-    num_tokens = sum(usage.num_tokens for usage in used)
-    ttft_s = generation.ttft_s()
-    queued = [usage.queue_s for usage in used if usage.queue_s is not None]
+    job, used = generation.job, generation.usage
+    mean = round(used.num_tokens / used.num_steps, 4) if used.num_steps else 0.0
+    is_degraded = generation.is_degraded
     return {
         "tier": generation.tier,
         "reason": origin.explain(generation.reason),
         "route_tier": origin.route_tier or job.tier,
-        "escalated": any(usage.escalated for usage in generation.cascades),
+        "escalated": generation.is_escalated,
         "quality": rounded(job.quality),
         "confidence": rounded(generation.confidence),
-        "held_tokens": sum(usage.num_held_tokens for usage in generation.cascades),
-        "reused_tokens": sum(usage.num_reused_tokens for usage in used),
+        "held_tokens": generation.num_held_tokens,
+        "reused_tokens": used.num_reused_tokens,
         "discarded_tokens": generation.num_discarded_tokens,
-        "drafted_tokens": sum(usage.num_drafted_tokens for usage in used),
-        "accepted_tokens": sum(usage.num_accepted_tokens for usage in used),
-        "unratified_tokens": sum(usage.num_unratified_tokens for usage in used),
-        "mean_emitted_tokens": round(num_tokens / num_steps, 4) if num_steps else 0.0,
-        "ttft_s": rounded(ttft_s),
-        "queue_s": rounded(max(queued, default=None)),
+        "drafted_tokens": used.num_drafted_tokens,
+        "accepted_tokens": used.num_accepted_tokens,
+        "unratified_tokens": used.num_unratified_tokens,
+        "mean_emitted_tokens": mean,
+        "ttft_s": rounded(generation.ttft_s()),
+        "queue_s": rounded(used.queue_s),
         "seed": job.seed,
-        "hand_off": origin.hand_off or ("failure" if generation.is_degraded else None),
-        "degraded": origin.is_degraded or generation.is_degraded,
+        "hand_off": origin.hand_off or ("failure" if is_degraded else None),
+        "degraded": origin.is_degraded or is_degraded,
         "arm": job.arm or None,
     }
 
 
 def usage(generation: Generation) -> dict[str, Any]:
     """Return the `usage` object. A prompt counts once, also as a cached one."""
-    used = [choice.usage for choice in generation.choices]
+    used = generation.usage
     num_prompt = generation.job.num_prompt_tokens
-    num_completion = sum(usage.num_tokens for usage in used)
-    num_cached = sum(usage.num_cached_tokens for usage in used)
+    num_rejected = sum([choice.usage.num_mispredicted_tokens for choice in generation.choices])
     return {
         "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {"cached_tokens": min(num_cached, num_prompt)},
+        "completion_tokens": used.num_tokens,
+        "total_tokens": num_prompt + used.num_tokens,
+        "prompt_tokens_details": {"cached_tokens": min(used.num_cached_tokens, num_prompt)},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(usage.num_reasoning_tokens for usage in used),
-            "accepted_prediction_tokens": sum(usage.num_predicted_tokens for usage in used),
-            "rejected_prediction_tokens": sum(usage.num_mispredicted_tokens for usage in used),
+            "reasoning_tokens": used.num_reasoning_tokens,
+            "accepted_prediction_tokens": used.num_predicted_tokens,
+            "rejected_prediction_tokens": num_rejected,
             "discarded_tokens": generation.num_discarded_tokens,
         },
     }

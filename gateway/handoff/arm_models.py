@@ -5,7 +5,7 @@ request that cannot be served in it goes back to the model that it named.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -51,7 +51,7 @@ def with_arms_model(
         return context  # its reader says what is wrong
     refuse_doubled_names(body)
     assignment = assignment_of(experiments, choosing_of(read), body, endpoint, context)
-    context = replace(context, is_assigned=True, assignment=assignment)
+    context = msgspec.structs.replace(context, is_assigned=True, assignment=assignment)
     if assignment is None or assignment.overlay.model is None:
         return context
     document = {name: value for name, value in read.document.items() if name != MODELS}
@@ -109,7 +109,7 @@ class ArmWalk:
     async def _leave(self, error: Exception) -> ParsedRequest:
         """Read the request as the client sent it, in no arm."""
         self._has_left = True
-        context = replace(self._armed.context, assignment=None)
+        context = msgspec.structs.replace(self._armed.context, assignment=None)
         forget_arms(context)
         self._walk = self._new_walk(self._body, context)
         parsed = await self._walk.begin()

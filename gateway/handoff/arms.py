@@ -1,7 +1,7 @@
 """Experiments in the path of a request: what they look at, and what an assignment changes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -116,7 +116,7 @@ def with_arms(
         context.meter.arms = assignment.measured
     has_own_slo = own is not None and own.slo is not None
     has_arms_slo = "slo" in assignment.overlay.fields and not has_own_slo
-    return replace(context, arm=assignment.label, has_arms_slo=has_arms_slo)
+    return msgspec.structs.replace(context, arm=assignment.label, has_arms_slo=has_arms_slo)
 
 
 def forget_arms(context: RequestContext) -> None:

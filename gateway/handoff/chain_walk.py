@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+
+import msgspec
 
 from engine.errors import EngineError
 from gateway.answers.responder import RouteReason
@@ -46,7 +47,7 @@ class ChainWalk:
         if self._chain is None:
             self._parsed = await self._reader.read(self._endpoint, self._body, self._context)
             return self._parsed
-        self._context = replace(self._context, is_named_by_chain=True)
+        self._context = msgspec.structs.replace(self._context, is_named_by_chain=True)
         await self._check_names(self._chain)
         while True:
             try:
@@ -70,7 +71,9 @@ class ChainWalk:
         if parsed is not None:
             plain = await self._reader.without_arms(parsed, self._body, self._context, error)
             if plain is not None:
-                return self._lineup(replace(plain, falls_back_on=parsed.falls_back_on))
+                return self._lineup(
+                    msgspec.structs.replace(plain, falls_back_on=parsed.falls_back_on)
+                )
         if self._chain is None or not isinstance(error, GatewayError | EngineError):
             return None
         while True:
@@ -95,7 +98,7 @@ class ChainWalk:
     async def _read(self, chain: ModelChain) -> ParsedRequest:
         self._body = chain.body(self._index)
         read = await self._reader.read(self._endpoint, self._body, self._context)
-        self._parsed = replace(read, falls_back_on=chain.falls_back_on(self._index))
+        self._parsed = msgspec.structs.replace(read, falls_back_on=chain.falls_back_on(self._index))
         return self._parsed
 
     def _advance(self, error: GatewayError | EngineError) -> FallbackKind | str:

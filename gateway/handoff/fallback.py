@@ -4,8 +4,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from engine.errors import (
     CrashSuspectError,
@@ -58,8 +60,7 @@ _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerCandidate:
+class AnswerCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """Local or upstream models that may answer. `open` makes the responder from the route reason.
 
     `patience_s` returns the seconds that the responder may take to begin, where the next candidate
@@ -69,12 +70,11 @@ class AnswerCandidate:
 
     name: Place
     open: Callable[[RouteReason], Awaitable[Responder]]
-    patience_s: Callable[[], float | None] = field(default=lambda: None)
+    patience_s: Callable[[], float | None] = msgspec.field(default=lambda: None)
     ignored_fields: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lineup:
+class Lineup(msgspec.Struct, frozen=True, kw_only=True):
     """The candidates that may answer a request, in order.
 
     `candidates` are tried as long as nothing was sent. One that is listed twice is tried again only
@@ -87,7 +87,7 @@ class Lineup:
     candidates: Sequence[AnswerCandidate]
     origin: RouteReason = DIRECT
     continues_on_failure: bool = False
-    on_begin: Callable[[RouteReason, str], None] = field(default=lambda origin, tier: None)
+    on_begin: Callable[[RouteReason, str], None] = msgspec.field(default=lambda origin, tier: None)
     arm: str = ""
 
 
@@ -263,20 +263,26 @@ class FallbackChain:
         return (self._next_place(), self._lineup.origin) if is_followed else (None, origin)
 
     async def _first_part(self, place: AnswerCandidate, origin: RouteReason) -> _Begun:
+        patience_s = place.patience_s()
         try:
-            async with asyncio.timeout(place.patience_s()):
-                self.responder = responder = await place.open(origin)
-                parts = responder.parts()
-                try:
-                    return parts, await anext(parts)
-                except BaseException:
-                    await parts.aclose()
-                    raise
+            if patience_s is None:  # by far the most requests
+                return await self._opened(place, origin)
+            async with asyncio.timeout(patience_s):
+                return await self._opened(place, origin)
         except TimeoutError:
             raise UnavailableError(
                 f"The {_NAMES[place.name]} did not begin to answer in time for a fallback to "
                 "another tier."
             ) from None
+
+    async def _opened(self, place: AnswerCandidate, origin: RouteReason) -> _Begun:
+        self.responder = responder = await place.open(origin)
+        parts = responder.parts()
+        try:
+            return parts, await anext(parts)
+        except BaseException:
+            await parts.aclose()
+            raise
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -313,22 +313,21 @@ class LocalResponder:
         if self._taken_over_by is not None:
             return self._taken_over_by.facts
         generation, origin = self._generation, self._origin
-        used = [choice.usage for choice in generation.choices]
-        is_degraded = generation.is_degraded
+        used, is_degraded = generation.usage, generation.is_degraded
         return AnswerFacts(
             tier=generation.tier,
             reason=origin.explain(generation.reason),
             job_id=generation.job.job_id,
             outcome=generation.outcome,
-            num_tokens=sum([usage.num_tokens for usage in used]),
+            num_tokens=used.num_tokens,
             hand_off=origin.hand_off or ("failure" if is_degraded else None),
             confidence=generation.confidence,
             is_degraded=origin.is_degraded or is_degraded,
-            is_escalated=any(usage.escalated for usage in generation.cascades),
+            is_escalated=generation.is_escalated,
             ttft_s=generation.ttft_s(),
             inter_token_s=generation.inter_token_s(),
             num_prompt_tokens=generation.job.num_prompt_tokens,
-            num_drafted_tokens=sum([usage.num_drafted_tokens for usage in used]),
-            num_accepted_tokens=sum([usage.num_accepted_tokens for usage in used]),
+            num_drafted_tokens=used.num_drafted_tokens,
+            num_accepted_tokens=used.num_accepted_tokens,
             is_cut_by_limit=generation.is_cut_by_limit,
         )

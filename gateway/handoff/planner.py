@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from engine.errors import EngineError, PromptTooLongError
 from gateway.answers.responder import (
     DIRECT,
@@ -137,7 +139,9 @@ class Planner:
             # If the answer that they hand over is refused, the first models give it.
             again = self._open_local if order.places[0] == "local" else self._open_server
             places.append(
-                replace(places[0], open=partial(again, parsed, None), patience_s=lambda: None)
+                msgspec.structs.replace(
+                    places[0], open=partial(again, parsed, None), patience_s=lambda: None
+                )
             )
         return Lineup(
             candidates=places,
@@ -159,7 +163,7 @@ class Planner:
         chain = self.chains.chain_of(endpoint, body, context.principal)
         if chain is not None:
             body = chain.body(0)
-            context = replace(context, is_named_by_chain=True)
+            context = msgspec.structs.replace(context, is_named_by_chain=True)
         parsed = await self.reader.read(endpoint, body, context)
         try:
             return await self._route_of(parsed)
@@ -343,7 +347,9 @@ class Planner:
         ticket = self.load.admit()
         generation = Generation(
             self.engine,
-            replace(job, credit=admitted.credit, work=work, on_prefill=ticket.began),
+            msgspec.structs.replace(
+                job, credit=admitted.credit, work=work, on_prefill=ticket.began
+            ),
             self.metrics,
             self.clock,
         )
@@ -377,7 +383,7 @@ class Planner:
         principal, cloud = context.principal, parsed.constraints.cloud
         while True:
             if principal is not context.principal:
-                context = replace(context, principal=principal)
+                context = msgspec.structs.replace(context, principal=principal)
             job = await self.jobs.job(request, context, upstream)
             if context.meter is None:
                 return _Admitted(job)

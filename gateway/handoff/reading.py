@@ -1,9 +1,11 @@
 """Parses a request's bytes: its constraints, its arms, and its latency objective."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from engine.errors import EngineError
 from gateway.answers.responder import RouteReason
@@ -218,14 +220,14 @@ class RequestReader:
                 request = overlaid(request, assignment)
             if meant.named == "cloud":  # a name that no local model has
                 request = _for_any(request)
-            parsed = replace(parsed, request=request, ignored_fields=ignored)
+            parsed = msgspec.structs.replace(parsed, request=request, ignored_fields=ignored)
         if "cloud" in parsed.constraints.places:
             names = await self.names.current()
-            parsed = replace(parsed, model=self.calls.model(parsed, names))
+            parsed = msgspec.structs.replace(parsed, model=self.calls.model(parsed, names))
         if parsed.constraints.small is not None:
             names = await self.names.current()
             small = names.usual_model(parsed.constraints.small)
-            parsed = replace(parsed, small_model=small)
+            parsed = msgspec.structs.replace(parsed, small_model=small)
         return parsed
 
     def note_left_out(
@@ -291,13 +293,15 @@ class RequestReader:
             left = tuple(other for other in parsed.constraints.places if other != place)
             if not left:
                 raise complaint
-            parsed = replace(parsed, constraints=parsed.constraints.restricted(left))
+            parsed = msgspec.structs.replace(
+                parsed, constraints=parsed.constraints.restricted(left)
+            )
         constraints = parsed.constraints
         if constraints.places and "local" in constraints.places and constraints.cloud is not None:
             needs = required_capabilities(parsed.document, parsed.endpoint)
             supports = self.cloud.tiers[constraints.cloud].settings.supports
             if needs and not lacking(needs, supports):
-                return replace(
+                return msgspec.structs.replace(
                     parsed,
                     constraints=constraints.restricted(("cloud",)),
                     origin=RouteReason(hand_off="capability", reason=describe(needs)),

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from gateway.answers.responder import (
     DraftAnswer,
     HandOffError,
@@ -80,7 +82,7 @@ class SmallCalls:
 
     def local_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
         """Have the large model of this process judge an answer that is kept."""
-        request, context = parsed.request, replace(parsed.context, meter=None)
+        request, context = parsed.request, msgspec.structs.replace(parsed.context, meter=None)
         assert request is not None, "a request for the local models was read as one"
 
         async def look() -> None:

@@ -33,9 +33,11 @@ class _Plan:
         """Return a refusal for each rule that has no room for its demand."""
         refusals = []
         for i, amount in demands:
+            if not amount:
+                continue
             rule = self.limits.rules[i]
             used = self.counters[i].used(moment)
-            if amount and amount > rule.limit - used:
+            if amount > rule.limit - used:
                 wait_s = self.counters[i].wait_s(amount, rule.limit, moment)
                 refusals.append(LimitRefusal(rule=rule, wanted=amount, used=used, wait_s=wait_s))
         return refusals

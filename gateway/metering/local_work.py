@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+import msgspec
+
 from engine.events import Failed, Finished, RequestStats, TierWork
 from engine.request import Tier
 
@@ -13,8 +15,7 @@ from engine.request import Tier
 _LAST_WORD_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one engine request; `stats` is None where the engine reported none.
 
     `tier` is the tier that it ended on, if known. Times are on the gateway's clock: the request's

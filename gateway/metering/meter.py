@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from engine.request import NO_OBJECTIVE, LatencyObjective
 from gateway.answers.outcomes import ArmRef, OutcomeSink, RequestOutcome
@@ -283,9 +285,9 @@ class RequestMeter:
             answer = followed.answer
             was_handed_over = was_handed_over or answer.was_given_up
             if answer.outcome == "failed" and self._was_delivered_in_part:
-                answer = replace(answer, is_delivered_in_part=True)
+                answer = msgspec.structs.replace(answer, is_delivered_in_part=True)
             elif answer.outcome == "cancelled" and self._ending != "cancelled":
-                answer = replace(answer, outcome="lost")
+                answer = msgspec.structs.replace(answer, outcome="lost")
             yield from local_entries(answer, followed.work.by_tier(), self._template)
         for attempt in self._attempts:
             yield self._of_attempt(attempt, was_handed_over=was_handed_over)

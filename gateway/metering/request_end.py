@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gateway.answers.outcomes import OutcomeSink, RequestEnding, RequestOutcome
 from gateway.answers.responder import AnswerFacts
@@ -14,8 +15,7 @@ logger = logging.getLogger(__name__)
 _NO_ROOM: Final = 429
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestEnd:
+class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the response. `duration_s` counts from the request's arrival.
 
     is_faulty: the request itself is at fault (status 4xx except 429), so it counts for no tier.

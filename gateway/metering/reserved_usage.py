@@ -1,9 +1,10 @@
 """The usage that a request of a limited tenant reserves, and its charge."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from gateway.errors.tree import BudgetError
 from gateway.ledger.row import LedgerRow
@@ -21,8 +22,7 @@ _LEAST_TOKENS: Final = 16
 """The least number of tokens to reserve for an answer without a maximum length."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageEstimate:
+class UsageEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """The most that an answer can take, its prompts counted once.
 
     `tiers` may answer; `max_tokens` is of each choice; is_bounded: the client set it.

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from engine.events import TierWork
 from engine.request import Tier
 from gateway.ledger.row import LedgerRow, RowKind, RowOutcome
@@ -57,8 +59,7 @@ def cached_entry(usage: CachedUsage, template: Template, *, duration_s: float) -
     return Entry(row=row, charged=charged if usage.is_charged else Tokens())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAnswer:
+class LocalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The description of one finished local answer, given by its generation.
 
     `tier` answered in the end, `first_tier` began; was_probed: the router read its hidden state.

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from engine.errors import PromptTooLongError
 from engine.events import TierInfo
 from engine.request import (
@@ -37,8 +39,7 @@ from router.cascade import CascadePlan
 ApiRequest = ChatRequest | CompletionRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoicePlan:
+class ChoicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One choice to generate. `opens_thinking`: its prompt ends inside a thinking block.
 
     `escalated`: where the large tier has another tokenizer, the same choice for that one, under
@@ -50,8 +51,7 @@ class ChoicePlan:
     escalated: EngineRequest | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EscalationTarget:
+class EscalationTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The tier that takes a weak answer over, and how its answer is read (see `Job`).
 
     With the same tokenizer `tokenizer` and `tools` are the job's own. `opens_thinking`: the prompt
@@ -65,8 +65,7 @@ class EscalationTarget:
     opens_thinking: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """A choice that ended by itself, for the parts that learn from answers.
 
     `text` is the content without thinking and calls; `calls` are (name, arguments) in order.
@@ -84,8 +83,7 @@ class Answer:
     num_reused_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """An API request, ready for the engine: what to generate and how to read it.
 
     Raises ValueError for a cascade without a tier to escalate to.
@@ -149,7 +147,7 @@ class Job:
 
     def traced(self) -> "Job":
         """Return the same job with the engine telling where each token came from."""
-        return replace(self, choices=tuple(map(_traced, self.choices)))
+        return msgspec.structs.replace(self, choices=tuple(map(_traced, self.choices)))
 
     def __post_init__(self) -> None:
         if self.cascade is not None and self.escalation is None and self.take_over is None:
@@ -158,7 +156,8 @@ class Job:
 
 def _traced(plan: ChoicePlan) -> ChoicePlan:
     escalated = None if plan.escalated is None else replace(plan.escalated, traces=True)
-    return replace(plan, request=replace(plan.request, traces=True), escalated=escalated)
+    request = replace(plan.request, traces=True)
+    return msgspec.structs.replace(plan, request=request, escalated=escalated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +188,7 @@ def read_service_tier(value: object) -> ServiceTier:
     raise BadRequestError(f"service_tier: must be null or one of {known}.", param="service_tier")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """A request as one tier reads it: its prompts, and the facts known of the answers."""
 
     info: TierInfo
@@ -205,8 +203,7 @@ class Rendered:
     """The rules for reading calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequestDefaults:
+class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the engine requests of one job share, for any tier.
 
     `watch`: None where the answers are not watched; else whether hidden states are wanted.
@@ -237,16 +234,17 @@ def engine_requests(
         group_id = f"{frame.job_id}-{prompt_index}"
         sampling = _sampling(request, rendered, len(prompt.token_ids), frame)
         for choice_index in range(num_choices):
+            params = sampling(choice_index)
             engine_request = EngineRequest(
                 request_id=f"{group_id}-{choice_index}",
                 prompt_token_ids=prompt.token_ids,
                 tier=rendered.info.tier,
-                sampling=sampling(choice_index),
+                sampling=params,
                 speculation=_speculation(request.outrider),
                 cascade=cascade_params(request.outrider),
                 group_id=group_id if num_choices > 1 else None,
                 arrival_s=frame.arrival_s,
-                prediction_token_ids=rendered.prediction[: sampling(0).max_tokens],
+                prediction_token_ids=rendered.prediction[: params.max_tokens],
                 grammar=rendered.grammar,
                 return_hidden_state=bool(frame.watch),
                 may_escalate=frame.watch is not None,
@@ -267,7 +265,8 @@ def escalated_requests(
     request: ApiRequest, rendered: Rendered, frame: EngineRequestDefaults
 ) -> list[EngineRequest]:
     """Build the same choices for a tier with another tokenizer, under ids of their own."""
-    other = replace(frame, job_id=f"{frame.job_id}-{rendered.info.tier}", watch=None)
+    job_id = f"{frame.job_id}-{rendered.info.tier}"
+    other = msgspec.structs.replace(frame, job_id=job_id, watch=None)
     return engine_requests(request, rendered, other)
 
 

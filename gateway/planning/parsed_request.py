@@ -1,7 +1,7 @@
 """A request as it came and as it was parsed, and the places that may answer it."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -28,8 +28,7 @@ _NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in t
 _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementConstraints:
+class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """The places that may answer one request.
 
     `places` in the order in which they are tried. `cloud`: the upstream tier that is meant where
@@ -49,7 +48,7 @@ class PlacementConstraints:
 
     def restricted(self, places: tuple[Place, ...]) -> "PlacementConstraints":
         """Return the constraints with some of the places, at least one."""
-        return replace(
+        return msgspec.structs.replace(
             self,
             places=places,
             strong=self.strong if self.strong in places else places[0],
@@ -63,8 +62,7 @@ class PlacementConstraints:
         return self.places == ("local", "cloud")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """The context of a request's body. `hops`: the gateways that it has passed, without this one.
 
     `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
@@ -80,7 +78,7 @@ class RequestContext:
     with_trace: bool = False
     principal: Principal = ANONYMOUS
     meter: RequestMeter | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     arm: str = ""
     has_arms_slo: bool = False
     is_named_by_chain: bool = False
@@ -89,8 +87,7 @@ class RequestContext:
     span: Span = NULL_SPAN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedRequest:
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, parsed for every responder.
 
     `request` as the local models read it, None where they may not answer. `document`, without its
@@ -109,10 +106,10 @@ class ParsedRequest:
     token_limit: int | None = None
     request: ApiRequest | None = None
     meant: ResolvedModel | None = None
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = msgspec.field(default_factory=dict)
     model: str | None = None
     small_model: str | None = None
-    options: OutriderOptions = field(default_factory=OutriderOptions)
+    options: OutriderOptions = msgspec.field(default_factory=OutriderOptions)
     max_cost_usd: float | None = None
     origin: RouteReason = DIRECT
     assignment: Assignment | None = None
@@ -150,8 +147,8 @@ class ParsedRequest:
 
     def for_small(self) -> "ParsedRequest":
         """Return the request as it is sent to the small model's server."""
-        constraints = replace(self.constraints, cloud=self.constraints.small)
-        return replace(self, constraints=constraints, model=self.small_model)
+        constraints = msgspec.structs.replace(self.constraints, cloud=self.constraints.small)
+        return msgspec.structs.replace(self, constraints=constraints, model=self.small_model)
 
     def continued(self, unfinished: PartialAnswer) -> "ParsedRequest":
         """Return the request for the rest of an answer that broke off."""
@@ -165,7 +162,8 @@ class ParsedRequest:
             assert self.request is not None
             kept = {"model": self.request.model, "outrider": self.request.outrider}
             request = request.model_copy(update=kept)
-        return replace(self, document=msgspec.json.decode(body), request=request)
+        document = msgspec.json.decode(body)
+        return msgspec.structs.replace(self, document=document, request=request)
 
     def _call(self) -> UpstreamCall:
         return UpstreamCall(

@@ -5,9 +5,10 @@ All that chat and completions do differently before the engine is asked is here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Final
+
+import msgspec
 
 from engine.errors import PromptTooLongError
 from engine.events import TierInfo
@@ -191,14 +192,14 @@ class ChatPrompts(Prompts):
         rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts, prediction=prediction)
         thinking = tokenizer.thinking(prompts[0])
         if self._tools is not None:
-            return replace(
+            return msgspec.structs.replace(
                 rendered,
                 grammar=self._tools.grammar(tokenizer.dialect, tokenizer.reasoning, thinking),
                 tools=self._tools.reading(tokenizer.dialect),
                 grammar_param="tools",
             )
         if self._structured is not None:
-            return replace(
+            return msgspec.structs.replace(
                 rendered,
                 grammar=self._structured.grammar(thinking, tokenizer.reasoning),
                 grammar_param=self._structured.param,
@@ -248,7 +249,9 @@ class CompletionPrompts(Prompts):
         structured = plan_structured(None, self.request.structured_outputs)
         if structured is None:
             return rendered
-        return replace(rendered, grammar=structured.grammar(), grammar_param=structured.param)
+        return msgspec.structs.replace(
+            rendered, grammar=structured.grammar(), grammar_param=structured.param
+        )
 
 
 def _structured(request: ChatRequest) -> StructuredPlan | None:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from engine.errors import PromptTooLongError, TierUnavailableError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, Tier
@@ -22,8 +24,7 @@ _CHARS_PER_TOKEN = 4.0
 CandidateTiers = Sequence[TierInfo]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierChoice:
+class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The tier that a request goes to, and why.
 
     `route`: the router's decision where it made one. `escalation`: where the route has a cascade,
@@ -44,13 +45,12 @@ class TierChoice:
         return self.info.tier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Budget:
+class _Budget(msgspec.Struct, frozen=True, kw_only=True):
     """The tiers that cannot cost more than `max_cost_usd`, and whether both may answer."""
 
     affordable: CandidateTiers
     may_escalate: bool = True
-    costs: Mapping[Tier, float] = field(default_factory=dict)
+    costs: Mapping[Tier, float] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,8 @@ class TierChooser:
         route = await self._route(prompts.text(tokenizer), constraints)
         if len(budget.affordable) < len(candidates):
             route = self._within(prompts, route, budget)
-        return replace(await self._fitted(prompts, route, budget.affordable), sticky=sticky)
+        fitted = await self._fitted(prompts, route, budget.affordable)
+        return msgspec.structs.replace(fitted, sticky=sticky)
 
     async def _shared(self, prompts: Prompts, small: TierInfo, upstream: str) -> TierChoice:
         """Choose the small model where the router trusts it; else raise HandOffError."""
@@ -179,7 +180,7 @@ class TierChooser:
             )
             raise HandOffError(origin, is_own=route.is_own)
         choice = self._choice(small, route.reason, route)
-        return replace(choice, hands_over=route.cascade is not None)
+        return msgspec.structs.replace(choice, hands_over=route.cascade is not None)
 
     async def _route(self, text: str, constraints: RouteConstraints) -> Route:
         """Return the router's decision, made in a turn of the event loop of its own.
@@ -247,7 +248,8 @@ class TierChooser:
                 f"on the {tier} tier, whose tool calls it answers,",
             )
         known = "made the calls" if dialogue.tier else "the tier that made the calls is unknown"
-        return replace(self._choice(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
+        choice = self._choice(info, f"tool loop: {tier}, {known}")
+        return msgspec.structs.replace(choice, sticky=dialogue.tier)
 
     def _within(self, prompts: Prompts, route: Route, budget: _Budget) -> Route:
         """Restrict the route to the tiers that the request can pay."""
@@ -297,7 +299,7 @@ class TierChooser:
             return self._choice(info, reason, replace(route, cascade=None, is_own=False))
         if self.renders_alike:
             info = _bounded(info, (info, other))
-        return replace(self._choice(info, route.reason, route), escalation=other)
+        return msgspec.structs.replace(self._choice(info, route.reason, route), escalation=other)
 
     def _choice(self, info: TierInfo, reason: str, route: Route | None = None) -> TierChoice:
         if info.tier not in self.tokenizers:

@@ -1,11 +1,10 @@
 """From a request's headers to its planned answer: the intake, and the endpoints that need it."""
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -40,6 +39,7 @@ from gateway.upstream.call import HOPS_HEADER
 
 MAX_SMALL_BODY_BYTES: Final = 2**20
 """The bound on a body that holds no prompt."""
+Result = TypeVar("Result")
 _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -99,16 +99,16 @@ class RequestIntake:
         )
         return RequestWatch(watched, span, self.capture, self.wall_clock, meter)
 
-    @asynccontextmanager
-    async def reading(
+    async def with_body(
         self,
         request: Request,
         meter: RequestMeter,
+        work: Callable[[bytes], Awaitable[Result]],
         limit_bytes: int | None = None,
         *,
         is_form: bool = False,
-    ) -> AsyncIterator[bytes]:
-        """Read the body of a request that is counted; both are held until the block ends.
+    ) -> Result:
+        """Read the body of a request that is counted, and hold both until `work` on it is done.
 
         `is_form`: it is in parts; else JSON.
 
@@ -120,9 +120,10 @@ class RequestIntake:
                 most = limit_bytes or self.limits.max_body_bytes
                 bounds = self.limits.json_bounds
                 if is_form:
-                    yield await read_form_body(request, limit_bytes=most, held=held)
+                    body = await read_form_body(request, limit_bytes=most, held=held)
                 else:
-                    yield await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
+                    body = await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
+                result = await work(body)
             await meter.finish("failed")
         except Exception as error:
             meter.failed_by(error)
@@ -130,6 +131,7 @@ class RequestIntake:
             raise
         finally:
             meter.end("failed")
+        return result
 
     async def counted(
         self,
@@ -144,11 +146,14 @@ class RequestIntake:
         """
         meter = self.meter(request, request.scope["path"])
         await meter.enter()
-        async with self.reading(request, meter, limit_bytes) as body:
+
+        async def answered(body: bytes) -> Response:
             response = await work(body, principal_of(request))
             response.headers.update(meter.headers)
             await meter.finish("answered")
-        return response
+            return response
+
+        return await self.with_body(request, meter, answered, limit_bytes)
 
     async def read_small_body(self, request: Request) -> bytes:
         """Read the body of an administrator's request. Raises GatewayError."""
@@ -198,16 +203,18 @@ class AnswerEndpoints:
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
             await self._enter(request, meter)
-            async with self.intake.reading(request, meter) as body:
-                make = partial(self._planned, endpoint, request, body, surface, meter)
-                if IDEMPOTENCY_KEY in request.headers:
-                    principal = meter.principal
-                    response = await self.idempotent.answer(
-                        request, body, make, owner=principal.key_id, tenant=principal.tenant
-                    )
-                else:
-                    response = await make()
-                await response(scope, receive, send)
+            await self.intake.with_body(request, meter, partial(answer, scope, receive, send))
+
+        async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+            make = partial(self._planned, endpoint, request, body, surface, meter)
+            if IDEMPOTENCY_KEY in request.headers:
+                principal = meter.principal
+                response = await self.idempotent.answer(
+                    request, body, make, owner=principal.key_id, tenant=principal.tenant
+                )
+            else:
+                response = await make()
+            await response(scope, receive, send)
 
         return WorkResponse(work)
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -40,28 +41,29 @@ class PassThroughEndpoints:
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
             await meter.enter()
-            async with self.intake.reading(request, meter, is_form=route.takes_form) as body:
-                context = request_context(request, meter.arrival_s, meter)
-                made: list[Response] = []
+            work = partial(answer, scope, receive, send)
+            await self.intake.with_body(request, meter, work, is_form=route.takes_form)
 
-                async def passed() -> None:
-                    content_type = request.headers.get("content-type", "")
-                    found = await self.passing.answer(route, content_type, body, context)
-                    headers = {"x-outrider-tier": found.tier}
-                    made.append(
-                        Response(found.body, media_type=found.content_type, headers=headers)
-                    )
+        async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+            context = request_context(request, meter.arrival_s, meter)
+            made: list[Response] = []
 
-                try:
-                    await self._while_key_lasts(meter, until_disconnect(receive, passed()))
-                except ClientDisconnect:
-                    meter.end("cancelled")
-                    logger.info("client left request_id=%s", request.state.request_id)
-                    return
-                await meter.finish("answered")
-                (response,) = made
-                response.headers.update(meter.headers)
-                await response(scope, receive, send)
+            async def passed() -> None:
+                content_type = request.headers.get("content-type", "")
+                found = await self.passing.answer(route, content_type, body, context)
+                headers = {"x-outrider-tier": found.tier}
+                made.append(Response(found.body, media_type=found.content_type, headers=headers))
+
+            try:
+                await self._while_key_lasts(meter, until_disconnect(receive, passed()))
+            except ClientDisconnect:
+                meter.end("cancelled")
+                logger.info("client left request_id=%s", request.state.request_id)
+                return
+            await meter.finish("answered")
+            (response,) = made
+            response.headers.update(meter.headers)
+            await response(scope, receive, send)
 
         return WorkResponse(work)
 

@@ -31,7 +31,6 @@ from gateway.text.detokenizer import (
 )
 from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer, special_ids
 from gateway.text.prompt_work import (
-    INLINE_CHARS,
     UNBOUNDED,
     PromptWork,
     check_call_arguments,
@@ -299,9 +298,8 @@ class ChatTokenizer:
         return dict.fromkeys(("reasoning_content", "thinking"), message.reasoning_content)
 
     def _encode(self, text: str, *, with_special: bool = False) -> tuple[int, ...]:
-        """Encode a text. A batch, unlike a single text, leaves the interpreter free."""
-        if len(text) < INLINE_CHARS:
-            return tuple(self._backend.encode(text, add_special_tokens=with_special).ids)
+        """Encode a text. A batch, unlike a single text, has no offsets and leaves the interpreter
+        free."""
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=with_special)
         return tuple(encoding.ids)
 

@@ -11,16 +11,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+import msgspec
 
 from gateway.errors.tree import BadRequestError, PromptQueueFullError
 from gateway.schema.chat import AssistantMessage, Message
 from gateway.schema.parsing import JsonBounds, check_json_bounds
 from gateway.schema.tools import Tool
 
-# Below this a prompt is built within half a millisecond: less than a hop to a thread may cost.
-INLINE_CHARS: Final = 2048
+# Below this a prompt is built within a millisecond (0.6 us a character, by two cores of 2024).
+INLINE_CHARS: Final = 1024
+# From here on building a prompt takes as long as all that stands before it and behind it.
+OWN_TURN_CHARS: Final = 512
 # From here on a prompt takes tens of milliseconds and megabytes of memory.
 LONG_CHARS: Final = 65_536
 _CHARS_PER_MESSAGE: Final = 64
@@ -106,8 +109,7 @@ class PromptSlots:
         self.middle = TenantSlots("middle-prompt", num_middle_slots, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptWork:
+class PromptWork(msgspec.Struct, frozen=True, kw_only=True):
     """Builds the prompts of one request within its limits.
 
     `max_chars`: text in all messages and tools of a prompt. `json_bounds`: of the arguments of its
@@ -119,7 +121,7 @@ class PromptWork:
     slots: PromptSlots | None = None
     tenant: str = ""
     max_chars: int | None = None
-    json_bounds: JsonBounds = field(default_factory=JsonBounds)
+    json_bounds: JsonBounds = msgspec.field(default_factory=JsonBounds)
     max_context: int | None = None
     max_tokens: int = 1
     on_held: Callable[[float], object] | None = None
@@ -144,8 +146,13 @@ class PromptWork:
                 "(limits.max_prompt_chars). Send less text.",
                 code="prompt_too_large",
             )
-        if num_chars < INLINE_CHARS:
+        if num_chars < OWN_TURN_CHARS:
             return self._at_once(work)
+        if num_chars < INLINE_CHARS:
+            await asyncio.sleep(0)
+            built = self._at_once(work)
+            await asyncio.sleep(0)
+            return built
         if self.slots is None:
             return await asyncio.to_thread(work)
         slots = self.slots.middle if num_chars < LONG_CHARS else self.slots.long

@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from engine.request import EngineRequest, SamplingParams, Tier
 from gateway.generation.generation import Generation
 from gateway.generation.sse import Delta
@@ -128,7 +130,7 @@ def unwatched(job: Job, tier: Tier) -> Job:
     assert target is not None
     reader = job if tier == "small" else target
     plans = tuple(
-        replace(
+        msgspec.structs.replace(
             plan,
             request=replace(
                 (tier == "large" and plan.escalated) or plan.request, tier=tier, may_escalate=False
@@ -137,7 +139,7 @@ def unwatched(job: Job, tier: Tier) -> Job:
         )
         for plan in job.choices
     )
-    return replace(
+    return msgspec.structs.replace(
         job,
         tier=tier,
         choices=plans,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.types import Message
 
@@ -69,7 +70,7 @@ def answered(
 ) -> Answered:
     metrics = GatewayMetrics()
     endpoint: Endpoint = "completion" if options.pop("is_completion", False) else "chat"
-    job = replace(job, endpoint=endpoint, num_top_logprobs=num_top)
+    job = msgspec.structs.replace(job, endpoint=endpoint, num_top_logprobs=num_top)
     generation = Generation(engine, job, metrics)
     writing = Writing(
         is_streamed=options["stream"],
@@ -215,10 +216,12 @@ def test_log_probabilities_belong_to_the_sent_tokens(
 
 
 def test_an_unwatched_answer_reports_no_cascade(tokenizer: ChatTokenizer, encode: Encode) -> None:
-    job = replace(watched_job(tokenizer, []), cascade=None, escalation=None)
+    job = msgspec.structs.replace(watched_job(tokenizer, []), cascade=None, escalation=None)
     (plan,) = watched_job(tokenizer, [PlannedWatch()]).choices
-    plan = replace(plan, request=replace(plan.request, may_escalate=False))
-    result = answered(engine_of(encode), replace(job, choices=(plan,)), stream=False)
+    plan = msgspec.structs.replace(plan, request=replace(plan.request, may_escalate=False))
+    result = answered(
+        engine_of(encode), msgspec.structs.replace(job, choices=(plan,)), stream=False
+    )
     report = json.loads(result.body)["outrider"]
     assert report["reason"] == "router: unsure (0.55)"
     assert (report["confidence"], report["held_tokens"], report["escalated"]) == (None, 0, False)

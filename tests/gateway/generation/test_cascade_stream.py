@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import draft
@@ -90,7 +91,7 @@ def job_for(
     """One choice for each watch; `name` keeps the requests of several jobs apart."""
     job = watched_job(tokenizer, watches, **fields)
     plans = tuple(
-        replace(
+        msgspec.structs.replace(
             plan,
             request=replace(
                 plan.request,
@@ -102,7 +103,7 @@ def job_for(
         )
         for index, plan in enumerate(job.choices)
     )
-    return replace(job, choices=plans, splits_thinking=True)
+    return msgspec.structs.replace(job, choices=plans, splits_thinking=True)
 
 
 async def collect(client: EngineClient, job: Job) -> Outcome:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,10 +155,12 @@ def test_nothing_is_repeated_or_lost(tokenizer: ChatTokenizer, encode: Encode, c
         splits_thinking=case.thinks,
     )
     assert job.escalation is not None
-    job = replace(
+    job = msgspec.structs.replace(
         job,
-        choices=tuple(replace(plan, opens_thinking=case.thinks) for plan in job.choices),
-        escalation=replace(job.escalation, opens_thinking=case.thinks),
+        choices=tuple(
+            msgspec.structs.replace(plan, opens_thinking=case.thinks) for plan in job.choices
+        ),
+        escalation=msgspec.structs.replace(job.escalation, opens_thinking=case.thinks),
     )
     outcome = collect(engine, job)
     assert_same(outcome, alone(engine, job, case.action))
@@ -317,8 +320,9 @@ def test_a_dead_engine_is_a_clean_error(
             vocab_size=420, script=lambda _: replace(small, steps=small.steps[:2], failure=death)
         )
         job = watched_job(tokenizer, [PlannedWatch("commit", 10)])
-        job = replace(job, choices=(replace(job.choices[0], request=replace(
-            job.choices[0].request, may_escalate=False)),))  # fmt: skip
+        (plan,) = job.choices
+        plan = msgspec.structs.replace(plan, request=replace(plan.request, may_escalate=False))
+        job = msgspec.structs.replace(job, choices=(plan,))
     else:
         engine = engine_of(small, replace(large, steps=(), failure=death))
         job = watched_job(tokenizer, [PlannedWatch("escalate", at)])
@@ -364,8 +368,8 @@ def test_an_unheld_answer_is_escalated_only_by_another_request(
     for tokenizer_of_large, text in ((None, SMALL), (other, LARGE)):
         job = watched_job(tokenizer, [PlannedWatch("escalate")], other=tokenizer_of_large)
         (plan,) = job.choices
-        plan = replace(plan, request=replace(plan.request, may_escalate=False))
-        outcome = collect(engine, replace(job, choices=(plan,)))
+        plan = msgspec.structs.replace(plan, request=replace(plan.request, may_escalate=False))
+        outcome = collect(engine, msgspec.structs.replace(job, choices=(plan,)))
         assert outcome.text() == text
         assert outcome.generation.tier == ("small" if text == SMALL else "large")
 
@@ -463,12 +467,12 @@ def test_a_clients_own_prediction_stays_the_clients(
     job = watched_job(tokenizer, [PlannedWatch("escalate", 4)], other=other)
     (plan,) = job.choices
     assert plan.escalated is not None
-    plan = replace(
+    plan = msgspec.structs.replace(
         plan,
         request=replace(plan.request, prediction_token_ids=(7, 8, 9, 10)),
         escalated=replace(plan.escalated, prediction_token_ids=(17, 18, 19, 20)),
     )
-    outcome = collect(engine, replace(job, choices=(plan,)))
+    outcome = collect(engine, msgspec.structs.replace(job, choices=(plan,)))
     assert engine.submitted[1].prediction_token_ids == (17, 18, 19, 20)
     usage = outcome.generation.choices[0].usage
     assert (usage.num_predicted_tokens, usage.num_mispredicted_tokens) == (3, 1)
@@ -569,4 +573,4 @@ def test_answers_that_break_off_teach_nothing(tokenizer: ChatTokenizer, encode: 
 def test_a_job_with_a_cascade_has_somewhere_to_go(tokenizer: ChatTokenizer) -> None:
     job = watched_job(tokenizer, [PlannedWatch()])
     with pytest.raises(ValueError, match="escalation target"):
-        replace(job, escalation=None)
+        msgspec.structs.replace(job, escalation=None)

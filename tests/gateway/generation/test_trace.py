@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import draft
@@ -69,7 +70,7 @@ def test_tokens_reused_from_another_tokenizer_are_predictions(
         (plan,) = job.choices
         assert plan.escalated is not None
         own = replace(plan.escalated, prediction_token_ids=(17, 18))
-        job = replace(job, choices=(replace(plan, escalated=own),))
+        job = msgspec.structs.replace(job, choices=(msgspec.structs.replace(plan, escalated=own),))
     outcome = collect(engine, job)
     assert outcome.text() == LARGE
     kind: TokenOrigin = "prediction" if is_the_clients else "reused"

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.tier_choice import TierChooser
-from gateway.text.prompt_work import INLINE_CHARS, PromptSlots, PromptWork
+from gateway.text.prompt_work import INLINE_CHARS, OWN_TURN_CHARS, PromptSlots, PromptWork
 from router.policy import NO_CONSTRAINTS, FixedPolicy, Route, RouteConstraints
 
 
@@ -36,6 +36,26 @@ def test_other_requests_have_a_turn_before_a_decision_and_behind_it() -> None:
     asyncio.run(main())
     assert turns == ["another before it", "decision", "another behind it", "prompt"]
     assert len(held_s) == 1
+
+
+def test_other_requests_have_a_turn_before_a_prompt_is_built_and_behind_it() -> None:
+    turns: list[str] = []
+
+    def build() -> None:
+        turns.append("prompt")
+        asyncio.get_running_loop().call_soon(turns.append, "another behind it")
+
+    async def main(num_chars: int) -> None:
+        turns.clear()
+        asyncio.get_running_loop().call_soon(turns.append, "another before it")
+        await PromptWork().run(num_chars, build)
+        turns.append("engine")
+
+    for num_chars in (OWN_TURN_CHARS, INLINE_CHARS - 1):
+        asyncio.run(main(num_chars))
+        assert turns == ["another before it", "prompt", "another behind it", "engine"]
+    asyncio.run(main(OWN_TURN_CHARS - 1))
+    assert turns[:2] == ["prompt", "engine"], "a turn costs more than so little work"
 
 
 def test_prompts_are_observed_where_they_hold_the_loop_and_longer_ones_do_not() -> None:
