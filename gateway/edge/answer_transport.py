@@ -12,12 +12,12 @@ class AnswerTransport:
     """One answer's way to the connection, in few system calls.
 
     The head waits for the bytes behind it until the turn of the event loop ends, so most whole
-    answers are one write. Chunks of a stream that come within the same turn, because the loop was
-    late or a server sent them together, are joined behind the first one. Closing is left to the
-    connection, which may have to read a body first.
+    answers are one write. So do chunks within a millisecond of the write before: they came together
+    from a server, or the loop was late. Closing is left to the connection, which may have to read a
+    body first.
     """
 
-    __slots__ = ("_close", "_held", "_is_head", "_loop", "_num_held", "_transport", "_turn_s")
+    __slots__ = ("_close", "_held", "_is_head", "_loop", "_num_held", "_transport", "_written_s")
 
     def __init__(
         self,
@@ -25,28 +25,28 @@ class AnswerTransport:
         close: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`loop`: uvloop's, whose time stands still while one turn lasts."""
+        """`loop`: uvloop's, whose time counts milliseconds."""
         self._transport = transport
         self._close = close
         self._loop = loop
         self._held: list[bytes] = []
         self._num_held = 0
         self._is_head = True
-        self._turn_s: float | None = None
+        self._written_s: float | None = None
 
     def write(self, data: bytes) -> None:
         """Send a part of an answer."""
         if self._is_head:
             self._is_head = False
             self._hold(data)
-        elif self._turn_s is None:  # the first bytes behind the head
-            self._turn_s = self._loop.time()
+        elif self._written_s is None:  # the first bytes behind the head
+            self._written_s = self._loop.time()
             self._held.append(data)
             self.flush()
-        elif self._held or self._turn_s == self._loop.time():
+        elif self._held or self._written_s == self._loop.time():  # chunks that come together
             self._hold(data)
         else:
-            self._turn_s = self._loop.time()
+            self._written_s = self._loop.time()
             self._transport.write(data)
 
     def _hold(self, data: bytes) -> None:

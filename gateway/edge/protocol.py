@@ -5,7 +5,7 @@ any size, and starts as many requests of one connection as fit into a read.
 """
 
 import asyncio
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -238,6 +238,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it."""
+        if self._running is not None:  # before anything else may be written, or end the connection
+            cast(AnswerTransport, self._running.transport).flush()
         if self._is_lingering:
             self.server_state.total_requests += 1
             return

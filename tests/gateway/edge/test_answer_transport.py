@@ -12,7 +12,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 class Loop:
-    """A loop whose time stands still while a turn lasts."""
+    """A loop whose turns begin a second apart."""
 
     def __init__(self) -> None:
         self.turn_s = 1.0
