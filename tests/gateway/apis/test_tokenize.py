@@ -57,9 +57,9 @@ def test_special_tokens_are_put_around_a_text_unless_they_are_not_wanted(
     class Backend:
         """Puts a token in front, as tokenizers with a BOS do."""
 
-        def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = True) -> Any:
             ids = [1, 2, 3] if add_special_tokens else [2, 3]
-            return type("Encoding", (), {"ids": ids})()
+            return [type("Encoding", (), {"ids": ids})() for _ in texts]
 
     monkeypatch.setattr(tokenizer, "_backend", Backend())
     assert tokenize(http, prompt="x")["tokens"] == [1, 2, 3]
