@@ -44,8 +44,8 @@ from gateway.fleet.replica import Replica
 from verifier.coupled import CoupledVerifier
 
 _NUM_REQUESTS = 32
-_MOST_TOKENS = 24
-_MOST_BEFORE_AN_END = 40
+_MOST_TOKENS = 16
+_MOST_BEFORE_AN_END = 12
 _POLL_S = 0.005
 
 Models = Mapping[Tier, CausalModel]

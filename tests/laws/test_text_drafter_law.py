@@ -4,6 +4,7 @@ Its guesses are repeated text, predictions, and the answer of another engine's s
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
 from engine.passes.runner import ModelRunner
 from engine.request import EngineRequest
+from gateway.settings.tree import load_settings
+from gateway.wiring.drafter import build_drafter
 from tests.engines import FixedTimes, make_request, random_prompt, serve, texts, tiny_pair
 from verifier.coupled import CoupledVerifier
 
@@ -62,6 +65,22 @@ def test_what_text_says_saves_passes_and_changes_no_token(
     for source in ("prediction_token_ids", "retracted_token_ids"):
         answers_with("", source)  # its own answer
         answers_with("2", source)  # another one, which is mostly wrong
+
+
+@pytest.mark.parametrize(
+    ("flags", "drafts"),
+    [
+        ({}, True),
+        ({"speculation.sources": ("suffix", "model")}, True),
+        ({"speculation.sources": ("model", "head")}, False),
+        ({"speculation.enabled": False}, False),
+    ],
+)
+def test_a_large_model_alone_gets_the_drafter(flags: dict[str, Any], *, drafts: bool) -> None:
+    settings = load_settings(flags=flags, environ={}, config_file=None)
+    runner = ModelRunner(model=tiny_pair().large, num_blocks=16, block_size=16)
+    assert (build_drafter(settings, {"large": runner}, None) is not None) == drafts
+    assert build_drafter(settings, {"small": runner}, None) is None
 
 
 def test_an_engine_that_drafts_from_text_says_so() -> None:
