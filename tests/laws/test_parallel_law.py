@@ -40,6 +40,7 @@ from tests.heads import make_head_engine, random_head_of, random_pair
 from tests.laws.head_cases import accepted
 from tests.laws.mixed import mixed_requests, plainly, total
 from tests.laws.test_scheme_law import stored_folder
+from tests.models import save_hf_model
 from tests.ranks import Parted, parted
 
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
@@ -266,6 +267,24 @@ def test_speculation_changes_no_answer_of_rounded_parts(scheme: str, tmp_path: P
             said.append(answers(engine, speculation=False))
             assert answers(engine, turn="drafted") == said[0]
     assert said[0] == said[-1]
+
+
+@pytest.mark.slow
+def test_speculation_changes_no_answer_of_rounded_experts(tmp_path: Path) -> None:
+    """Each rank rounds its part of every expert, and of the one that all rows share."""
+    save_hf_model(
+        "qwen2-moe", tmp_path, vocab_size=131, num_hidden_layers=2, hidden_size=256,
+        intermediate_size=512, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+    )  # fmt: skip
+    rounding = Rounding(scheme="int8", keep_in=None)
+    with parted(tmp_path, 2, rounding=rounding, deterministic=True) as found:
+        assert found.model.scheme == "int8"
+        assert found.model.weight_bytes < 1.2 * found.model.num_parameters / 2
+        said = [
+            texts(serve(found.engine(tiny_pair()), mixed_requests(speculation=speculation)[:6]))
+            for speculation in (False, True)
+        ]
+    assert said[0] == said[1]
 
 
 @pytest.mark.slow

@@ -1,18 +1,33 @@
 """A large model on several devices: from the flag to answers, and what is refused before."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from draft.heads.decoder_head import DecoderHead
 from engine.errors import EngineError, UnsupportedModelError
+from engine.model.decoder import DecoderModel
+from engine.model.load import load_model
+from engine.model.shard import Shard
+from engine.model.whole_ends import ends_of
 from engine.parallel.runner import ParallelRunner
 from engine.passes.runner import ModelRunner
 from gateway.backends.step_loop import no_progress
 from gateway.settings.tree import load_settings
 from gateway.wiring import build, tensor_parallel
+from gateway.wiring.drafter import load_head
 from gateway.wiring.engine import load_runners
 from gateway.wiring.tensor_parallel import threads_of_rank
+from tests.draft.heads.head_files import (
+    eagle3_weights,
+    specforge_config,
+    specforge_names,
+    write_head,
+)
 from tests.engines import heldout_prompts, make_request, serve, texts
+from tests.heads import random_pair
 
 FLAGS = {
     "engine.device": "cpu",
@@ -49,6 +64,27 @@ def test_what_cannot_be_shared_out_is_refused_before_it_is_loaded(
         load_runners(settings, no_progress)
 
 
+def test_a_head_gets_the_ends_of_the_whole_model(tmp_path: Path) -> None:
+    """Beside a part of the large model, whose table of tokens and head are parts, too."""
+    reference = random_pair().large_reference
+    reference.save_pretrained(tmp_path / "large")
+    weights = eagle3_weights(num_tokens=60)
+    path = write_head(tmp_path / "head", specforge_names(weights), specforge_config(weights))
+    part = load_model(str(tmp_path / "large"), dtype="float32", shard=Shard(rank=1, count=2))
+    flags = {"models.large": str(tmp_path / "large"), "models.drafter": path}
+    head = load_head(load_settings(environ={}, flags=flags), {"large": part}, no_progress)
+    assert isinstance(head, DecoderHead)
+    table = reference.get_input_embeddings().weight
+    assert torch.equal(head._embedding, table)
+    assert isinstance(part, DecoderModel)
+    ends = ends_of(part)
+    assert ends.config.num_query_heads == 2 * part.config.num_query_heads
+    rows = torch.randn(3, table.shape[1])
+    with torch.inference_mode():
+        found, right = ends.head(rows), reference.get_output_embeddings()(rows)
+    assert torch.allclose(found, right, atol=1e-5)
+
+
 def test_ranks_share_the_threads() -> None:
     each = [
         threads_of_rank(load_settings(environ={}, flags=FLAGS | {"engine.tensor_parallel": count}))
@@ -65,6 +101,7 @@ def test_an_engine_of_two_ranks_answers_as_one_of_one() -> None:
         engine = build.build_engine(settings, no_progress)
         large = engine._runners["large"]
         assert isinstance(large, ParallelRunner if count > 1 else ModelRunner)
+        assert engine.info().tiers["large"].device == ("cpu", "2 x cpu")[count - 1]
         assert type(engine._runners["small"]) is ModelRunner
         requests = [
             make_request(str(number), prompt, max_tokens=16)
