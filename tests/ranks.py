@@ -13,7 +13,15 @@ from engine.model.load import load_model
 from engine.model.protocol import CausalModel
 from engine.parallel.messages import ModelSource
 from engine.parallel.ranks import Ranks
-from tests.engines import Pair, make_engine
+from tests.engines import (
+    Pair,
+    assert_idle,
+    heldout_prompts,
+    make_engine,
+    make_request,
+    serve,
+    texts,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +53,23 @@ def parted(folder: Path | str, count: int, **options: Any) -> Iterator[Parted]:
         yield Parted(model=model, ranks=ranks)
     finally:
         ranks.close()
+
+
+def answers(engine: Engine, *, speculation: bool = True, turn: str = "") -> dict[str, list[int]]:
+    """What an engine with the shipped pair says to four prompts, greedy and sampled.
+
+    turn: in front of the requests' names, not of the answers'.
+    """
+    requests = [
+        make_request(
+            f"{turn}{number}",
+            prompt,
+            seed=number,
+            temperature=0.9 if number % 2 else 0.0,
+            speculation=speculation,
+        )
+        for number, prompt in enumerate(heldout_prompts(4))
+    ]
+    found = texts(serve(engine, requests))
+    assert_idle(engine)
+    return {name.removeprefix(turn): tokens for name, tokens in found.items()}

@@ -1,0 +1,177 @@
+"""Every kind of model says on several ranks what it says on one; heads and adapters with it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draft.heads.protocol import HeadKind
+from engine.config import EngineConfig
+from engine.model.quantised.formats import Rounding
+from kernels.triton_support import use_kernels
+from tests.adapters import ALL_MODULES, adapter_ref, make_adapter
+from tests.engines import (
+    PAIR_FOLDER,
+    assert_idle,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    shipped_pair,
+    texts,
+    tiny_pair,
+)
+from tests.heads import make_head_engine, random_head_of, random_pair
+from tests.laws.head_cases import accepted
+from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.test_scheme_law import stored_folder
+from tests.models import save_hf_model
+from tests.ranks import answers, parted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "kinds"), [(2, ("eagle3", "dflash")), (4, ("mtp", "peagle"))])
+def test_a_head_on_rank_0_changes_no_text(
+    count: int, kinds: tuple[HeadKind, ...], tmp_path: Path
+) -> None:
+    """Heads read the hidden states that all ranks have, and run on the first alone."""
+    pair = random_pair()
+    pair.large_reference.save_pretrained(tmp_path)
+    requests = mixed_requests()[::2]
+    right = plainly(pair, requests)
+    with parted(tmp_path, count, dtype="float32") as found:
+        for kind in kinds:
+            engine = make_head_engine(
+                replace(pair, large=found.model),
+                random_head_of(kind, found.model),
+                ranks=found.ranks,
+                has_small=kind == "mtp",
+                on_device=kind == "peagle",
+            )
+            assert texts(serve(engine, requests)) == right
+            assert accepted(engine) > 0
+            assert_idle(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "count", "modules"),
+    [
+        ("qwen3", 4, ALL_MODULES),  # copied key-value heads
+        ("phi3", 2, ("qkv_proj", "gate_up_proj", "down_proj")),  # fused projections
+    ],
+)
+def test_adapters_are_shared_out(
+    architecture: str, count: int, modules: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Each rank has its part of an adapter, also of one that comes back after it was put out."""
+    pair = tiny_pair(architecture)
+    base = pair.large_reference
+    base.save_pretrained(tmp_path / "base")
+    refs = [
+        adapter_ref(make_adapter(tmp_path / f"a{seed}", base, seed=seed, modules=modules))
+        for seed in (1, 2)
+    ]
+    requests = [
+        replace(
+            make_request(
+                f"{turn}-{number}", random_prompt(9), seed=3, max_tokens=12, temperature=heat
+            ),
+            adapters=() if ref is None else (ref,),
+        )
+        for turn, heat in enumerate((0.0, 0.8))
+        for number, ref in enumerate((*refs, None, refs[0]))
+    ]
+    right = plainly(pair, requests)
+    assert len({tuple(right[f"0-{number}"]) for number in range(3)}) == 3
+    with parted(tmp_path / "base", count, dtype="float32") as found:
+        engine = found.engine(pair, config=EngineConfig(max_adapters=1))
+        assert texts(serve(engine, requests)) == right
+        assert_idle(engine)
+
+
+KINDS: list[tuple[str, int, dict[str, Any]]] = [
+    # Pre-emption, and a vocabulary of 131 tokens.
+    ("llama3", 2, {"large_blocks": 38, "block_size": 4, "on_device": True}),
+    ("gpt-oss", 2, {"window_blocks": 120, "on_device": True}),  # stacked experts, sinks
+    ("qwen2-moe", 4, {}),  # a shared expert
+    ("qwen3-tied-mqa", 4, {}),  # one key-value head
+    ("llama-biases", 2, {}),
+    ("phi3", 2, {"window_blocks": 120}),  # fused projections
+    ("cohere2", 2, {}),  # attention and MLP side by side
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "count", "options"), KINDS)
+def test_every_kind_of_model_says_the_same(
+    architecture: str, count: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    pair = tiny_pair(architecture)
+    right = texts(serve(make_engine(pair), mixed_requests(speculation=False)[4:]))
+    pair.large_reference.save_pretrained(tmp_path)
+    with parted(tmp_path, count, dtype="float32") as found:
+        engine = found.engine(pair, **options)
+        served = serve(engine, mixed_requests()[4:])
+    assert texts(served) == right
+    assert ("large_blocks" in options) == (total(served, "num_preemptions") > 0)
+    assert_idle(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_speculation_changes_no_answer_of_rounded_parts(scheme: str, tmp_path: Path) -> None:
+    rounding = Rounding(scheme=scheme, keep_in=tmp_path)  # type: ignore[arg-type]
+    said = []
+    for _ in range(1 + (scheme == "int4")):  # the second time with the weights that were kept
+        with parted(PAIR_FOLDER / "large", 2, rounding=rounding, deterministic=True) as found:
+            assert found.model.scheme == scheme
+            engine = found.engine(shipped_pair("bfloat16"))
+            said.append(answers(engine, speculation=False))
+            assert answers(engine, turn="drafted") == said[0]
+    assert said[0] == said[-1]
+
+
+@pytest.mark.slow
+def test_speculation_changes_no_answer_of_rounded_experts(tmp_path: Path) -> None:
+    """Each rank rounds its part of every expert, and of the one that all rows share."""
+    save_hf_model(
+        "qwen2-moe", tmp_path, vocab_size=131, num_hidden_layers=2, hidden_size=256,
+        intermediate_size=512, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+    )  # fmt: skip
+    rounding = Rounding(scheme="int8", keep_in=None)
+    with parted(tmp_path, 2, rounding=rounding, deterministic=True) as found:
+        assert found.model.scheme == "int8"
+        assert found.model.weight_bytes < 1.2 * found.model.num_parameters / 2
+        said = [
+            texts(serve(found.engine(tiny_pair()), mixed_requests(speculation=speculation)[:6]))
+            for speculation in (False, True)
+        ]
+    assert said[0] == said[1]
+
+
+@pytest.mark.slow
+def test_parts_of_stored_weights_have_the_decoded_weights_bits() -> None:
+    folder, said = stored_folder("large", "stored int4"), []
+    for rounding in (None, "decode"):
+        options: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True}
+        with parted(folder, 2, rounding=rounding, **options) as found:
+            said.append(answers(found.engine(shipped_pair("bfloat16"))))
+    assert said[0] == said[1]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what padding holds, interpreted
+def test_a_gpus_passes_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans on the device and Triton's kernels, interpreted, on both ranks."""
+    pair = tiny_pair(num_layers=1)
+    requests = [
+        make_request(str(number), random_prompt(5 + number), max_tokens=4, seed=number)
+        for number in range(2)
+    ]
+    right = texts(serve(make_engine(pair), requests))
+    pair.large_reference.save_pretrained(tmp_path)
+    monkeypatch.setenv("OUTRIDER_KERNELS", "triton")  # for the other rank
+    with use_kernels("triton"), parted(tmp_path, 2, dtype="float32") as found:
+        assert texts(serve(found.engine(pair, on_device=True), requests)) == right
