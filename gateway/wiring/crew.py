@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -56,7 +57,8 @@ def prepare_database(settings: Settings) -> None:
         raise SettingsError(error.detail) from None
     finally:
         database.close()
-    limited = [key.name for key in table.keys if not key.limits.is_empty]
+    keys = [key for key in table.keys if key.status(time.time()) == "active"]
+    limited = [key.name for key in keys if not key.limits.is_empty]
     limited += [f"team {name}" for name, team in table.teams.items() if not team.limits.is_empty]
     if limited and settings.redis_url is None:
         more = f" and {len(limited) - 3} more" if len(limited) > 3 else ""
