@@ -170,6 +170,11 @@ JOBS = (
         quick=("--repeats", "1", "--seconds", "1"),
     ),
     Job(
+        script="bench_workers",
+        arguments=(),
+        quick=("--repeats", "1", "--seconds", "1"),
+    ),
+    Job(
         script="bench_remote_engine",
         arguments=(),
         quick=("--repeats", "1", "--requests", "2", "--chunks", "5"),

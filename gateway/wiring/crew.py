@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _MODULE: Final = "gateway.wiring.worker"
 _ASK_S: Final = 2.0
-_CHANGE_S: Final = 30.0
+_CHANGE_S: Final = 300.0
 _CLOSING_S: Final = 60.0
 """Beyond the time for answers: for settling, the ledger and what else a gateway does at its end."""
 
@@ -171,14 +171,7 @@ class Crew:
         backoff_s, loop = MIN_BACKOFF_S, asyncio.get_running_loop()
         while self._draining is None:
             started_s = loop.time()
-            worker = self._start(number)
-            try:
-                reason = await worker.ended()
-            finally:
-                del self.workers[number]
-                self._metrics.ended(worker.key)
-                self.forget_claims(worker)
-                self._tell_crew()
+            reason = await self._run_once(number)
             if self._draining is not None:
                 return
             if not self._is_ready:
@@ -198,6 +191,20 @@ class Crew:
             )
             await self._pause(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _run_once(self, number: int) -> str:
+        """Start a worker's process, and return why it ended."""
+        try:
+            worker = self._start(number)
+        except OSError as error:
+            return f"it could not be started: {error.strerror}"
+        try:
+            return await worker.ended()
+        finally:
+            del self.workers[number]
+            self._metrics.ended(worker.key)
+            self.forget_claims(worker)
+            self._tell_crew()
 
     def _start(self, number: int) -> WorkerProcess:
         task = WorkerTask(number=number, settings=self._settings, engine=self._endpoint)

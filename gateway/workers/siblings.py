@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.errors.tree import DrainingError, UnavailableError
+from gateway.errors.tree import UnavailableError
 from gateway.workers.connections import Receiver
 from gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
 from gateway.workers.merging import Families
@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 10.0
 _REPORT_S: Final = 0.05
-_BEAT_S: Final = 1.0
 
 Apply = Callable[[Any], Awaitable[None]]
 """Makes a change in this worker. Raises where it cannot be made."""
@@ -104,7 +103,7 @@ class Siblings:
         if failure is not None:
             raise failure
         if not is_made:
-            raise DrainingError
+            raise UnavailableError("A process of this gateway did not answer; try again.")
 
     async def claim(self, name: bytes, body_hash: bytes) -> Any:
         """Return another worker's answer to an idempotency key; None: this one is to answer."""
@@ -128,14 +127,13 @@ class Siblings:
 
     async def report_connections(self, receiver: Receiver, num_open: Callable[[], int]) -> None:
         """Tell the parent how many connections came and are open; never returns."""
-        told, silent_s = (0, 0), 0.0
+        told = (0, 0)
         while True:
             now = (receiver.num_received, num_open())
-            if now != told or silent_s >= _BEAT_S:
+            if now != told:
                 self._line.tell("connections", now)
-                told, silent_s = now, 0.0
+                told = now
             await asyncio.sleep(_REPORT_S)
-            silent_s += _REPORT_S
 
     async def _change(self, change: Change) -> bool:
         """Make a change; False where it cannot be made."""
