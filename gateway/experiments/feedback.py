@@ -4,8 +4,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import TypeAdapter, ValidationError
@@ -31,6 +31,7 @@ from gateway.experiments.recent import (
 from gateway.experiments.totals import FeedbackKind
 from gateway.storage.database import Database
 from gateway.tenants.keys import Principal
+from gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class FeedbackDesk:
         self._database = database
         self._wall_clock = wall_clock
         self._grace_s = grace_s
+        self.siblings: Siblings | None = None
+        """This gateway's other processes, which may have answered the request."""
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
         self._given = Counter(
             "outrider_feedback", "Feedback that was stored.", ["kind"], registry=registry
@@ -99,6 +102,8 @@ class FeedbackDesk:
         if _ID.fullmatch(known_as) is None:  # no id of ours or of a server's looks like that
             return None
         found = self._recent.find(principal, known_as)
+        if found is None:
+            found = await self._find_at_siblings(principal, known_as, 0.0)
         if found is None and self._database is not None:
             since_s = self._wall_clock() - LEDGER_AGE_S
             async with self._searches:
@@ -106,8 +111,38 @@ class FeedbackDesk:
                     find_in_ledger, self._database, principal, known_as, since_s
                 )
         if found is None:
-            found = await self._recent.wait_for(principal, known_as, self._grace_s)
+            found = await _first_found(
+                self._recent.wait_for(principal, known_as, self._grace_s),
+                self._find_at_siblings(principal, known_as, self._grace_s),
+            )
         return found
+
+    async def find_here(self, asked: tuple[Principal, str, float]) -> KnownRequest | None:
+        """Find a request of this process, for another one, with a wait of so many seconds."""
+        return await self._recent.wait_for(*asked)
+
+    async def _find_at_siblings(
+        self, principal: Principal, known_as: str, grace_s: float
+    ) -> KnownRequest | None:
+        if self.siblings is None:
+            return None
+        answers = await self.siblings.others("find_request", (principal, known_as, grace_s))
+        return next((found for found in answers if found is not None), None)
+
+
+async def _first_found(
+    *searches: Coroutine[Any, Any, KnownRequest | None],
+) -> KnownRequest | None:
+    """Return what the first search finds that finds something."""
+    tasks = [asyncio.create_task(search) for search in searches]
+    try:
+        for search in asyncio.as_completed(tasks):
+            if (found := await search) is not None:
+                return found
+    finally:
+        for task in tasks:
+            task.cancel()
+    return None
 
 
 class FeedbackApi:

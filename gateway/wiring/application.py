@@ -106,9 +106,11 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
                 "flush_ledger": usage.flush,
                 "read_keys": admin.look_again,
                 "read_experiments": experiments.read_again,
+                "find_request": parts.experiments.feedback.find_here,
             },
         )
         parts.siblings.on_change(partial(_apply, adapters, replicas))
+        parts.experiments.feedback.siblings = parts.siblings
     return create_app(
         Routes(
             answers=_build_answers(parts, intake, planner, jobs),

@@ -5,19 +5,28 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from gateway.answers.outcomes import RequestOutcome
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.errors.tree import IdempotencyKeyReusedError, NotFoundError, UnavailableError
+from gateway.experiments.feedback import FeedbackDesk
+from gateway.experiments.feedback_schema import ScoreFeedback
+from gateway.experiments.measure_store import MemoryMeasureStore
+from gateway.experiments.recent import RecentRequests
 from gateway.server.listening import listen
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.tree import load_settings
+from gateway.tenants.amounts import LimitSpec
+from gateway.tenants.keys import Principal
 from gateway.wiring.crew import Crew
 from gateway.workers.line import Handler, Line
 from gateway.workers.process import WorkerProcess
@@ -179,3 +188,30 @@ def test_a_key_has_one_answer_whichever_worker_is_asked() -> None:
             assert (await asked(3 - made[0], b"a")).body == f"made by {3 - made[0]}".encode()
 
     run(main())
+
+
+def test_feedback_finds_a_request_that_another_worker_answered() -> None:
+    async def main() -> None:
+        one, two = Member(1), Member(2)
+        desks, recents = [], []
+        for member in (one, two):
+            recents.append(RecentRequests())
+            store = MemoryMeasureStore()
+            desk = FeedbackDesk(recents[-1], store, None, CollectorRegistry(), grace_s=0.01)
+            desk.siblings = member.siblings
+            member.siblings.on("find_request", desk.find_here)
+            desks.append(desk)
+        principal = Principal(key_id="k", name="k", tenant="k", limits=LimitSpec(usd_per_day=1))
+        outcome = partial(RequestOutcome, client_request_id="", key_id="k")
+        async with crew(one, two):
+            recents[1].observe(outcome(request_id="r1", answer_id="chatcmpl-1"))
+            await desks[0].give(principal, _scored("chatcmpl-1"))
+            await desks[0].give(principal, _scored("r1"))
+            with pytest.raises(NotFoundError):
+                await desks[0].give(principal, _scored("r2"))
+
+    run(main())
+
+
+def _scored(request_id: str) -> ScoreFeedback:
+    return ScoreFeedback(request_id=request_id, score=0.5)
