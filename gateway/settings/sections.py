@@ -103,14 +103,14 @@ class ServerSettings(Section):
     """Port to listen on; 0 for any free one."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time for running answers to finish after SIGTERM or Ctrl-C."""
-    workers: int = Field(default=1, ge=1, le=64)
-    """Processes that answer requests. More than one share the port and one engine; limits of keys
-    and teams need redis_url then."""
     access_log: bool = False
     """Log a line for every HTTP request."""
     drain_grace_s: float = Field(default=0.0, ge=0)
     """Time between SIGTERM and closing the port, during which /ready answers 503 so that a load
     balancer notices. Requests are still answered."""
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes that answer requests. More than one share the port and one engine; limits of keys
+    and teams need redis_url then."""
 
 
 class ModelSettings(Section):

@@ -47,7 +47,9 @@ def serving(pair: dict[str, Path], *arguments: str) -> Iterator[Gateway]:
     command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0"]
     command += ["--large", str(pair["large"]), "--small", str(pair["small"])]
     # Timing the passes would take longer than these tests.
-    command += ["--num-threads", "1", "--set", "speculation.adaptive=false", *arguments]
+    command += ["--num-threads", "1", "--set", "speculation.adaptive=false"]
+    # A busy machine may take longer than a minute to start an engine again.
+    command += ["--set", "engine.resume_within_s=600", *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:

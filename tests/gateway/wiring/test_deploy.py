@@ -23,7 +23,7 @@ from gateway.experiments.measure_store import MemoryMeasureStore
 from gateway.experiments.recent import RecentRequests
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.limits.metrics import LimitMetrics
-from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.metrics import GatewayMetrics, engine_families
 from gateway.server.draining import Draining, watch_draining
 from gateway.server.route_metrics import RouteCollector
 from gateway.settings.tree import load_settings
@@ -76,15 +76,18 @@ def exported() -> dict[str, set[str]]:
     registry.register(RouteCollector(_Guard()))  # type: ignore[arg-type]
     watch_draining(Draining(), registry)
     stats = EngineStats(tiers={"small": TierStats(), "large": TierStats()})
-    metrics.exposition(stats)
-    found: dict[str, set[str]] = {}
+    families = [(family, getattr(family, "_labelnames", ())) for family in engine_families(stats)]
     for collector in set(registry._collector_to_names):
-        for family in collector.collect():
-            labels = {*getattr(collector, "_labelnames", ()), *getattr(family, "_labelnames", ())}
-            for sample in family.samples:
-                labels |= set(sample.labels)
-            for suffix in _suffixes(family.type):
-                found.setdefault(family.name + suffix, set()).update(labels)
+        names = getattr(collector, "_labelnames", ())
+        families += [
+            (family, (*names, *getattr(family, "_labelnames", ())))
+            for family in collector.collect()
+        ]
+    found: dict[str, set[str]] = {}
+    for family, names in families:
+        labels = set(names).union(*(sample.labels for sample in family.samples))
+        for suffix in _suffixes(family.type):
+            found.setdefault(family.name + suffix, set()).update(labels)
     return found
 
 
