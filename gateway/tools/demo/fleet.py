@@ -132,6 +132,7 @@ class RayFleet:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}/"
         ray.init(
+            address="local",
             num_cpus=8,  # logical ones
             include_dashboard=False,
             log_to_driver=False,

@@ -127,7 +127,7 @@ def _connect(ray: Any, address: str | None, plan: FleetPlan | None) -> None:
         be_patient()
         options["include_dashboard"] = False
     try:
-        ray.init(address=address, **options)
+        ray.init(address=address or "local", **options)  # None is any that runs here
     except ConnectionError:
         raise SettingsError(
             f"there is no Ray cluster at --address {address}. Start one with ray start --head; "

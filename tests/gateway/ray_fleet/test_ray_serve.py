@@ -44,6 +44,7 @@ def page() -> Iterator[str]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="or-") as folder:  # sockets need short paths
         ray.init(
+            address="local",  # None is any that runs here
             num_cpus=1,  # a logical one; Ray starts an idle process for each
             include_dashboard=False,
             log_to_driver=False,
