@@ -34,7 +34,7 @@ def engines_table(
 
     table = Table(box=None, pad_edge=False)
     for name in ("engines", "models", "replicas", "bounds", "state", "addresses"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name, deployment in deployments.items():
         if name == "directory":
             continue
