@@ -186,7 +186,7 @@ def _inside_passes(raw: _Profile) -> set[_Function]:
     inside = {
         function
         for function in raw
-        if function[0].endswith("model.py") and function[2] == "forward"
+        if function[0].endswith("model/decoder.py") and function[2] == "forward"
     }
     while True:
         more = {

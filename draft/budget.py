@@ -9,6 +9,7 @@ for more than its tokens (cf. AdaServe, Li et al. 2025).
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -61,17 +62,18 @@ class DraftGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBudget:
-    """One step's budget: `num_sequences` decode together, `context` tokens long on average.
+    """One step's budget.
 
-    base_tokens: what the step yields without a guess, in tokens weighted by urgency. longest_s: how
-    long the step may take where it has guesses. level_host_s: what a level of drafts takes beside
-    its pass. beside_s: what any step takes beside its levels and its large pass. num_block_rows:
+    num_rows: of its large pass without guesses; they see `context` tokens on average. base_tokens:
+    what the step yields without a guess, in tokens weighted by urgency. longest_s: how long the
+    step may take where it has guesses. level_host_s: what a level of drafts takes beside its pass.
+    beside_s: what any step takes beside its levels and its large pass. num_block_rows:
     of the one pass that guesses all depths for a sequence; 0 where every level is a pass.
     """
 
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
-    num_sequences: int
+    num_rows: int
     context: float
     base_tokens: float
     longest_s: float
@@ -122,14 +124,14 @@ class StepBudget:
         weights = np.array([gain.urgency for gain in gains])
         gained = text_tokens + weights @ added  # [max_depth]
         num_nodes = np.maximum(number * depths, num_text_nodes)
-        target_s = self.target_pass_s.upto(self.num_sequences + int(num_nodes[-1]), self.context)
+        target_s = self.target_pass_s.upto(self.num_rows + int(num_nodes[-1]), self.context)
         if self.num_block_rows:
             step_s = np.full(
                 len(depths), self.beside_s + self.level_s(number * self.num_block_rows)
             )
         else:
             step_s = self.beside_s + depths * self.level_s(number)
-        step_s = step_s + target_s[self.num_sequences + num_nodes]
+        step_s = step_s + target_s[self.num_rows + num_nodes]
         rates: Floats = gained / step_s
         return float(rates.max(initial=0.0, where=step_s <= self.longest_s))
 
@@ -152,8 +154,8 @@ class StepBudget:
         expected[0] = self.base_tokens
         np.cumsum(path_probs, out=expected[1:])
         expected[1:] += self.base_tokens
-        target_s = self.target_pass_s.upto(self.num_sequences + len(path_probs), self.context)
-        step_s = self.beside_s + spent_s + target_s[self.num_sequences :]
+        target_s = self.target_pass_s.upto(self.num_rows + len(path_probs), self.context)
+        step_s = self.beside_s + spent_s + target_s[self.num_rows :]
         rates = expected / step_s
         rates[1:][step_s[1:] > self.longest_s] = 0.0
         best = int(np.argmax(rates))
@@ -179,30 +181,42 @@ class TreeBudget:
     unseen_s: float = 0.08
     unseen_in_company_s: float = 0.02
 
-    def of_step(
+    def of_step(  # noqa: PLR0913 - all that a step is known by
         self,
         model: DraftModel = "small",
         *,
         num_sequences: int,
         context: float,
         base_tokens: float,
+        num_prompt_rows: int = 0,
+        most_stretch: float = inf,
         level_host_s: float = 0.0,
         beside_s: float = 0.0,
         num_block_rows: int = 0,
     ) -> StepBudget:
-        """The budget of one step that `model` drafts in; see `StepBudget`."""
+        """The budget of one step that `model` drafts in; see `StepBudget`.
+
+        num_sequences: that decode together, beside prompts with `num_prompt_rows` rows.
+        most_stretch: how many plain steps it may last for the sake of each one's own pace.
+        """
         plain_s = beside_s + self.target_pass_s(num_sequences, context)
-        unseen_s = self.unseen_s if num_sequences <= _FEW else self.unseen_in_company_s
+        longest_s, prompts_s = self.max_stretch * plain_s, 0.0
+        if num_prompt_rows:  # a step that is long already is no place for a pause that is not seen
+            num_rows = num_sequences + num_prompt_rows
+            prompts_s = beside_s + self.target_pass_s(num_rows, context) - plain_s
+        else:
+            is_company = num_sequences > _FEW
+            longest_s = max(longest_s, self.unseen_in_company_s if is_company else self.unseen_s)
         return StepBudget(
             target_pass_s=self.target_pass_s,
             draft_pass_s=(self.head_pass_s if model == "head" else None) or self.draft_pass_s,
-            num_sequences=num_sequences,
+            num_rows=num_sequences + num_prompt_rows,
             context=context,
             base_tokens=base_tokens,
             level_host_s=level_host_s,
             beside_s=beside_s,
             num_block_rows=num_block_rows,
-            longest_s=max(self.max_stretch * plain_s, unseen_s),
+            longest_s=min(longest_s, most_stretch * plain_s) + prompts_s,
         )
 
 

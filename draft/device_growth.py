@@ -92,7 +92,7 @@ class DeviceGrowth:
             num_nodes = sum(tree.num_draft_nodes for tree in chosen.host.values())
             if (forest := chosen.forest) is not None:
                 num_nodes += forest.total_rows - forest.num_trees
-            num_rows = step.num_sequences + num_nodes
+            num_rows = step.num_rows + num_nodes
             self._steps.expect(spent_s + step.target_pass_s(num_rows, step.context))
         return chosen
 

@@ -46,6 +46,8 @@ _KEPT_OF_PROBES: Final = 0.7  # of what is known of a kind, with every new probe
 _PROBE_WEIGHT: Final = 0.4  # of a probe's seconds against those of earlier ones
 # A kind is left between probes if another one was so much faster: tokens come in bursts.
 _MARGIN: Final = 0.05
+# A step that took longer was held up by something else.
+_LONGEST_STRETCH: Final = 4.0
 
 _Company = tuple[int, bool, bool, bool, int]
 
@@ -136,6 +138,16 @@ class _Choice:
         elif self.probe is not None and kind == self.probe.kind:
             self._note_probe(self.probe, tokens, seconds, is_measured=is_measured)
 
+    def stretch(self, kind: StepKind, seconds: float) -> float | None:
+        """Return how many plain steps a step took; None while the plain ones are not known."""
+        if kind == "plain":
+            return 1.0
+        kept, plain = self.known[self.kept], self.known["plain"]
+        if kept.log_s is None or plain.log_s is None or not self.recent.steps:
+            return None
+        plain_s = self.recent.step_s * exp(plain.log_s - kept.log_s)
+        return max(min(seconds / plain_s, _LONGEST_STRETCH), 1.0)
+
     def _note_probe(
         self, probe: _Probe, tokens: float, seconds: float, *, is_measured: bool
     ) -> None:
@@ -202,6 +214,8 @@ class StepChoice:
         self._is_measured = False
         self._num_in_row = 0
         self._begin_s = 0.0
+        self.stretch: float | None = None
+        """The time of the last step in plain ones; None where it says nothing."""
 
     def choose(
         self,
@@ -216,7 +230,7 @@ class StepChoice:
         time will say nothing of its kind, for prompts are computed beside.
         """
         now_s = self._clock()
-        self._learn(now_s - self._begin_s, sequences)
+        self.stretch = self._learn(now_s - self._begin_s, sequences)
         choice = self._choices.get(company := _company(sequences))
         if choice is None:
             known = {kind: _Known() for kind in STEP_KINDS}
@@ -230,24 +244,26 @@ class StepChoice:
         self._num_tokens, self._num_steps = _counts(sequences)
         return kind
 
-    def _learn(self, seconds: float, sequences: SequenceOf[Sequence]) -> None:
-        """Learn from what ends now, if it is one step, and of decodes alone.
+    def _learn(self, seconds: float, sequences: SequenceOf[Sequence]) -> float | None:
+        """Learn from what ends now, if it is one step, and of decodes alone; return its stretch.
 
         sequences: of the step that begins; without one of the old ones time may have passed.
         """
         old = self._sequences
         if self._last is None or not self._is_measured or seconds <= 0:
-            return
+            return None
         if not any(sequence in sequences for sequence in old):
-            return
+            return None
         num_tokens, num_steps = _counts(old)
-        if num_steps - self._num_steps <= len(old):
-            self._last.note(
-                self._kind,
-                (num_tokens - self._num_tokens) / len(old),
-                seconds,
-                is_settled=self._num_in_row > _UNMEASURED_STEPS,
-            )
+        if num_steps - self._num_steps > len(old):
+            return None
+        self._last.note(
+            self._kind,
+            (num_tokens - self._num_tokens) / len(old),
+            seconds,
+            is_settled=self._num_in_row > _UNMEASURED_STEPS,
+        )
+        return self._last.stretch(self._kind, seconds)
 
 
 def _counts(sequences: SequenceOf[Sequence]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ from engine.trees.verdict import Verdict
 from kernels.sampling.sampling_rows import SamplingTable
 
 __all__ = [
+    "NOTHING_BESIDE",
+    "Beside",
     "DraftLevel",
     "DraftLogits",
     "DraftModel",
@@ -121,6 +123,21 @@ class Trees:
     forest: Forest | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a large pass computes beside the trees of a proposal.
+
+    streams: sequences that decode without one; they wait for the step as well. num_prompts: which
+    have `num_prompt_rows` rows together.
+    """
+
+    streams: SequenceOf[Sequence] = ()
+    num_prompts: int = 0
+    num_prompt_rows: int = 0
+
+
+NOTHING_BESIDE: Final = Beside()
+
 # Rows wanted in the next draft pass go out, their logits come in, the trees are returned.
 Proposal = Generator[DraftPass, DraftLogits, Trees]
 
@@ -179,10 +196,11 @@ class Drafter(Protocol):
         the root's is not judged in that step, and is not committed.
         """
 
-    def propose(self, sequences: SequenceOf[Sequence], *, has_prompts: bool = False) -> Proposal:
+    def propose(
+        self, sequences: SequenceOf[Sequence], *, beside: Beside = NOTHING_BESIDE
+    ) -> Proposal:
         """Draft one tree for each sequence, a level per pass. May yield nothing at all.
 
-        has_prompts: prompts are computed in the same step, whose time says less of its guesses.
         A forest's slots are reserved in its sequences' views when it is returned.
         """
 

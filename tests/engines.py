@@ -44,7 +44,15 @@ from engine.parallel.ranks import Ranks
 from engine.parallel.runner import ParallelRunner
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.protocols import Drafter, Proposal, Trees, Verdict, Verifier
+from engine.protocols import (
+    NOTHING_BESIDE,
+    Beside,
+    Drafter,
+    Proposal,
+    Trees,
+    Verdict,
+    Verifier,
+)
 from engine.queue.policy import QueuePolicy
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from engine.sequences.sequence import Sequence
@@ -392,7 +400,9 @@ class ScriptedDrafter:
     def __init__(self, tree_for: Callable[[Sequence], TokenTree]) -> None:
         self._tree_for = tree_for
 
-    def propose(self, sequences: SequenceOf[Sequence], *, has_prompts: bool = False) -> Proposal:
+    def propose(
+        self, sequences: SequenceOf[Sequence], *, beside: Beside = NOTHING_BESIDE
+    ) -> Proposal:
         yield from ()
         return Trees(host={sequence.request_id: self._tree_for(sequence) for sequence in sequences})
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from engine.protocols import (
+    Beside,
     Drafter,
     DraftLevel,
     DraftLogits,
@@ -17,6 +18,7 @@ from engine.protocols import (
 from engine.queue.scheduler import PassPlan, Scheduler
 from engine.request import Tier
 from engine.sequences.next_tokens import NextRow
+from engine.sequences.sequence import Sequence
 from engine.step.tier_switch import TierSwitcher
 from engine.step.timed_passes import TimedPasses
 from engine.trees.verify_items import VerifiedPass, answer_slices
@@ -84,15 +86,20 @@ class Drafting:
         if self._drafter is None:
             return None
         is_rushed = len(large.prefills) > 1
-        sequences = [
-            sequence
-            for sequence in large.decodes
+        sequences: list[Sequence] = []
+        others: list[Sequence] = []
+        for sequence in large.decodes:
             # Many prompts at once come first: guesses would make each of them wait longer.
-            if sequence.wants_tree and (not is_rushed or sequence.cascade is not None)
-        ]
+            may_grow = sequence.wants_tree and (not is_rushed or sequence.cascade is not None)
+            (sequences if may_grow else others).append(sequence)
         if not sequences:
             return None
-        return self._drafter.propose(sequences, has_prompts=bool(large.prefills))
+        beside = Beside(
+            streams=others,
+            num_prompts=len(large.prefills),
+            num_prompt_rows=sum(num_tokens for _, num_tokens in large.prefills),
+        )
+        return self._drafter.propose(sequences, beside=beside)
 
     def _take_in_features(self) -> None:
         """Run the head's passes over what waits of the last large pass."""

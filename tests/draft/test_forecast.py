@@ -38,7 +38,7 @@ def step_of(*, row: float = 0.0, draft: float = 0.1, longest_s: float = np.inf) 
     return StepBudget(
         target_pass_s=FixedTimes(lambda rows: 1.0 + row * rows),
         draft_pass_s=FixedTimes(lambda rows: draft),
-        num_sequences=2,
+        num_rows=2,
         context=100.0,
         base_tokens=2.0,
         longest_s=longest_s,

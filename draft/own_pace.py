@@ -1,0 +1,54 @@
+"""Whether a request is slower for the guesses of others, and how long a step may last for it.
+
+A step with guesses takes as long as several plain ones: its stretch. A request whose guesses were
+right is paid in tokens. One whose guesses were wrong, or that wants none, has only waited. So each
+request has an account in plain steps: a token adds one, and a step takes its stretch away. What a
+request has and what its own guesses should bring is all that a step may take of it.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from typing import Final
+
+from engine.sequences.sequence import Sequence
+
+# A request may be so much slower than without guesses, in all, and at first so many plain steps.
+_SLOWER: Final = 0.03
+_FIRST: Final = 0.5
+# A text whose guesses were right for long does not pay for its next part without end.
+_MOST: Final = 8.0
+
+
+class OwnPace:
+    """The accounts of the requests that decode together, by request id."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, float] = {}
+        self._num_tokens: dict[str, int] = {}  # that each had when its last step began
+
+    def begin_step(self, sequences: SequenceOf[Sequence], stretch: float | None) -> None:
+        """Book the last step, then begin one of these sequences; others' accounts are closed.
+
+        stretch: of the last step, in plain ones; None where its time says nothing.
+        """
+        accounts, num_tokens = self._accounts, self._num_tokens
+        kept: dict[str, float] = {}
+        for sequence in sequences:
+            request_id = sequence.request_id
+            account = accounts.get(request_id, _FIRST)
+            if stretch is not None and request_id in num_tokens:
+                gained = sequence.num_output_tokens - num_tokens[request_id]
+                account += (1.0 + _SLOWER) * gained - stretch
+            kept[request_id] = min(account, _MOST)
+        self._accounts = kept
+        self._num_tokens = {each.request_id: each.num_output_tokens for each in sequences}
+
+    def most_stretch(self, expected: Iterable[tuple[Sequence, float]]) -> float:
+        """Return how many plain steps the next one may last.
+
+        expected: of every sequence in it, the tokens that its own guesses should bring.
+        """
+        return min(
+            1.0 + gain + self._accounts.get(sequence.request_id, _FIRST)
+            for sequence, gain in expected
+        )
