@@ -189,7 +189,7 @@ class TileAttention {
         Lanes left = ready(load(scores), range.from, range.to);
         Lanes right = ready(load(scores + kLanes), range.from - kLanes, range.to - kLanes);
         float tops[kLanes];
-        store(tops, left > right ? left : right);
+        store(tops, where_greater(left, right, left, right));
         const float top = Table::largest(tops);
         const float highest = top > line.highest ? top : line.highest;
         line.kept = exponential_of(line.highest - highest);
@@ -203,16 +203,17 @@ class TileAttention {
 
     // Scaled and capped scores of the keys [from, to), minus infinity for the others.
     INLINE Lanes ready(Lanes scores, int64_t from, int64_t to) const {
-        const IntLanes places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const IntLanes is_seen = (places >= int32_t(from)) & (places < int32_t(to));
         scores = scores * call_.scale;
         if (call_.softcap > 0) scores = capped(scores, call_.softcap);
-        return is_seen ? scores : Lanes{} - INFINITY;
+        if (from <= 0 && to >= kLanes) return scores;
+        const Lanes places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const Lanes none = Lanes{} - INFINITY;
+        scores = where_greater(places, Lanes{} + float(from - 1), scores, none);
+        return where_greater(Lanes{} + float(to), places, scores, none);
     }
 
     INLINE Lanes weights_of(Lanes scores, float highest) const {
-        const Lanes nothing = {};
-        return scores > Lanes{} - INFINITY ? exponential(scores - highest) : nothing;
+        return where_greater(scores, Lanes{} - INFINITY, exponential(scores - highest), Lanes{});
     }
 
     void add_values(int64_t first, int64_t lines, const float* weights, Range range) {

@@ -13,7 +13,6 @@ namespace {
 
 typedef float Lanes __attribute__((vector_size(64)));
 typedef int32_t IntLanes __attribute__((vector_size(64)));
-typedef uint32_t BitLanes __attribute__((vector_size(64)));
 typedef uint16_t HalfLanes __attribute__((vector_size(32)));
 
 constexpr int64_t kLanes = 16;
@@ -37,22 +36,58 @@ INLINE Lanes widened_lanes(const uint16_t* from) {
     return lanes;
 }
 
+// Compilers take comparisons of vectors that are wider than a register apart, number by number. So
+// what compares does it in parts that are as wide. (GCC's target pragma need not define __AVX512F__.)
+#ifdef LANES_FIT_A_REGISTER
+constexpr int64_t kPartLanes = 16;
+#else
+constexpr int64_t kPartLanes = 8;
+#endif
+
+typedef float LanePart __attribute__((vector_size(4 * kPartLanes)));
+typedef int32_t IntPart __attribute__((vector_size(4 * kPartLanes)));
+typedef uint32_t BitPart __attribute__((vector_size(4 * kPartLanes)));
+typedef uint16_t HalfPart __attribute__((vector_size(2 * kPartLanes)));
+
+// first > second ? yes : no.
+INLINE Lanes where_greater(const Lanes& first, const Lanes& second, const Lanes& yes,
+                           const Lanes& no) {
+#ifdef LANES_FIT_A_REGISTER
+    return first > second ? yes : no;
+#else
+    Lanes result;
+    for (int64_t lane = 0; lane < kLanes; lane += kPartLanes) {
+        LanePart parts[4];
+        memcpy(&parts[0], (const float*)&first + lane, sizeof parts[0]);
+        memcpy(&parts[1], (const float*)&second + lane, sizeof parts[1]);
+        memcpy(&parts[2], (const float*)&yes + lane, sizeof parts[2]);
+        memcpy(&parts[3], (const float*)&no + lane, sizeof parts[3]);
+        const LanePart part = parts[0] > parts[1] ? parts[2] : parts[3];
+        memcpy((float*)&result + lane, &part, sizeof part);
+    }
+    return result;
+#endif
+}
+
 // As `rounded`: to the nearest bfloat16, ties to even; a NaN stays one.
 INLINE void store_rounded(uint16_t* to, const Lanes& lanes) {
-    BitLanes bits;
-    memcpy(&bits, &lanes, sizeof bits);
-    const BitLanes nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const BitLanes nan = BitLanes{} + 0x7fc0;
-    const BitLanes result = (bits & 0x7fffffff) > 0x7f800000 ? nan : nearest;
-    const HalfLanes halves = __builtin_convertvector(result, HalfLanes);
-    memcpy(to, &halves, sizeof halves);
+    for (int64_t lane = 0; lane < kLanes; lane += kPartLanes) {
+        BitPart bits;
+        memcpy(&bits, (const float*)&lanes + lane, sizeof bits);
+        const BitPart nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        const BitPart nan = BitPart{} + 0x7fc0;
+        // AVX2 compares signed numbers only, and these are none below 0.
+        const BitPart result = (IntPart)(bits & 0x7fffffff) > 0x7f800000 ? nan : nearest;
+        const HalfPart halves = __builtin_convertvector(result, HalfPart);
+        memcpy(to + lane, &halves, sizeof halves);
+    }
 }
 
 // e to the power of x, for x from -87 to 88 and clamped to that; exactly 1 at 0.
 INLINE Lanes exponential(Lanes x) {
     const Lanes least = Lanes{} - 87.0f, most = Lanes{} + 88.0f;
-    x = x < least ? least : x;
-    x = x > most ? most : x;
+    x = where_greater(least, x, least, x);
+    x = where_greater(x, most, most, x);
     const Lanes magic = Lanes{} + 12582912.0f;  // its last digit is 1: adding it rounds
     const Lanes shifted = x * 1.44269504f + magic;
     const Lanes power = shifted - magic;

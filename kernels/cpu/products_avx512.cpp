@@ -3,6 +3,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
+#define LANES_FIT_A_REGISTER
 #include <immintrin.h>
 
 #include "attend_tile.h"

@@ -77,7 +77,7 @@ INLINE Lanes activated(const Lanes& gate) {
     }
     const Lanes open = gate / (exponential(-z) + 1.0f);
     // Beyond, the exponential is bounded and the quotient would not be nothing.
-    return z < Lanes{} - 87.0f ? Lanes{} : open;
+    return where_greater(Lanes{} - 87.0f, z, Lanes{}, open);
 }
 
 template <int32_t kActivation>
@@ -188,12 +188,16 @@ struct Ranking {
 constexpr int64_t kScanned = 8 * kLanes;
 
 INLINE bool has_greater(const float* scores, float least) {
-    IntLanes found = {};
-    for (int64_t d = 0; d < kScanned; d += kLanes) found |= load(scores + d) > Lanes{} + least;
-    int64_t words[kLanes / 2];
+    IntPart found = {};
+    for (int64_t d = 0; d < kScanned; d += kPartLanes) {
+        LanePart part;
+        memcpy(&part, scores + d, sizeof part);
+        found |= part > LanePart{} + least;
+    }
+    int64_t words[kPartLanes / 2];
     memcpy(words, &found, sizeof found);
     int64_t any = 0;
-    for (int64_t each = 0; each < kLanes / 2; ++each) any |= words[each];
+    for (int64_t each = 0; each < kPartLanes / 2; ++each) any |= words[each];
     return any != 0;
 }
 

@@ -3,6 +3,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+#define LANES_FIT_A_REGISTER
 #include "lora_kernels.h"
 
 const outrider::RowOps* outrider::avx512_row_ops() { return &kRowOps; }
