@@ -103,11 +103,13 @@ class GrowingTree:
         for token_id, confidence in zip(token_ids, confidences, strict=True):
             child = self._add_child(node, token_id, confidence, source_bit)
             self.candidates[node].is_forced |= source_bit == _GRAMMAR
-            self._share_out(node)
-            self.candidates[child].is_recalled |= is_recalled
-            if self.candidates[child].path_prob < min_path_prob:
-                break
+            self._share_out(node, then=child)
+            found = self.candidates[child]
+            found.is_recalled |= is_recalled
             node = child
+            if found.path_prob < min_path_prob:
+                break
+        self._multiply_down(node)
 
     def add_answer(
         self, token_ids: Iterable[int], places: Iterable[Candidates], *, min_path_prob: float
@@ -125,11 +127,12 @@ class GrowingTree:
             for rival, confidence in named:
                 if rival == token_id or parent.path_prob * confidence >= min_path_prob:
                     self._add_child(node, rival, confidence, _MODEL)
-            self._share_out(node)
             node = parent.children[token_id]
+            self._share_out(self.candidates[node].parent, then=node)
             self.candidates[node].is_recalled = True
             if self.candidates[node].path_prob < min_path_prob:
                 break
+        self._multiply_down(node)
 
     def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
         """Add the small model's children of the frontier: per node (token id, confidence).
@@ -168,37 +171,42 @@ class GrowingTree:
             found.text_confidence = max(found.text_confidence, confidence)
         return child
 
-    def _share_out(self, node: int) -> None:
-        """Work out the children's probabilities: calibrated, and together at most 1."""
+    def _share_out(self, node: int, *, then: int | None = None) -> None:
+        """Work out the children's probabilities: calibrated, and together at most 1.
+
+        What lies below them follows, but for the child `then`, whose own turn is next.
+        """
         candidates, calibrate = self.candidates, self.calibrate
         parent = candidates[node]
-        path_prob = parent.path_prob
+        path_prob, is_expanded = parent.path_prob, parent.is_expanded
         children = [candidates[child] for child in parent.children.values()]
         total = 0.0
-        named = sum(child.model_confidence for child in children) if parent.is_expanded else 0.0
+        named: float | None = None
         for child in children:
-            child.evidence = child.sources
-            child.confidence = child.text_confidence or child.model_confidence
-            if parent.is_expanded and child.text_confidence:
-                if child.model_confidence:
-                    of_model = child.model_confidence
-                else:
+            evidence, text = child.sources, child.text_confidence
+            confidence = text or child.model_confidence
+            if is_expanded and text:
+                of_model = child.model_confidence
+                if not of_model:
+                    if named is None:
+                        named = sum([each.model_confidence for each in children])
                     of_model = max(1.0 - named, 0.0)
-                    child.evidence |= MODEL_SILENT
-                child.confidence = _agreed(child.text_confidence, of_model)
-            child.edge_prob = calibrate(child.confidence, child.evidence, child.depth)
-            total += child.edge_prob
+                    evidence |= MODEL_SILENT
+                confidence = _agreed(text, of_model)
+            child.evidence, child.confidence = evidence, confidence
+            child.edge_prob = edge_prob = calibrate(confidence, evidence, child.depth)
+            total += edge_prob
         parent.covered = min(total, 1.0)
-        has_grandchildren = False
         for child in children:
             if total > 1.0:
                 child.edge_prob /= total
             child.path_prob = path_prob * child.edge_prob
-            has_grandchildren = has_grandchildren or bool(child.children)
-        if has_grandchildren:
-            self._multiply_down(node)
+        for index, child in zip(parent.children.values(), children, strict=True):
+            if child.children and index != then:
+                self._multiply_down(index)
 
     def _multiply_down(self, node: int) -> None:
+        """Work out the path probabilities below a node."""
         pending = [node]
         while pending:
             parent = self.candidates[pending.pop()]
@@ -225,10 +233,12 @@ class GrowingTree:
         for path_prob, node in self.ranked()[: self.max_nodes - 1]:
             if path_prob < min_path_prob:
                 break
-            if not self._is_open(candidates[node]):
+            candidate = candidates[node]
+            if candidate.is_expanded or not self._is_open(candidate):  # most are expanded
                 continue
             # What only text says is worth a look of the model, however sure it seems.
-            gain = path_prob * (1.0 - min(candidates[node].covered, MOST_BELIEVED))
+            covered = candidate.covered
+            gain = path_prob * (1.0 - (covered if covered < MOST_BELIEVED else MOST_BELIEVED))
             if gain >= min_path_prob and gain > 0.0:
                 worthy.append((-gain, node))
         worthy.sort()

@@ -82,14 +82,14 @@ class HostGrowth:
         slices = self._model.catch_up_slices(growers)
         while slices:
             num_rows = sum(len(piece.token_ids) for _, piece in slices)
-            num_trees, begun_s = len(slices), self._clock()
+            num_trees, begun_s, pass_s = len(slices), self._clock(), 0.0
             if step is not None:
-                spent_s += step.level_s(num_rows)
+                pass_s = step.draft_pass_s(num_rows, step.context)
+                spent_s += pass_s + step.level_host_s
             logits = yield self._model.draft_pass(slices)
             self._model.receive(slices, logits.of_slices, logits.hidden)
             slices = self._model.next_slices(self.next_level(growers, drafts, step, spent_s))
             if step is not None:
-                pass_s = step.draft_pass_s(num_rows, step.context)
                 self.host_times.observe(num_trees, self._clock() - begun_s - pass_s)
         return spent_s
 

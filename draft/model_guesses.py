@@ -132,10 +132,10 @@ class ModelGuesses:
         """
         view = draft.state.view
         assert view is not None
-        needed = view.num_blocks_needed(num_slots)
-        is_root_missing = draft.needs_root and num_slots <= draft.tree.root_slot + 1
-        if is_root_missing and needed > self._runner.pool.num_available:
-            self._make_room(draft, needed)
+        if draft.needs_root and num_slots <= draft.tree.root_slot + 1:
+            needed = view.num_blocks_needed(num_slots)
+            if needed > self._runner.pool.num_available:
+                self._make_room(draft, needed)
         try:
             self._runner.copy_blocks(view.reserve(num_slots))
         except OutOfBlocksError:

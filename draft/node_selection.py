@@ -13,7 +13,8 @@ from engine.trees.token_tree import TokenTree
 def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:
     """Path probabilities of all candidates of all trees, weighted by urgency, descending."""
     probs = [draft.urgency * prob for draft in drafts for prob, _ in draft.tree.verifiable()]
-    probs.sort(reverse=True)
+    if len(drafts) > 1:  # a tree's own are ranked already
+        probs.sort(reverse=True)
     return np.array(probs)
 
 

@@ -107,7 +107,7 @@ def uses_triton(where: Tensor | torch.device) -> bool:
     """
     choice = _chosen()
     if choice == "auto":
-        device = where.device if isinstance(where, Tensor) else where
+        device = where if isinstance(where, torch.device) else where.device
         return device.type == "cuda" and triton is not None
     if choice == "triton" and triton is None:
         raise RuntimeError(

@@ -170,6 +170,10 @@ class BlockPool:
         """True if others may find the block: then it must not be written to."""
         return self._hashes[block] is not None
 
+    def is_seen(self, block: int) -> bool:
+        """True if others hold the block or may find it."""
+        return self._ref_counts[block] > 1 or self._hashes[block] is not None
+
     def find(self, block_hash: BlockHash) -> int | None:
         """The block that holds this prefix, if it is still there."""
         return self._block_of_hash.get(block_hash)

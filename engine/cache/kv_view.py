@@ -121,8 +121,10 @@ class KVView:
 
     def num_blocks_needed(self, num_slots: int) -> int:
         """Blocks to allocate before `num_slots` slots can be written, copies of shared ones too."""
-        missing = -(-num_slots // self.pool.block_size) - len(self.block_table)
-        return max(missing, 0) + len(self._unwritable(num_slots))
+        return self._num_missing(num_slots) + len(self._unwritable(num_slots))
+
+    def _num_missing(self, num_slots: int) -> int:
+        return max(-(-num_slots // self.pool.block_size) - len(self.block_table), 0)
 
     @property
     def can_hold_line(self) -> bool:
@@ -135,21 +137,17 @@ class KVView:
         Returns the (source, copy) block pairs whose content must be copied first, because others
         hold or may find the source. Raises OutOfBlocksError.
         """
-        needed, window = self.num_blocks_needed(num_slots), self.pool.window
+        unwritable, window = self._unwritable(num_slots), self.pool.window
+        needed = self._num_missing(num_slots) + len(unwritable)
         if needed > self.pool.num_available:
             raise OutOfBlocksError
         if self.line is not None:
             self.line.hold()
         if window is not None and needed > window.num_available:
             raise OutOfBlocksError
-        copies = []
-        for index in self._unwritable(num_slots):
-            source, copy = self.block_table[index], self.pool.allocate()
-            self.block_table[index] = copy
-            del self._hashes[index:]
-            copies.append((source, copy))
-            if window is not None:
-                self.window_table[index] = window.copy(source, copy)
+        if not needed:  # as for most levels of a tree
+            return []
+        copies = [self._copied(index) for index in unwritable]
         while len(self.block_table) * self.pool.block_size < num_slots:
             block = self.pool.allocate()
             self.block_table.append(block)
@@ -162,16 +160,21 @@ class KVView:
         self.pool.release(source for source, _ in copies)
         return copies
 
+    def _copied(self, index: int) -> tuple[int, int]:
+        """Take a block in the place of one that others see; return that one and its copy."""
+        source, copy = self.block_table[index], self.pool.allocate()
+        self.block_table[index] = copy
+        del self._hashes[index:]
+        if (window := self.pool.window) is not None:
+            self.window_table[index] = window.copy(source, copy)
+        return source, copy
+
     def _unwritable(self, num_slots: int) -> list[int]:
         """Table indices of blocks that would be written to but are shared or published."""
-        first = self.num_computed_tokens // self.pool.block_size
-        last = min(-(-num_slots // self.pool.block_size), len(self.block_table))
-        return [
-            index
-            for index in range(first, last)
-            if self.pool.ref_count(self.block_table[index]) > 1
-            or self.pool.is_published(self.block_table[index])
-        ]
+        pool = self.pool
+        first = self.num_computed_tokens // pool.block_size
+        own = self.block_table[first : -(-num_slots // pool.block_size)]
+        return [index for index, block in enumerate(own, start=first) if pool.is_seen(block)]
 
     def advance(self, num_computed_tokens: int, token_ids: Sequence[int]) -> None:
         """Slots below `num_computed_tokens` now hold accepted tokens: publish the full blocks."""

@@ -76,7 +76,6 @@ class CacheMoves:
         if group is not None:
             compact_kv(group.tensor, src_slots, dst_slots, group.scales)
 
-    @torch.inference_mode()
     def settle_window(self) -> None:
         """Tell the device which window blocks the views have got, and make the copies they want."""
         if (window := self._pool.window) is not None:

@@ -62,9 +62,9 @@ class FlatRows:
         assert len(table) * block_size >= end, "slots were not reserved"
         self.token_ids.extend(piece.token_ids)
         self.positions.extend(range(start, end) if piece.positions is None else piece.positions)
-        self.slots.extend(
+        self.slots += [
             table[slot // block_size] * block_size + slot % block_size for slot in range(start, end)
-        )
+        ]
         total = len(self.token_ids)
         self.logit_rows.extend(range(total - piece.num_logit_rows, total))
         self.query_indptr.append(total)
@@ -74,7 +74,9 @@ class FlatRows:
         self.tree_starts.append(end if piece.tree_start is None else piece.tree_start)
         self.ancestor_masks.append(piece.ancestor_masks)
         self.adapters.append(piece.view.adapter)
-        self._add_recurrent(piece.view, range(start, end), piece.tree_start, piece.ancestor_masks)
+        if piece.view.line is not None:
+            slots = range(start, end)
+            self._add_recurrent(piece.view, slots, piece.tree_start, piece.ancestor_masks)
 
     def _add_recurrent(
         self,

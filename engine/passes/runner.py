@@ -244,10 +244,11 @@ class ModelRunner:
         logit_rows = torch.from_numpy(np.array(rows.logit_rows, dtype=np.int64)).to(self.device)
         recurrent = None if self._recurrent is None else self._recurrent.plan(rows)
         self._clock.start_work()
+        token_ids, positions, slots = integers.unbind()
         output = self.model.forward(
-            integers[0],
-            integers[1],
-            integers[2],
+            token_ids,
+            positions,
+            slots,
             plan,
             self.kv_cache,
             logit_rows,

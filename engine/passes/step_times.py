@@ -30,6 +30,7 @@ _RESIDUAL_WEIGHT = 0.1
 _RESIDUAL_KEPT = 0.998
 _MAX_SURPRISE = math.log(4.0)
 _TABLE_ROWS = 8192
+_LEAST_TABLE_ROWS = 256
 
 # The price of context is measured with so many rows, between the usual context and a long one.
 _CONTEXT_ROWS = 16
@@ -95,32 +96,46 @@ class RunningStepTimes:
         self._log_residuals = [0.0] * len(curve.num_rows)
         # A budget asks for thousands of row counts a step, so the answers stand in a table.
         self._rows = np.arange(_TABLE_ROWS, dtype=np.float64)
-        self._base = np.array([curve(rows) for rows in range(_TABLE_ROWS)])
+        self._seconds = [curve(rows) for rows in range(_TABLE_ROWS)]
+        self._base = np.array(self._seconds)
         self._nearest_of = np.searchsorted(curve.num_rows, self._rows).clip(
             max=len(curve.num_rows) - 1
         )
         self._factors: list[float] = [1.0] * len(curve.num_rows)  # of measured sizes
+        self._table: npt.NDArray[np.float64] | None = None  # of `_table_context`
+        self._table_context = 0.0
 
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
         """Expected seconds of a pass with so many rows that see `context` tokens on average.
 
         A context of 0 stands for the one at which the curve was measured.
         """
-        seconds = self._curve(num_rows, context or None)
+        seconds = self._seconds[num_rows] if num_rows < _TABLE_ROWS else self._curve(num_rows)
+        if context:
+            seconds += num_rows * ((context - self._curve.context) * self._curve.row_context_s)
         return max(seconds, self._curve.seconds[0] / 2) * self._factors[self._nearest(num_rows)]
 
     def upto(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
-        """Expected seconds of passes with 0 to `num_rows` rows, [num_rows + 1]."""
+        """Expected seconds of passes with 0 to `num_rows` rows, [num_rows + 1]; not to be changed.
+
+        A step asks for the same context again and again: what it asked for last is kept.
+        """
         if num_rows >= _TABLE_ROWS:
             return np.array([self(rows, context) for rows in range(num_rows + 1)])
-        seconds = self._base[: num_rows + 1]
+        table = self._table
+        if table is None or context != self._table_context or len(table) <= num_rows:
+            table = self._table = self._make_table(max(num_rows + 1, _LEAST_TABLE_ROWS), context)
+            self._table_context = context
+        return table[: num_rows + 1]
+
+    def _make_table(self, size: int, context: float) -> npt.NDArray[np.float64]:
+        seconds = self._base[:size]
         if context and self._curve.row_context_s:
             price_s = (context - self._curve.context) * self._curve.row_context_s
-            seconds = np.maximum(
-                seconds + self._rows[: num_rows + 1] * price_s, self._curve.seconds[0] / 2
-            )
-        factors = np.array(self._factors)[self._nearest_of[: num_rows + 1]]
-        return np.asarray(seconds * factors)
+            seconds = np.maximum(seconds + self._rows[:size] * price_s, self._curve.seconds[0] / 2)
+        table = np.asarray(seconds * np.array(self._factors)[self._nearest_of[:size]])
+        table.flags.writeable = False
+        return table
 
     def observe(self, num_rows: int, seconds: float, context: float = 0.0) -> None:
         """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""
@@ -132,6 +147,7 @@ class RunningStepTimes:
         self._log_residuals = [kept * _RESIDUAL_KEPT for kept in self._log_residuals]
         self._log_residuals[self._nearest(num_rows)] += _RESIDUAL_WEIGHT * surprise
         self._factors = [math.exp(self._log_scale + own) for own in self._log_residuals]
+        self._table = None
 
     def _nearest(self, num_rows: int) -> int:
         """The measured size that stands for `num_rows`: the smallest that is not below it."""

@@ -80,7 +80,13 @@ def perturbed_scores(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     logits: float32 [num_rows, vocab_size], the groups' rows one after the other. The target and the
     drafter rank with the same function, which is what makes them agree.
     """
+    if all(not group.sequence.rules and _is_greedy(group) for group in groups):
+        return logits
     return perturbed(process_logits(logits, groups), groups)
+
+
+def _is_greedy(group: RowGroup) -> bool:
+    return group.sequence.request.sampling.is_greedy
 
 
 def perturbed(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:

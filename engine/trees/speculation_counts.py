@@ -1,5 +1,7 @@
 """Counts of verified and accepted guesses, by depth and by source."""
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.request import SOURCES, Source
@@ -33,10 +35,8 @@ class SpeculationCounts:
         for depth in range(len(accepted_nodes)):
             self.accepted_per_depth[depth] += 1
         if tree.sources:
-            for node in range(1, tree.num_nodes):
-                _add(self._drafted, tree, node)
-            for node in accepted_nodes:
-                _add(self._accepted, tree, node)
+            _add(self._drafted, tree, range(1, tree.num_nodes))
+            _add(self._accepted, tree, accepted_nodes)
 
     def drafted_by_source(self) -> dict[Source, tuple[int, ...]]:
         """Verified nodes of the sources that have any."""
@@ -47,13 +47,21 @@ class SpeculationCounts:
         return {source: tuple(counts) for source, counts in self._accepted.items() if counts}
 
 
-def _add(counts: dict[Source, list[int]], tree: TokenTree, node: int) -> None:
-    depth = tree.depth[node]
-    for source, bit in SOURCE_BIT.items():
-        if tree.sources[node] & bit:
+def _add(counts: dict[Source, list[int]], tree: TokenTree, nodes: Iterable[int]) -> None:
+    depths, sources = tree.depth, tree.sources
+    for node in nodes:
+        depth = depths[node]
+        for source in _named(sources[node]):
             own = counts[source]
-            own.extend([0] * (depth - len(own)))
+            if len(own) < depth:
+                own.extend([0] * (depth - len(own)))
             own[depth - 1] += 1
+
+
+@functools.cache
+def _named(bits: int) -> tuple[Source, ...]:
+    """Return the sources whose bits are set; there are few different ones."""
+    return tuple(source for source, bit in SOURCE_BIT.items() if bits & bit)
 
 
 def num_predicted(tree: TokenTree, accepted_nodes: list[int]) -> int:

@@ -18,7 +18,7 @@ from kernels.attention.attention_rows import plan_tiles
 from kernels.attention.attention_spans import attend_spans
 from kernels.attention.attention_tiles import TilePlan
 from kernels.attention.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
-from kernels.attention.row_plan import RowPlan, plan_row_keys
+from kernels.attention.row_plan import MadeOnce, RowPlan, plan_row_keys
 from kernels.cpu.panel_linear import prefers_onednn
 from kernels.cpu.row_attention import attend_rows, can_attend_rows
 from kernels.triton_support import is_automatic, uses_triton
@@ -113,7 +113,7 @@ def _plan_rows(
         keys=plan_row_keys(
             batch if window is None else batch.of_window(), block_size=block_size, window=window
         ),
-        for_other_caches=functools.cache(functools.partial(plan, sliding_window=window)),
+        for_other_caches=MadeOnce(functools.partial(plan, sliding_window=window)),
         full=full,
     )
 

@@ -1,6 +1,7 @@
 """The keys of every row in order, for the compiled attention of `kernels.cpu.row_attention`."""
 
 import ctypes
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,23 @@ _WORD_BITS = 64
 _SEQUENCE_FIELDS = 6
 
 
+@dataclass(slots=True)
+class MadeOnce:
+    """A plan that is made when it is first asked for: `functools.cache` costs more than most are.
+
+    Most passes never ask.
+    """
+
+    make: Callable[[], AttentionPlan | OrderedPlan]
+    _made: AttentionPlan | OrderedPlan | None = None
+
+    def __call__(self) -> AttentionPlan | OrderedPlan:
+        """Return the plan, the same in every call."""
+        if self._made is None:
+            self._made = self.make()
+        return self._made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
     """A step's rows and keys; the same for all layers.
@@ -27,7 +45,7 @@ class RowPlan:
     """
 
     keys: RowKeys
-    for_other_caches: Callable[[], AttentionPlan | OrderedPlan]
+    for_other_caches: MadeOnce
     full: "RowPlan | None" = None
 
 
@@ -48,20 +66,19 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
         window=window or 0,
         tile_rows=TILE_ROWS,
         mask_words=mask_words,
-        sequences=numbers.ctypes.data,
+        sequences=numbers.buffer_info()[0],
         masks=packed,
     )
     call.blocks = call.sequences + _SEQUENCE_FIELDS * 8 * len(batch.kv_lens)
     keys = memory.attention()
-    for field, _ in Attention._fields_:
-        if field in _WRITTEN:
-            setattr(call, field, getattr(keys, field))
+    for field in _WRITTEN:
+        setattr(call, field, getattr(keys, field))
     keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
     return RowKeys(struct=keys, num_rows=batch.query_indptr[-1], memory=memory.words)
 
 
-_WRITTEN = frozenset(
-    ("tiles", "tile_slots", "slots", "begins", "ends", "own_begins", "own_starts", "own_slots")
+_WRITTEN = (
+    *("tiles", "tile_slots", "slots", "begins", "ends", "own_begins", "own_starts", "own_slots"),
 )
 
 
@@ -70,7 +87,7 @@ def _num_words(masks: list[list[int]]) -> int:
     return -(-widest // _WORD_BITS)
 
 
-def _numbers(batch: AttentionBatch) -> NDArray[np.int64]:
+def _numbers(batch: AttentionBatch) -> "array[int]":
     """The sequences' fields, and behind them all block tables."""
     fields: list[int] = []
     blocks: list[int] = []
@@ -78,7 +95,7 @@ def _numbers(batch: AttentionBatch) -> NDArray[np.int64]:
         is_tree = batch.ancestor_masks[index] is not None
         fields += (start, end, batch.kv_lens[index], batch.tree_starts[index], len(blocks), is_tree)
         blocks += batch.block_tables[index]
-    return np.array(fields + blocks, dtype=np.int64)
+    return array("q", fields + blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +124,10 @@ class _Memory:
 
     def attention(self) -> Attention:
         """Cut it; the fields of a call are 0."""
-        own_starts = self.words.ctypes.data
+        # In a quarter of the time of `self.words.ctypes.data`.
+        own_starts = (
+            ctypes.addressof(ctypes.c_char.from_buffer(self.words)) if self.words.size else 0
+        )
         tile_slots = own_starts + 8 * self.num_rows
         tiles = tile_slots + 8 * self.num_tiles
         begins = tiles + 8 * self.num_tiles  # two numbers of 4 bytes a tile
