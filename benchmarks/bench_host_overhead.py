@@ -5,13 +5,16 @@ the prompts and a warm-up, every step's wall time less the time in the models' f
 host work: scheduling, building inputs and masks, drafting's bookkeeping, the acceptance rule (its
 tensor operations too), moving keys and values, events. The numbers of sequences and both ways of
 decoding are run in turn, round by round. Host work hardly depends on the models' size, so the demo
-pair will do; the drafter is told the pass times of a larger target, or it might not draft at all.
+pair will do; the drafter is told the pass times of a larger target, or it might not draft at all,
+and its clock stands still: with speculation every step has trees, whatever pays on this machine.
 On a GPU forward passes are launched and not waited for, so there the figure is an upper bound that
 contains the wait.
 
 Reading it: `host` is the median of a step, `cpu` the processor time in it (smaller where other
-programs use the machine), `bound` what it may be. A speculative step has draft passes, each with
-host work of its own: `passes` counts them and the large one, `per pass` is the host work of one.
+programs use the machine), `M instr` the millions of instructions in it (the same wherever the same
+is done; 0 where they cannot be counted), `bound` what it may be. A speculative step has draft
+passes, each with host work of its own: `passes` counts them and the large one, `per pass` is the
+host work of one.
 `--profile` runs every case once more under cProfile and says where the processor time goes outside
 the passes; cProfile makes Python look slower than it is.
 
@@ -30,8 +33,6 @@ from typing import Any
 
 from benchmarks.driving import (
     Bench,
-    StepRecord,
-    StepTimer,
     add_draft_options,
     blocks_for,
     build_bench,
@@ -56,6 +57,7 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
 from benchmarks.record import ROOT
+from benchmarks.step_timer import StepRecord, StepTimer
 from draft.budget import TreeBudget
 from engine.config import EngineConfig
 from engine.passes.runner import ModelRunner
@@ -144,10 +146,13 @@ def report(case: Case, rounds: Sequence[Sequence[StepRecord]]) -> dict[str, Any]
         "speculative": case.speculate,
         "host_s": host,
         "host_cpu_s": Summary.of([step.host_cpu_s for step in steps]),
+        "host_instructions": Summary.of([float(step.host_instructions) for step in steps]),
         "bound_s": case.bound_s,
         "is_within_bound": host.median <= case.bound_s,
         "step_s": Summary.of([step.wall_s for step in steps]),
         "passes_per_step": sum(num_passes) / len(steps),
+        "host_instructions_per_pass": sum(step.host_instructions for step in steps)
+        / sum(num_passes),
         "host_per_pass_s": sum(step.host_s for step in steps) / sum(num_passes),
         "tokens_per_step": sum(step.num_emitted for step in steps) / len(steps),
     }
@@ -243,6 +248,7 @@ def build(arguments: argparse.Namespace) -> tuple[Bench, list[Prompt], int]:
             draft_config=limits,
             budget=TreeBudget(target_pass_s=_TARGET_PASS_S, draft_pass_s=_DRAFT_PASS_S),
             config=EngineConfig(max_sequences=largest),
+            draft_clock=lambda: 0.0,
         )
     assert runners["large"].max_context is not None
     return bench, prompts, min(max_tokens, runners["large"].max_context - longest)
@@ -273,13 +279,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = {case.name: report(case, rounds[case.name]) for case in cases}
     show_table(
         "host work of a step, ms",
-        ["", "host", "p99", "cpu", "bound", "within", "passes", "per pass", "tokens", "whole step"],
+        [
+            "",
+            "host",
+            "p99",
+            "cpu",
+            "M instr",
+            "bound",
+            "within",
+            "passes",
+            "per pass",
+            "tokens",
+            "whole step",
+        ],
         [
             [
                 name,
                 milliseconds(entry["host_s"].median),
                 milliseconds(entry["host_s"].p99),
                 milliseconds(entry["host_cpu_s"].median),
+                f"{entry['host_instructions'].median / 1e6:.2f}",
                 milliseconds(entry["bound_s"]),
                 verdict(entry["is_within_bound"]),
                 f"{entry['passes_per_step']:.1f}",

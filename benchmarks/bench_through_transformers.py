@@ -37,7 +37,6 @@ from benchmarks.compare import Comparison
 from benchmarks.driving import (
     BLOCK_SIZE,
     Bench,
-    ForwardCpu,
     add_draft_options,
     build_bench,
     make_requests,
@@ -55,6 +54,7 @@ from benchmarks.harness import (
 from benchmarks.intervals import Interval, bootstrap, ratio_of_rates
 from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt
+from benchmarks.step_timer import ForwardCpu
 from benchmarks.turns import Case, Turn, Turns, engine_case
 from draft.budget import TreeBudget
 from engine.model.read_config import read_model_config

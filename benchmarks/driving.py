@@ -1,11 +1,10 @@
 """Engines made by hand, and driven with a bounded number of requests in flight."""
 
 import argparse
-import functools
 import gc
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.prompts import Prompt
+from benchmarks.step_timer import ForwardCpu, StepRecord, StepTimer
 from draft.budget import PassTimeEstimate, TreeBudget
 from draft.config import DraftConfig
 from draft.head_texts import Head
@@ -24,7 +24,6 @@ from engine.core import Engine
 from engine.events import Finished, RequestStats, TokensEmitted
 from engine.model.decoder import DtypeName
 from engine.model.load import load_model
-from engine.model.protocol import CausalModel, ForwardOutput
 from engine.model.quantised.formats import Rounding, SchemeName
 from engine.passes.runner import ModelRunner
 from engine.passes.step_times import follow_step_times
@@ -144,26 +143,6 @@ class RecordingVerifier(CoupledVerifier):
         return verdicts
 
 
-class ForwardCpu:
-    """Processor time of this thread in the passes of the models that it was put around."""
-
-    def __init__(self) -> None:
-        self.total_s = 0.0
-
-    def put_around(self, model: CausalModel) -> None:
-        """Count the model's passes from now on."""
-        forward = model.forward
-
-        @functools.wraps(forward)
-        def counted(*args: Any, **kwargs: Any) -> ForwardOutput:
-            started_s = time.thread_time()
-            output = forward(*args, **kwargs)
-            self.total_s += time.thread_time() - started_s
-            return output
-
-        model.forward = counted  # type: ignore[method-assign]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """An engine with handles on its parts. `runners["small"]` drafts, be it a head's."""
@@ -174,7 +153,7 @@ class Bench:
     forward_cpu: ForwardCpu
 
 
-def build_bench(
+def build_bench(  # noqa: PLR0913 - all that an engine is made of
     runners: Mapping[Tier, ModelRunner],
     *,
     draft_config: DraftConfig | None = None,
@@ -183,19 +162,25 @@ def build_bench(
     policy: QueuePolicy | None = None,
     forward_cpu: ForwardCpu | None = None,
     head: Head | None = None,
+    draft_clock: Callable[[], float] = time.monotonic,
 ) -> Bench:
     """An engine over runners that may be shared with other engines, one engine at work at a time.
 
     With a small model it drafts, without one the head; a request can switch that off, which is
     plain decoding.
     forward_cpu: of another engine over the same runners, whose passes are counted already.
+    draft_clock: by which the drafter learns what steps take.
     """
     verifier = RecordingVerifier()
     drafter = None
     if "small" in runners and "large" in runners:
-        drafter = TreeDrafter(runner=runners["small"], config=draft_config, budget=budget)
+        drafter = TreeDrafter(
+            runner=runners["small"], config=draft_config, budget=budget, clock=draft_clock
+        )
     elif head is not None:
-        drafter = TreeDrafter(runner=None, head=head, config=draft_config, budget=budget)
+        drafter = TreeDrafter(
+            runner=None, head=head, config=draft_config, budget=budget, clock=draft_clock
+        )
     engine = Engine(
         runners=runners, verifier=verifier, drafter=drafter, config=config, policy=policy
     )
@@ -255,29 +240,6 @@ def draft_config(arguments: argparse.Namespace) -> DraftConfig:
 # ---- driving it -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One engine step: seconds in all and in each model's passes.
-
-    `host_cpu_s`: processor time of this thread outside the passes. What other programs take from
-    the machine is not in it, nor is waiting.
-    """
-
-    wall_s: float
-    large_s: float
-    small_s: float
-    host_cpu_s: float
-    num_small_passes: int
-    num_in_flight: int
-    num_emitted: int
-    had_prefill: bool
-
-    @property
-    def host_s(self) -> float:
-        """Everything but the forward passes."""
-        return self.wall_s - self.large_s - self.small_s
-
-
 @dataclass(slots=True, kw_only=True)
 class Stream:
     """Tokens of one request. `arrivals`: (seconds since the drive began, tokens so far)."""
@@ -320,47 +282,6 @@ class Drive:
     def outputs(self) -> list[list[int]]:
         """The answers' token ids."""
         return [answer.token_ids for answer in self.streams]
-
-
-class StepTimer:
-    """Steps a bench and records where the time went."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-
-    def step(self, num_in_flight: int) -> tuple[list[Any], StepRecord]:
-        """One engine step and its record."""
-        before = self._read()
-        had_prefill = self._has_prompts()
-        forward_cpu_s = self._bench.forward_cpu.total_s
-        started_cpu_s, started_s = time.thread_time(), time.perf_counter()
-        events = self._bench.engine.step()
-        wall_s, cpu_s = time.perf_counter() - started_s, time.thread_time() - started_cpu_s
-        forward_cpu_s = self._bench.forward_cpu.total_s - forward_cpu_s
-        after = self._read()
-        emitted = sum(len(e.token_ids) for e in events if isinstance(e, TokensEmitted))
-        return events, StepRecord(
-            wall_s=wall_s,
-            large_s=after["large"][0] - before["large"][0],
-            small_s=after["small"][0] - before["small"][0],
-            host_cpu_s=max(cpu_s - forward_cpu_s, 0.0),
-            num_small_passes=after["small"][1] - before["small"][1],
-            num_in_flight=num_in_flight,
-            num_emitted=emitted,
-            had_prefill=had_prefill,
-        )
-
-    def _read(self) -> dict[str, tuple[float, int]]:
-        read = {"large": (0.0, 0), "small": (0.0, 0)}
-        for tier, runner in self._bench.runners.items():
-            read[tier] = (runner.times.total_s, runner.times.num_passes)
-        return read
-
-    def _has_prompts(self) -> bool:
-        """Return whether a prompt is uncomputed, so that the step is not purely decoding."""
-        scheduler = self._bench.engine.scheduler
-        running = (sequence for tier in scheduler.running.values() for sequence in tier)
-        return bool(scheduler.waiting) or any(not sequence.is_decoding for sequence in running)
 
 
 def drive(bench: Bench, requests: Sequence[EngineRequest], *, concurrency: int) -> Drive:

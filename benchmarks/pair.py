@@ -11,7 +11,6 @@ from benchmarks.compare import NextLogits, runner_logits, sampled_scores
 from benchmarks.disagreeing import measured_agreement
 from benchmarks.driving import (
     Bench,
-    ForwardCpu,
     blocks_for,
     build_bench,
     draft_config,
@@ -22,6 +21,7 @@ from benchmarks.driving import (
 from benchmarks.grown import grown_head, grown_large, grown_small
 from benchmarks.harness import choose_threads, console
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
+from benchmarks.step_timer import ForwardCpu
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
 from draft.head_texts import Head
