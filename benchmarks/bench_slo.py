@@ -11,16 +11,18 @@ Cases, run in turn (A B A B), each with an engine of its own over the same model
 
     arrival order      first come, first served
     fair queue         fairness between tenants; there is one, so by priority and arrival
-    slo queue          the engine's default: slack, batch holds back and makes room
+    slo queue          by deadlines: least slack first, batch holds back and makes room
 
 A request arrives when the trace says so, whether or not the engine had time for it: latency counts
 from there.
 
 Reading it: `goodput` is the requests a second that met all their objectives, over the whole run
 until the last answer. `attained` is their share; `chat` and `batch` of each class. `over order`:
-goodput by that of arrival order, round by round. `rate at 90 %`: the highest rate at which so many
-attain, between the measured rates by straight lines. `equal`: the share of answers that are token
-for token what they were in arrival order (below 1 is a defect with float32).
+goodput by that of arrival order, with a 95 % interval (bootstrap over rounds). The last lines say
+where the slo queue is good enough to be the default: 1.3 times the goodput where arrival order
+attains less than 0.75, elsewhere a lower bound of 0.97. `rate at 90 %`: the highest rate at which
+so many attain, between the measured rates by straight lines. `equal`: the share of answers that are
+token for token what they were in arrival order (below 1 is a defect with float32).
 
     OUTRIDER_DATA=... python -m benchmarks.bench_slo --dtype float32
 """
@@ -42,7 +44,6 @@ from benchmarks.harness import (
     console,
     measure_in_turn,
     milliseconds,
-    paired_ratio,
     prepare,
     show_table,
     start,
@@ -50,6 +51,7 @@ from benchmarks.harness import (
     verdict,
     write_results,
 )
+from benchmarks.intervals import ratio_of_rates
 from benchmarks.pair import Folders, Pair
 from benchmarks.prompts import Prompt
 from benchmarks.slo_plot import draw
@@ -81,6 +83,9 @@ CASES: Mapping[str, MakePolicy] = {ORDER: ArrivalOrder, FAIR: FairQueue, SLO: Sl
 
 TARGET_ATTAINMENT = 0.9
 GOAL_RATIO = 1.3
+# Below this share in arrival order the goal is `GOAL_RATIO`, else this least lower bound.
+_FEW_ATTAINED = 0.75
+_NO_LOSS = 0.97
 
 _COLUMNS = (
     *("", "goodput/s", "over order", "attained %", "chat %", "batch %", "ttft ms", "p99"),
@@ -101,9 +106,13 @@ class Run:
         """The outcomes of one class."""
         return [outcome for outcome in self.outcomes if outcome.trace_class == name]
 
+    def num_met(self, wanted: Objectives) -> int:
+        """Requests that met their objectives."""
+        return sum(outcome.meets(wanted) for outcome in self.outcomes)
+
     def goodput(self, wanted: Objectives) -> float:
         """Requests a second that met their objectives."""
-        return sum(outcome.meets(wanted) for outcome in self.outcomes) / self.wall_s
+        return self.num_met(wanted) / self.wall_s
 
 
 class Replay:
@@ -266,8 +275,9 @@ def report(rounds: Sequence[Run], order: Sequence[Run], wanted: Objectives) -> d
         "attainment": attainment(chats + batch, wanted),
         "chat_attainment": attainment(chats, wanted),
         "batch_attainment": attainment(batch, wanted),
-        "goodput_over_order": paired_ratio(
-            goodput, [max(run.goodput(wanted), 1e-9) for run in order]
+        "goodput_over_order": ratio_of_rates(
+            tuple([max(run.num_met(wanted), 1e-3) for run in side] for side in (rounds, order)),
+            tuple([run.wall_s for run in side] for side in (rounds, order)),
         ),
         "chat_ttft_s": Summary.of([o.ttft_s for o in chats if o.ttft_s is not None]),
         "chat_inter_token_s": Summary.of([o.inter_token_s for o in chats]),
@@ -392,7 +402,7 @@ def _show(
                 [
                     f"{_point(rate)}/s {name}",
                     f"{entry['goodput_per_s'].median:.2f}",
-                    f"{entry['goodput_over_order'].median:.2f}",
+                    str(entry["goodput_over_order"]),
                     *(
                         f"{100 * entry[f'{part}attainment']:.1f}"
                         for part in ("", "chat_", "batch_")
@@ -420,6 +430,17 @@ def _show(
     ratio = math.nan if ratio is None else ratio
     goal = f"goal: {GOAL_RATIO} of arrival order at the same attainment: {ratio:.2f}"
     console.print(f"{goal} {verdict(ratio >= GOAL_RATIO)}")
+    for rate in rates:
+        point = results["points"][_point(rate)]
+        found, attained = point[SLO]["goodput_over_order"], point[ORDER]["attainment"]
+        load = results["loads"][_point(rate)]
+        if attained < _FEW_ATTAINED:
+            told, is_met = f"at least {GOAL_RATIO}", found.estimate >= GOAL_RATIO
+        else:
+            told, is_met = f"lower bound at least {_NO_LOSS}", found.low >= _NO_LOSS
+        console.print(
+            f"load {load}, arrival order {attained:.2f}: {found}, {told}: {verdict(is_met)}"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

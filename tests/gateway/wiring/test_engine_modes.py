@@ -288,6 +288,6 @@ def test_the_start_log_tells_of_a_library_that_is_not_this_version_s(
 
 def test_the_queue_is_the_one_of_the_settings() -> None:
     runners = runners_of()
-    for given, kind in ({}, FairQueue), ({"slo__queue": "deadlines"}, SloQueue):
-        engine = engine_wiring.join(settings_of(**given), runners, None)
+    for queue, kind in ("fair", FairQueue), ("deadlines", SloQueue):
+        engine = engine_wiring.join(settings_of(slo__queue=queue), runners, None)
         assert type(engine.scheduler._policy) is kind
