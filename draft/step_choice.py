@@ -146,7 +146,7 @@ class _Choice:
         if kept.log_s is None or plain.log_s is None or not self.recent.steps:
             return None
         plain_s = self.recent.step_s * exp(plain.log_s - kept.log_s)
-        return max(min(seconds / plain_s, _LONGEST_STRETCH), 1.0)
+        return min(seconds / plain_s, _LONGEST_STRETCH)
 
     def _note_probe(
         self, probe: _Probe, tokens: float, seconds: float, *, is_measured: bool

@@ -107,6 +107,23 @@ def test_the_fastest_kind_is_kept_and_probes_cost_little(number: int, best: Step
     assert drive.num_tokens / number / (100 * (drive.now_s - begun_s)) > 3 * 0.98
 
 
+@pytest.mark.parametrize(("small_s", "found"), [(2.0, 2.0), (9.0, 4.0)])
+def test_a_step_is_known_in_plain_ones_once_those_were_tried(small_s: float, found: float) -> None:
+    """Also where it is kept, and no plain step is near; what is far too long was held up."""
+    stretches: dict[StepKind, list[float | None]] = {"small": [], "plain": []}
+
+    def step(kind: StepKind, number: int) -> Step:
+        if number:
+            stretches[drive.kinds[-1]].append(drive.choice.stretch)
+        return (12, small_s) if kind == "small" else (1, 1.0)
+
+    drive = Drive(step, offered=("small", "plain"))
+    drive.run(2, 400)
+    assert stretches["small"][0] is None
+    assert stretches["small"][-1] == pytest.approx(found)
+    assert set(stretches["plain"]) == {1.0}
+
+
 def test_a_first_short_answer_has_guesses() -> None:
     found = Drive(steps(head=(3, 1.0))).run(1, 16)
     assert set(found) == {"head"}

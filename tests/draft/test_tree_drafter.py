@@ -12,7 +12,7 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.protocols import DraftLogits
+from engine.protocols import Beside, DraftLogits
 from engine.request import CascadeParams, Source, SpeculationParams
 from engine.sequences.noise import SequenceNoise
 from engine.sequences.sequence import Sequence
@@ -364,6 +364,36 @@ def test_a_cascade_always_knows_the_small_models_view_of_the_root(enabled: bool)
     assert torch.equal(tree.draft_logits[0], output.logits[0])
     assert len(tree.draft_logits) == tree.num_nodes
     assert tree.num_draft_nodes == 0 or enabled
+
+
+def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps() -> None:
+    """It wants none of its own, so nothing pays it for a step that lasts longer."""
+    pair = tiny_pair()
+    budget = TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: 1.0 + rows / 100),
+        draft_pass_s=FixedTimes(lambda rows: 0.05),
+    )
+    large = ModelRunner(model=pair.large, num_blocks=128)
+    drafter = TreeDrafter(runner=ModelRunner(model=pair.small, num_blocks=128), budget=budget)
+    first, other = (
+        Sequence(
+            request=make_request(name, random_prompt(20)),
+            tier="large",
+            view=large.new_view(name),
+            noise=SequenceNoise(make_request(name, ()).sampling, "large", vocab_size=131),
+            submitted_s=0.0,
+            token_ids=[*random_prompt(20), 5],
+        )
+        for name in ("first", "other")
+    )
+    beside = Beside(streams=[other])
+    assert next(drafter.propose([first], beside=beside)).slices
+    for sequence in (first, other, first):  # the last token of `first` came from its guesses
+        drafter._pace.begin_step([first, other], 1.5 if sequence is other else None)
+        sequence.token_ids.append(6)
+    drafter._pace.begin_step([first, other], 1.5)
+    with pytest.raises(StopIteration):
+        next(drafter.propose([first], beside=beside))
 
 
 def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:
