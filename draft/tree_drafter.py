@@ -19,7 +19,7 @@ from draft.host_growth import Growth, HostGrowth
 from draft.lessons import Lessons
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
-from draft.own_pace import OwnPace
+from draft.step_budgets import StepBudgets
 from draft.step_choice import MODELS, StepChoice, StepKind
 from draft.text_guesses import TextGuesses
 from draft.text_sources import TextSources
@@ -81,8 +81,6 @@ class TreeDrafter:
         self._free = TextGuesses(self._text, self._config)
         self._lessons = Lessons(calibration or EdgeCalibration())
         self._choice = StepChoice(clock)
-        self._pace = OwnPace()
-        self._beside = NOTHING_BESIDE  # the trees of this step
         self._head_texts: HeadTexts | None = None
         guesses: dict[DraftModel, ModelGuesses] = {}
         if head is not None:
@@ -118,6 +116,7 @@ class TreeDrafter:
                 )
                 for model, each in guesses.items()
             }
+        self._budgets = StepBudgets(budget, self._growths, self._last)
 
     # ---- the engine's protocol ------------------------------------------------------------
 
@@ -141,11 +140,10 @@ class TreeDrafter:
         self, sequences: SequenceOf[Sequence], *, beside: Beside = NOTHING_BESIDE
     ) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
-        self._beside = beside
         kind = self._choice.choose(
             sequences, self._offered(sequences), has_prompts=beside.num_prompts > 0
         )
-        self._pace.begin_step([*sequences, *beside.streams], self._choice.stretch)
+        self._budgets.begin_step(sequences, beside, self._choice.stretch)
         self._note_unasked(kind)
         if kind == "plain":
             self._note_steps_without()
@@ -160,18 +158,18 @@ class TreeDrafter:
             self._note_steps_without()
             return Trees(host={})
         if not self._growths:
-            floor = least_chance(drafts, self._step_budget(drafts, "small"), spent_s=0.0)
+            floor = least_chance(drafts, self._budgets.of_step(drafts, "small", []), spent_s=0.0)
             return Trees(host=select_nodes(drafts, floor))
         last: DraftModel = "small" if self._runner is not None else "head"
         spent_s = 0.0
         asked = [*growers["head"], *growers["small"]]
         if growers["head"] and growers["small"]:  # a forest has one model's trees
-            step = self._step_budget(drafts, "head", asked)
+            step = self._budgets.of_step(drafts, "head", asked)
             spent_s = yield from self._growths["head"].run_passes(growers["head"], drafts, step)
         elif growers["head"]:
             last = "head"
         self._note_steps_without(last)
-        step = self._step_budget(drafts, last, asked)
+        step = self._budgets.of_step(drafts, last, asked)
         return (yield from self._last[last].grow(growers[last], drafts, step, spent_s))
 
     def _note_unasked(self, kind: StepKind) -> None:
@@ -318,41 +316,6 @@ class TreeDrafter:
         pace_s = spent_s / max(sequence.num_own_tokens, 1)
         return min(max(pace_s / wanted_s, _LEAST_URGENCY), _MOST_URGENCY)
 
-    def _step_budget(
-        self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]
-    ) -> StepBudget | None:
-        """Return the step's budget; asked: for which a model makes guesses."""
-        if self._budget is None:
-            return None
-        lengths = [len(draft.sequence.token_ids) for draft in drafts]
-        growth, beside = self._growths.get(model), self._beside
-        block = None if growth is None else growth.block
-        return self._budget.of_step(
-            model,
-            num_sequences=len(drafts) + len(beside.streams),
-            num_prompt_rows=beside.num_prompt_rows,
-            most_stretch=self._most_stretch(drafts, asked),
-            context=sum(lengths) / max(len(lengths), 1),
-            # One whose prompt is computed waits for a token as well.
-            base_tokens=sum(draft.urgency for draft in drafts)
-            + len(beside.streams)
-            + beside.num_prompts,
-            level_host_s=0.0 if growth is None else growth.host_times(len(drafts)),
-            beside_s=self._last[model].beside_s(len(drafts)) if model in self._last else 0.0,
-            num_block_rows=0 if block is None else block.num_rows,
-        )
-
-    def _most_stretch(self, drafts: SequenceOf[Draft], asked: SequenceOf[Draft]) -> float:
-        """Return how many plain steps this one may last for the sake of each request's own pace."""
-        is_asked = {id(draft) for draft in asked}
-        expected = [(sequence, 0.0) for sequence in self._beside.streams]
-        for draft in drafts:
-            gain = sum(prob for prob, _ in draft.tree.verifiable())
-            if id(draft) in is_asked:
-                gain = max(gain, draft.acceptance.value)
-            expected.append((draft.sequence, gain))
-        return self._pace.most_stretch(expected)
-
     # ---- which model drafts, and for which sequences --------------------------------------
 
     def _offered(self, sequences: SequenceOf[Sequence]) -> list[StepKind]:
@@ -404,7 +367,7 @@ class TreeDrafter:
         self, model: DraftModel, able: list[Draft], drafts: SequenceOf[Draft]
     ) -> list[Draft]:
         """Those of the sequences, in the given order, for which the model is worth asking."""
-        step = self._step_budget(drafts, model, able) if able else None
+        step = self._budgets.of_step(drafts, model, able) if able else None
         if step is None:
             return able
         max_depth = self._config.max_draft_depth
@@ -416,7 +379,7 @@ class TreeDrafter:
         number = step.num_worth_drafting([gain for gain, _ in gains], probs, max_depth)
         if 0 < number < len(able):  # the others only wait
             gains = gains[:number]
-            step = self._step_budget(drafts, model, [draft for _, draft in gains])
+            step = self._budgets.of_step(drafts, model, [draft for _, draft in gains])
             assert step is not None
             number = step.num_worth_drafting([gain for gain, _ in gains], probs, max_depth)
         chosen = {id(draft) for _, draft in gains[:number]}

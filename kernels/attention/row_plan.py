@@ -126,7 +126,7 @@ class _Memory:
         """Cut it; the fields of a call are 0."""
         # In a quarter of the time of `self.words.ctypes.data`.
         own_starts = (
-            ctypes.addressof(ctypes.c_char.from_buffer(self.words)) if self.words.size else 0
+            ctypes.addressof(ctypes.c_char.from_buffer(self.words.data)) if self.words.size else 0
         )
         tile_slots = own_starts + 8 * self.num_rows
         tiles = tile_slots + 8 * self.num_tiles

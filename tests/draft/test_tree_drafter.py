@@ -389,9 +389,9 @@ def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps
     beside = Beside(streams=[other])
     assert next(drafter.propose([first], beside=beside)).slices
     for sequence in (first, other, first):  # the last token of `first` came from its guesses
-        drafter._pace.begin_step([first, other], 1.5 if sequence is other else None)
+        drafter._budgets.begin_step([first], beside, 1.5 if sequence is other else None)
         sequence.token_ids.append(6)
-    drafter._pace.begin_step([first, other], 1.5)
+    drafter._budgets.begin_step([first], beside, 1.5)
     with pytest.raises(StopIteration):
         next(drafter.propose([first], beside=beside))
 

@@ -1,0 +1,69 @@
+"""The budgets of a step's guesses, from what decodes in it and what each request may wait."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+
+from draft.budget import StepBudget, TreeBudget
+from draft.draft_state import Draft
+from draft.host_growth import Growth, HostGrowth
+from draft.own_pace import OwnPace
+from engine.protocols import NOTHING_BESIDE, Beside, DraftModel
+from engine.sequences.sequence import Sequence
+
+
+class StepBudgets:
+    """Makes a step's budgets. growths, last: by model, what grows trees and what chooses nodes."""
+
+    def __init__(
+        self,
+        budget: TreeBudget | None,
+        growths: Mapping[DraftModel, HostGrowth],
+        last: Mapping[DraftModel, Growth],
+    ) -> None:
+        self._budget = budget
+        self._growths = growths
+        self._last = last
+        self._pace = OwnPace()
+        self._beside = NOTHING_BESIDE
+
+    def begin_step(
+        self, sequences: SequenceOf[Sequence], beside: Beside, stretch: float | None
+    ) -> None:
+        """Begin a step of these sequences; stretch: of the last one, see `OwnPace`."""
+        self._beside = beside
+        self._pace.begin_step([*sequences, *beside.streams], stretch)
+
+    def of_step(
+        self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]
+    ) -> StepBudget | None:
+        """Return the step's budget; asked: for which a model makes guesses."""
+        if self._budget is None:
+            return None
+        lengths = [len(draft.sequence.token_ids) for draft in drafts]
+        growth, beside = self._growths.get(model), self._beside
+        block = None if growth is None else growth.block
+        return self._budget.of_step(
+            model,
+            num_sequences=len(drafts) + len(beside.streams),
+            num_prompt_rows=beside.num_prompt_rows,
+            most_stretch=self._most_stretch(drafts, asked),
+            context=sum(lengths) / max(len(lengths), 1),
+            # One whose prompt is computed waits for a token as well.
+            base_tokens=sum(draft.urgency for draft in drafts)
+            + len(beside.streams)
+            + beside.num_prompts,
+            level_host_s=0.0 if growth is None else growth.host_times(len(drafts)),
+            beside_s=self._last[model].beside_s(len(drafts)) if model in self._last else 0.0,
+            num_block_rows=0 if block is None else block.num_rows,
+        )
+
+    def _most_stretch(self, drafts: SequenceOf[Draft], asked: SequenceOf[Draft]) -> float:
+        """Return how many plain steps this one may last for the sake of each request's own pace."""
+        is_asked = {id(draft) for draft in asked}
+        expected = [(sequence, 0.0) for sequence in self._beside.streams]
+        for draft in drafts:
+            gain = sum([prob for prob, _ in draft.tree.verifiable()])
+            if id(draft) in is_asked:
+                gain = max(gain, draft.acceptance.value)
+            expected.append((draft.sequence, gain))
+        return self._pace.most_stretch(expected)
