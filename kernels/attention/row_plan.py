@@ -57,6 +57,7 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
     masks = [masks for masks in batch.ancestor_masks if masks is not None]
     mask_words = _num_words(masks)
     numbers = _numbers(batch)
+    first = numbers.buffer_info()[0]  # 0 where there are none
     memory = _Memory.of(batch)
     # What the library reads stays in these names until it has returned.
     packed = b"".join(mask.to_bytes(8 * mask_words, "little") for own in masks for mask in own)
@@ -66,10 +67,10 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
         window=window or 0,
         tile_rows=TILE_ROWS,
         mask_words=mask_words,
-        sequences=numbers.buffer_info()[0],
+        sequences=first,
         masks=packed,
     )
-    call.blocks = call.sequences + _SEQUENCE_FIELDS * 8 * len(batch.kv_lens)
+    call.blocks = first + _SEQUENCE_FIELDS * 8 * len(batch.kv_lens)
     keys = memory.attention()
     for field in _WRITTEN:
         setattr(call, field, getattr(keys, field))
