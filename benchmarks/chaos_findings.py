@@ -205,7 +205,8 @@ def judge_books(database: Path, exchanges: Sequence[Exchange], counted: float) -
     """Judge the ledger: what was answered was charged once, as its usage says.
 
     counted: tokens of local models in answers, by the gateway's counter. That counts what a client
-    that left was sent, the ledger what was computed for it.
+    that left was sent, the ledger what was computed for it; and what came of an answer that failed,
+    which the ledger discards.
     """
     with sqlite3.connect(database) as connection:
         rows = connection.execute(
@@ -213,10 +214,12 @@ def judge_books(database: Path, exchanges: Sequence[Exchange], counted: float) -
             "SUM(CASE WHEN tier IN ('small', 'large') AND kind != 'cached' "
             "THEN num_completion_tokens - num_discarded_tokens ELSE 0 END), "
             "SUM(num_charged_tokens > 0 AND kind != 'continuation'), "
-            "SUM(num_charged_tokens > 0 AND kind = 'continuation') "
+            "SUM(num_charged_tokens > 0 AND kind = 'continuation'), "
+            "SUM(CASE WHEN tier IN ('small', 'large') AND outcome = 'failed' "
+            "THEN num_discarded_tokens ELSE 0 END) "
             "FROM ledger GROUP BY client_request_id"
         ).fetchall()
-    charges = {name: (tokens, *parts) for name, tokens, _, *parts in rows}
+    charges = {name: (tokens, *parts) for name, tokens, _, *parts, _ in rows}
     wrong = [
         f"{each.request_id} {each.kind} usage {each.total_tokens}, "
         f"charged {charges.get(each.request_id)}"
@@ -224,7 +227,7 @@ def judge_books(database: Path, exchanges: Sequence[Exchange], counted: float) -
         if each.outcome == "answered" and not _is_charged_once(each, charges.get(each.request_id))
     ]
     left = {each.request_id for each in exchanges if each.outcome == "left"}
-    most = sum(tokens for _, _, tokens, *_ in rows)
+    most = sum(tokens + lost for _, _, tokens, *_, lost in rows)
     least = sum(tokens for name, _, tokens, *_ in rows if name not in left)
     return [
         Finding(

@@ -20,6 +20,8 @@ left: by us. broken: cut off without either. garbled: not what the API promises.
 BAD: Final[frozenset[Outcome]] = frozenset({"broken", "hung", "garbled"})
 HUNG_AFTER_S: Final = 240.0
 _LEAVES: Final = 0.12
+_REFUSED_FOR_S: Final = 900.0
+_PAUSE_S: Final = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,14 +76,27 @@ class Clients:
             await asyncio.sleep(chance.expovariate(1 / pause_s))
 
     async def alone(self) -> None:
-        """Ask each question that has one text, one after the other; of an experiment, by arm."""
+        """Ask each question that has one text, one after the other; of an experiment, by arm.
+
+        One that engines died with twice is refused for ten minutes, so it is asked again.
+        """
+        asked: list[tuple[Question, str | None]] = []
+        for question in self.questions:
+            if question.has_one_text:
+                asked.append((question, None))
+            elif question.kind == "experiment":
+                asked += [(question, f"models/{arm}") for arm in ONE_TEXT_ARMS]
+        deadline_s = time.monotonic() + _REFUSED_FOR_S
         async with httpx.AsyncClient(timeout=None) as client:
-            for question in self.questions:
-                if question.has_one_text:
-                    await self.ask(client, question, None)
-                elif question.kind == "experiment":
-                    for arm in ONE_TEXT_ARMS:
-                        await self.ask(client, question, None, arm=f"models/{arm}")
+            while asked and time.monotonic() < deadline_s:
+                refused = []
+                for question, arm in asked:
+                    exchange = await self.ask(client, question, None, arm=arm)
+                    if exchange.outcome == "refused":
+                        refused.append((question, arm))
+                asked = refused
+                if asked:
+                    await asyncio.sleep(_PAUSE_S)
 
     async def ask(
         self,

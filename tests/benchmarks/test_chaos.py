@@ -167,6 +167,20 @@ def test_counts_are_those_of_the_experiments_report(tmp_path: Path) -> None:
     assert counts["drafts", "on"] == ArmCount(num_requests=0, num_answered=0)
 
 
+def written(database: Path, rows: list[tuple[str, str, int, int, int, str]]) -> Path:
+    """Write a ledger of the large model's rows; the last two: tokens discarded, and the outcome."""
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "CREATE TABLE ledger (client_request_id, kind, num_charged_tokens, "
+            "num_completion_tokens, num_discarded_tokens, outcome, tier DEFAULT 'large')"
+        )
+        names = "client_request_id, kind, num_charged_tokens, num_completion_tokens, "
+        names += "num_discarded_tokens, outcome"
+        connection.executemany(f"INSERT INTO ledger ({names}) VALUES (?, ?, ?, ?, ?, ?)", rows)
+    connection.close()
+    return database
+
+
 @pytest.mark.parametrize(
     ("charges", "counted", "seen"),
     [
@@ -183,16 +197,19 @@ def test_counts_are_those_of_the_experiments_report(tmp_path: Path) -> None:
 def test_books_that_are_wrong_are_seen(
     tmp_path: Path, charges: list[tuple[str, str, int, int]], counted: int, seen: list[str]
 ) -> None:
-    database = tmp_path / "o.db"
-    with sqlite3.connect(database) as connection:
-        connection.execute(
-            "CREATE TABLE ledger (client_request_id, tier, kind, num_charged_tokens, "
-            "num_completion_tokens, num_discarded_tokens)"
-        )
-        connection.executemany("INSERT INTO ledger VALUES (?, 'large', ?, ?, ?, 0)", charges)
-    connection.close()
+    database = written(tmp_path / "o.db", [(*each, 0, "answered") for each in charges])
     left = replace(FINE, request_id="left", outcome="left", total_tokens=None)
     assert broken(judge_books(database, [FINE, left], counted)) == seen
+
+
+@pytest.mark.parametrize(("counted", "seen"), [(9, []), (15, []), (16, ["the"]), (8, ["the"])])
+def test_what_came_of_a_failed_answer_may_be_counted(
+    tmp_path: Path, counted: int, seen: list[str]
+) -> None:
+    rows = [("a", "answer", 30, 9, 0, "answered"), ("b", "answer", 0, 6, 6, "failed")]
+    failed = replace(FINE, request_id="b", outcome="ended in an error", total_tokens=None)
+    database = written(tmp_path / "o.db", rows)
+    assert broken(judge_books(database, [FINE, failed], counted)) == seen
 
 
 def test_what_is_left_is_seen() -> None:
