@@ -56,7 +56,7 @@ class ParallelRunner(RankRunner):
     )
 
     def __post_init__(self) -> None:
-        """Allocate the caches, here and on the other ranks, and meet them."""
+        """Allocate the caches, here and on the other ranks."""
         super().__post_init__()
         self._moves = SharedMoves(self.kv_cache, self.pool, self.ranks)
         self.ranks.open_cache(

@@ -114,7 +114,6 @@ class _Follower:
         self._model = model
         self._connection = connection
         self._collectives = collectives
-        self._adapters: dict[int, LoraWeights] = {}  # by rank 0's numbers
 
     def _open(self, cache: OpenCache) -> None:
         self._runner = RankRunner(
@@ -127,7 +126,9 @@ class _Follower:
             taps=cache.taps,
             cuda_graphs=False,
         )
-        self._views: dict[int, KVView] = {}  # by rank 0's numbers
+        # By rank 0's numbers.
+        self._views: dict[int, KVView] = {}
+        self._adapters: dict[int, LoraWeights] = {}
 
     def run(self, command: object) -> None:
         """Run a command."""
