@@ -18,7 +18,7 @@ from math import exp, inf, log
 from typing import Final, Literal
 
 from draft.pace import Pace
-from engine.protocols import DraftModel
+from engine.protocols import DraftModel, StretchCounts
 from engine.sequences.sequence import Sequence
 
 StepKind = Literal["head", "small", "text", "plain"]
@@ -216,6 +216,7 @@ class StepChoice:
         self._begin_s = 0.0
         self.stretch: float | None = None
         """The time of the last step in plain ones; None where it says nothing."""
+        self.stretches = StretchCounts()
 
     def choose(
         self,
@@ -231,6 +232,8 @@ class StepChoice:
         """
         now_s = self._clock()
         self.stretch = self._learn(now_s - self._begin_s, sequences)
+        if self.stretch is not None and self._kind != "plain":
+            self.stretches.add(self.stretch)
         choice = self._choices.get(company := _company(sequences))
         if choice is None:
             known = {kind: _Known() for kind in STEP_KINDS}

@@ -32,6 +32,7 @@ from engine.protocols import (
     DraftModel,
     FeatureReader,
     Proposal,
+    StretchCounts,
     Trees,
     Verdict,
 )
@@ -130,6 +131,11 @@ class TreeDrafter:
         """The models that draft; see `engine.protocols.Drafter`."""
         small = () if self._runner is None else ("small",)
         return small if self._head is None else (*small, self._head.model.kind)
+
+    @property
+    def stretch(self) -> StretchCounts:
+        """How long steps lasted, in plain ones; see `engine.protocols.Drafter`."""
+        return self._choice.stretches
 
     @property
     def features(self) -> FeatureReader | None:

@@ -20,7 +20,7 @@ from engine.events import (
 )
 from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
 from engine.passes.runner import ModelRunner
-from engine.protocols import Drafter, Verdict, Verifier
+from engine.protocols import Drafter, StretchCounts, Verdict, Verifier
 from engine.queue.adapter_queue import AdapterQueue, OnPrepared
 from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.queue.fair_queue import FairQueue
@@ -418,7 +418,12 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""
         return snapshot(
-            self._runners, self.scheduler, self._preparation, self._speculation, self._steps
+            self._runners,
+            self.scheduler,
+            self._preparation,
+            self._speculation,
+            self._steps,
+            StretchCounts() if self._drafter is None else self._drafter.stretch,
         )
 
     def info(self) -> EngineInfo:

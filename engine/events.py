@@ -224,6 +224,7 @@ class EngineStats:
     """A snapshot. Prefix-cache counters count tokens; `accepted_per_depth[i]` is depth i + 1.
 
     `step_forward_s`: the time of steps in the models' passes; `step_host_s`: beside them.
+    `num_stretched_steps` with guesses lasted `stretch_plain_steps` plain ones.
 
     `drafted_by_source` and `accepted_by_source` hold the same per source and depth; a node that
     several sources guessed counts for each of them.
@@ -240,6 +241,8 @@ class EngineStats:
     num_unratified_tokens: int = 0
     step_host_s: float = 0.0
     step_forward_s: float = 0.0
+    num_stretched_steps: int = 0
+    stretch_plain_steps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

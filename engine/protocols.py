@@ -29,6 +29,7 @@ __all__ = [
     "FeatureReader",
     "FeatureRows",
     "Proposal",
+    "StretchCounts",
     "Trees",
     "Verdict",
     "Verifier",
@@ -177,8 +178,29 @@ class FeatureReader(Protocol):
         """
 
 
+@dataclass(slots=True, kw_only=True)
+class StretchCounts:
+    """Steps with guesses, of decodes alone, whose time was compared with that of plain steps.
+
+    plain_steps: how many plain ones they lasted. A request whose guesses fail gets on slower by
+    plain_steps / num_steps: the stretch.
+    """
+
+    num_steps: int = 0
+    plain_steps: float = 0.0
+
+    def add(self, stretch: float) -> None:
+        """Count a step that lasted so many plain ones."""
+        self.num_steps += 1
+        self.plain_steps += stretch
+
+
 class Drafter(Protocol):
     """Makes guesses for large-tier sequences with the passes of models that draft."""
+
+    @property
+    def stretch(self) -> StretchCounts:
+        """How much longer than plain ones steps with guesses lasted."""
 
     @property
     def names(self) -> tuple[str, ...]:

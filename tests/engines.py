@@ -49,6 +49,7 @@ from engine.protocols import (
     Beside,
     Drafter,
     Proposal,
+    StretchCounts,
     Trees,
     Verdict,
     Verifier,
@@ -396,6 +397,7 @@ class ScriptedDrafter:
     gives_logits = False
     features = None
     names = ()
+    stretch = StretchCounts()
 
     def __init__(self, tree_for: Callable[[Sequence], TokenTree]) -> None:
         self._tree_for = tree_for

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.events import EngineStats, TierStats
 from engine.passes.runner import ModelRunner
+from engine.protocols import StretchCounts
 from engine.queue.preparation import Preparation
 from engine.queue.scheduler import Scheduler
 from engine.request import Tier
@@ -41,6 +42,7 @@ def snapshot(
     preparation: Preparation,
     speculation: SpeculationCounts,
     steps: StepCounts,
+    stretch: StretchCounts,
 ) -> EngineStats:
     """Take the gauges and counters of an engine of these parts."""
     return EngineStats(
@@ -53,6 +55,8 @@ def snapshot(
         num_draft_tokens=speculation.num_draft_tokens,
         num_accepted_tokens=speculation.num_accepted_tokens,
         accepted_per_depth=tuple(speculation.accepted_per_depth),
+        num_stretched_steps=stretch.num_steps,
+        stretch_plain_steps=stretch.plain_steps,
         num_unratified_tokens=speculation.num_unratified_tokens,
         drafted_by_source=speculation.drafted_by_source(),
         accepted_by_source=speculation.accepted_by_source(),

@@ -128,6 +128,7 @@ def _tier(name: str, now: TierStats, before: TierStats | None, over_s: float | N
 def _acceptance(now: EngineStats, before: EngineStats) -> Acceptance:
     num_drafts = now.num_drafts - before.num_drafts
     num_accepted = now.num_accepted_tokens - before.num_accepted_tokens
+    num_compared = now.num_stretched_steps - before.num_stretched_steps
     by_depth = _differences(now.accepted_per_depth, before.accepted_per_depth)
     sources = []
     for name in now.drafted_by_source:
@@ -149,6 +150,9 @@ def _acceptance(now: EngineStats, before: EngineStats) -> Acceptance:
         num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
         num_accepted_tokens=num_accepted,
         tokens_per_step=1 + num_accepted / num_drafts if num_drafts else None,
+        stretch=(now.stretch_plain_steps - before.stretch_plain_steps) / num_compared
+        if num_compared > 0
+        else None,
         accepted_by_depth=[_share(good, num_drafts) or 0.0 for good in by_depth],
         sources=[source for source in sources if source.num_drafted],
     )

@@ -132,6 +132,8 @@ class SourceFigures(_Model):
 class Acceptance(_Model):
     """Acceptance of drafts. `tokens_per_step`: emitted by a verifying pass, its own one included.
 
+    `stretch`: how many steps without guesses one with them lasts; null where none was compared.
+
     `accepted_by_depth`: the share of trees whose accepted path got to each depth, from 1 on.
     """
 
@@ -139,6 +141,7 @@ class Acceptance(_Model):
     num_draft_tokens: int
     num_accepted_tokens: int
     tokens_per_step: float | None
+    stretch: Annotated[float, Field(ge=0)] | None
     accepted_by_depth: list[_Share]
     sources: list[SourceFigures]
 

@@ -224,6 +224,15 @@ def _speculation_metrics(stats: EngineStats) -> Iterator[Metric]:
             "Tokens of cascades that the large model alone would not have chosen.",
             stats.num_unratified_tokens,
         ),
+        "spec_decode_compared_steps": (
+            "Steps with guesses whose time was compared with that of steps without.",
+            stats.num_stretched_steps,
+        ),
+        "spec_decode_compared_plain_steps": (
+            "How many steps without guesses they lasted. Divided by the compared steps it is the "
+            "stretch: so much slower is a request that is not helped by guesses.",
+            stats.stretch_plain_steps,
+        ),
     }
     for stem, (text, total) in totals.items():
         counter = CounterMetricFamily(f"outrider_{stem}", text, labels=["tier"])

@@ -122,6 +122,9 @@ def test_a_step_is_known_in_plain_ones_once_those_were_tried(small_s: float, fou
     assert stretches["small"][0] is None
     assert stretches["small"][-1] == pytest.approx(found)
     assert set(stretches["plain"]) == {1.0}
+    compared = [each for each in stretches["small"] if each is not None]
+    counts = drive.choice.stretches
+    assert (counts.num_steps, counts.plain_steps) == (len(compared), pytest.approx(sum(compared)))
 
 
 def test_a_first_short_answer_has_guesses() -> None:

@@ -318,4 +318,6 @@ def some_stats() -> EngineStats:
         drafted_by_source={"model": (50, 45), "suffix": (20,), "prediction": (16, 15)},
         accepted_by_source={"model": (33, 22), "suffix": (9,), "prediction": (14, 12)},
         num_unratified_tokens=6,
+        num_stretched_steps=300,
+        stretch_plain_steps=390.0,
     )

@@ -30,6 +30,7 @@ function showTiles(data) {
       if (isNumber(tier.held_mean_ms)) more.push([`mean time held back, ${tier.name} model`, brief(tier.held_mean_ms, "ms")]);
     }
     more.push(["tokens a step", brief(engine.acceptance.tokens_per_step)]);
+    more.push(["plain steps that one with drafts lasts", brief(engine.acceptance.stretch)]);
     more.push(["a step of the engine", brief(engine.step_ms, "ms")]);
     more.push(["of it beside the models' passes", brief(engine.host_ms, "ms")]);
     for (const tier of engine.tiers) more.push([`prompt found in the ${tier.name} model's cache`, brief(tier.prefix_hit_share, "%")]);

@@ -22,6 +22,8 @@ FIRST = EngineStats(
         )
     },
     num_steps=50,
+    num_stretched_steps=10,
+    stretch_plain_steps=15.0,
     step_host_s=0.2,
     step_forward_s=0.8,
     num_drafts=10,
@@ -47,6 +49,8 @@ LATER = EngineStats(
         )
     },
     num_steps=90,
+    num_stretched_steps=30,
+    stretch_plain_steps=39.0,
     step_host_s=0.4,
     step_forward_s=1.0,
     num_drafts=30,
@@ -72,6 +76,7 @@ def test_one_snapshot_is_about_all_since_the_start() -> None:
     assert (figures.step_ms, figures.host_ms) == (pytest.approx(20.0), pytest.approx(4.0))
     assert (tier.num_held, tier.held_mean_ms) == (0, pytest.approx(500.0))
     assert figures.acceptance.tokens_per_step == pytest.approx(2.5)
+    assert figures.acceptance.stretch == pytest.approx(1.5)
     assert figures.acceptance.accepted_by_depth == [1.0, 0.5]
     assert figures.history.age_s == [1.0]
 
@@ -91,6 +96,7 @@ def test_two_snapshots_give_the_figures_between_them() -> None:
     acceptance = figures.acceptance
     assert (acceptance.num_drafts, acceptance.num_draft_tokens) == (20, 80)
     assert acceptance.tokens_per_step == pytest.approx(1 + 60 / 20)
+    assert acceptance.stretch == pytest.approx(1.2)
     assert acceptance.accepted_by_depth == [1.0, 0.75, 0.2]
     model, suffix = acceptance.sources
     assert (model.name, model.num_drafted, model.num_accepted) == ("model", 80, 39)

@@ -33,6 +33,8 @@ def test_the_engines_numbers() -> None:
     assert found["outrider_request_holds_total", ("large",)] == 9
     assert found["outrider_request_held_seconds_total", ("large",)] == 2.5
     assert found["outrider_engine_steps_total", ()] == 500
+    assert found["outrider_spec_decode_compared_steps_total", ("large",)] == 300
+    assert found["outrider_spec_decode_compared_plain_steps_total", ("large",)] == 390
     assert found["outrider_engine_step_seconds_total", ("host",)] == 1.25
     assert found["outrider_engine_step_seconds_total", ("passes",)] == 8.5
     assert found["outrider_spec_decode_num_drafts_total", ("large",)] == 11
