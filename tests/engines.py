@@ -40,6 +40,7 @@ from engine.grammar.grammar import GrammarCompiler
 from engine.model.decoder import DtypeName
 from engine.model.load import load_model
 from engine.model.protocol import CausalModel
+from engine.model.shared_vocabulary import PickedRows
 from engine.parallel.ranks import Ranks
 from engine.parallel.runner import ParallelRunner
 from engine.passes.device_rows import DeviceRows
@@ -358,11 +359,13 @@ def watch_small_rows(engine: Engine) -> list[int]:
     rows: list[int] = []
 
     def counted(
-        slices: SequenceOf[ForwardSlice], device_rows: DeviceRows | None = None
+        slices: SequenceOf[ForwardSlice],
+        device_rows: DeviceRows | None = None,
+        picked: PickedRows | None = None,
     ) -> PassOutput:
         num_rows = 0 if device_rows is None else device_rows.total_rows
         rows.append(num_rows + sum(len(piece.token_ids) for piece in slices))
-        return forward(slices) if device_rows is None else forward(slices, device_rows)
+        return forward(slices, device_rows, picked=picked)
 
     runner.forward = counted  # type: ignore[method-assign]
     return rows

@@ -7,6 +7,7 @@ are the assembler's: registers and local memory from cuobjdump, shared memory fr
 
     python -m tests.kernels.ahead_of_time                      all specimens, sm_80, sm_90, sm_100
     python -m tests.kernels.ahead_of_time rope rms_norm -a 90  two files' kernels, one architecture
+    python -m tests.kernels.ahead_of_time --in-turn            each specimen for one of the three
     python -m tests.kernels.ahead_of_time --specimens FILE.py  another list of specimens
 
 The exit status is 1 where a kernel does not compile, spills, or asks for more than there is.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -114,9 +115,17 @@ class _AssumedGPU:
 
 
 def compile_specimens(
-    path: Path, *, stems: Sequence[str], architectures: Iterable[int], with_long: bool
+    path: Path,
+    *,
+    stems: Sequence[str],
+    architectures: Sequence[int],
+    with_long: bool,
+    in_turn: bool = False,
 ) -> list[Usage]:
-    """Record and compile; one entry for each different kernel of an architecture, or failure."""
+    """Record and compile; one entry for each different kernel of an architecture, or failure.
+
+    in_turn: each specimen is compiled for one architecture only, its neighbour for the next.
+    """
     from triton.runtime import driver
 
     specimens = [
@@ -127,11 +136,12 @@ def compile_specimens(
     gpu = _AssumedGPU()
     driver.set_active(gpu)
     usages: list[Usage] = []
-    for gpu.architecture in architectures:
+    for turn, gpu.architecture in enumerate(architectures):
+        own = specimens[turn :: len(architectures)] if in_turn else specimens
         by_kernel: dict[
             int, tuple[Any, Usage]
         ] = {}  # the compiled kernels are kept: ids are theirs
-        for specimen in specimens:
+        for specimen in own:
             try:
                 launches = _launches_of(specimen, gpu.architecture)
             except Exception as error:  # noqa: BLE001 - reported, and the others go on
@@ -308,6 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("stems", nargs="*", help="files in kernels/ without .py; default: all")
     parser.add_argument("-a", "--architectures", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--specimens", type=Path, default=DEFAULT_SPECIMENS)
+    parser.add_argument("--in-turn", action="store_true", help="each for one architecture")
     parser.add_argument("--long", action="store_true", help="rare variants as well")
     parser.add_argument("--list", action="store_true", help="only name the kernels launched")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
@@ -322,6 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stems=arguments.stems,
             architectures=arguments.architectures,
             with_long=arguments.long,
+            in_turn=arguments.in_turn,
         )
     if arguments.json:
         print(json.dumps({"usages": [asdict(usage) for usage in usages]}))  # noqa: T201

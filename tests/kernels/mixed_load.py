@@ -127,8 +127,9 @@ class Kind:
     overrides: Mapping[str, int] = field(default_factory=dict)
 
 
-# So many experts that their wide tiles are for prompts of 384 rows and more.
-_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 24, "max_position_embeddings": 1024}
+# So many experts that their wide tiles are for prompts of 512 rows and more: the warm-up's requests
+# have fewer, the load's have more, so only `warm_up_passes` has the tiles compiled in time.
+_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 32, "max_position_embeddings": 1024}
 KINDS = {
     "plain": Kind(),
     "fp8": Kind(kv_dtype=torch.float8_e4m3fn),

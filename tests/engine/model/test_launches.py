@@ -1,14 +1,17 @@
 """Launches that a layer costs on a GPU: our kernels and torch's operations, counted without one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from draft.config import DraftConfig
+from draft.draft_levels import capture_levels
 from engine.model.decoder import DecoderModel
 from engine.passes.flat_rows import ForwardSlice
 from engine.passes.runner import ModelRunner
@@ -150,3 +153,36 @@ def test_an_operation_of_torch_counts(model: DecoderModel, monkeypatch: pytest.M
     names = launches_of_a_layer(model, 1)
     assert names.count("mul") == 1
     assert len(names) == len(FUSED) + 1
+
+
+def test_a_draft_level_is_its_layers_and_few_launches_more(model: DecoderModel) -> None:
+    """All of them in one graph; greedy and sampled rows alike, truncated ones with four more."""
+    runner = ModelRunner(model=model, num_blocks=40)
+    levels: list[list[str]] = []
+
+    def record(run: Callable[[], None]) -> Callable[[], None]:
+        with noted_launches() as noted:
+            run()
+        levels.append(noted)
+        return run
+
+    runner.capture_graphs(capture=record, max_rows=1)
+    levels.clear()
+    with patch("engine.passes.level_graphs.TREE_COUNTS", (1,)):
+        assert capture_levels(DraftConfig(), runner, runner) == 2
+    truncated, plain = levels
+    around = [name for name in plain if name not in FUSED]
+    assert around == [
+        "_choose_frontier_kernel",
+        "_stage_rows_kernel",
+        "_divide_work_kernel",
+        "_embed_kernel",
+        "_rms_norm_kernel",  # the last, in front of the logits
+        "product",
+        "_gather_kernel",
+        "_chunk_top_kernel",
+        "_merge_top_kernel",
+        "_expand_tree_kernel",
+    ]
+    assert len(plain) == len(around) + len(FUSED) * model.config.num_layers
+    assert len(truncated) == len(plain) + 4
