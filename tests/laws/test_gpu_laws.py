@@ -1,6 +1,6 @@
 """Laws of speculation on a GPU, all passes and levels recorded: no text differs from the plain one.
 
-In float32, where a row's logits do not depend on the rows beside it but for their last bits.
+In float32 and deterministic mode, where a row's logits do not depend on the rows beside it.
 """
 
 from collections.abc import Iterator
