@@ -307,6 +307,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--trace", type=Path, default=MOONCAKE, help="also in $OUTRIDER_DATA")
     parser.add_argument("--requests", type=int, default=12_031, help="of the trace, at most")
+    parser.add_argument("--requests-of-day", type=int, default=12_031, help="in those of a day")
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[1.5, 2.0, 2.5, 3.0], help="a replica and second"
     )
