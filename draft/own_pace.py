@@ -12,9 +12,10 @@ from typing import Final
 
 from engine.sequences.sequence import Sequence
 
-# A request may be so much slower than without guesses, in all, and at first so many plain steps.
-_SLOWER: Final = 0.03
-_FIRST: Final = 0.5
+# A request may be so much slower than without guesses, in all, and so many plain steps besides. By
+# more than that plain decoding's slowest requests differ from the usual ones.
+_SLOWER: Final = 0.04
+_FIRST: Final = 1.5
 # A text whose guesses were right for long does not pay for its next part without end.
 _MOST: Final = 8.0
 
