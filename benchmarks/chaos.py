@@ -185,7 +185,7 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
     upstream.refuse()  # connections to it are kept open for later requests
     after = _settled(server, keys["any"])
     files_after = num_open_files(server.pid)
-    in_arms = answered_arms(database)
+    in_arms = _booked_arms(database, clients)
     reports = read_reports(database_url, count_answers(list(in_arms.values())))
     findings = [
         *judge_answers(questions, clients.exchanges),
@@ -207,6 +207,17 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
         ],
         **summary(clients.exchanges),
     }
+
+
+def _booked_arms(database: Path, clients: Clients) -> dict[str, str]:
+    """Return `answered_arms` once all answers are in it; the last one is booked behind its end."""
+    answered = {each.request_id for each in clients.exchanges if each.outcome == "answered"}
+    deadline_s = time.monotonic() + _SETTLE_S
+    while True:
+        found = answered_arms(database)
+        if answered <= found.keys() or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.5)
 
 
 def _wait_for_models(server: Server, key: str) -> None:
