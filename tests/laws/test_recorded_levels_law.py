@@ -36,7 +36,7 @@ def forests(engine: Engine) -> list[Any]:
 
 
 def test_the_same_trees_and_texts(right: dict[str, list[int]]) -> None:
-    """Of one sequence and of many, greedy and sampled; the last trees' remains mean nothing."""
+    """Of two to eight trees, greedy and sampled; the last trees' remains mean nothing."""
     found = []
     requests = mixed_requests()[::2]
     expected = {request.request_id: right[request.request_id] for request in requests}
@@ -52,7 +52,7 @@ def test_the_same_trees_and_texts(right: dict[str, list[int]]) -> None:
         found.append(grown)
     assert len(found[0]) > 10
     assert found[0] == found[1]
-    assert {rows // DraftConfig().max_frontier for rows in replayed} >= {1, 2, 4, 8}
+    assert {rows // DraftConfig().max_frontier for rows in replayed} >= {2, 4, 8}
 
 
 @pytest.mark.slow
