@@ -71,9 +71,9 @@ def test_the_callers_work_is_done_once_a_step_behind_the_first_pass(
     for tier, runner in engine._runners.items():
         forward = runner.forward
 
-        def logged(*args, forward=forward, tier=tier):  # type: ignore[no-untyped-def]
+        def logged(*args, forward=forward, tier=tier, **options):  # type: ignore[no-untyped-def]
             log.append(tier)
-            return forward(*args)
+            return forward(*args, **options)
 
         monkeypatch.setattr(runner, "forward", logged)
     for request in REQUESTS[:2]:
