@@ -26,7 +26,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "fleet": _Entry(
         "gateway.tools.fleet.command",
-        "Engines on many machines, started, watched and scaled by Ray Serve.",
+        "Engines on one or many machines, started, watched and scaled by Ray Serve.",
     ),
     "chat": _Entry(
         "gateway.tools.console.chat_command",
