@@ -21,7 +21,7 @@ def test_the_script_writes_its_results(tmp_path: Path) -> None:
     assert found["num_lost"] == found["num_misbilled"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_repeated_token_fails_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submit = EnginePool.submit
 

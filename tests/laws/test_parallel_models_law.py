@@ -59,7 +59,9 @@ def test_a_head_on_rank_0_changes_no_text(
     ("architecture", "count", "modules"),
     [
         ("qwen3", 4, ALL_MODULES),  # copied key-value heads
-        ("phi3", 2, ("qkv_proj", "gate_up_proj", "down_proj")),  # fused projections
+        pytest.param(  # fused projections
+            *("phi3", 2, ("qkv_proj", "gate_up_proj", "down_proj")), marks=pytest.mark.long
+        ),
     ],
 )
 def test_adapters_are_shared_out(
@@ -133,7 +135,7 @@ def test_speculation_changes_no_answer_of_rounded_parts(scheme: str, tmp_path: P
     assert said[0] == said[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_speculation_changes_no_answer_of_rounded_experts(tmp_path: Path) -> None:
     """Each rank rounds its part of every expert, and of the one that all rows share."""
     save_hf_model(
