@@ -200,14 +200,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ends", type=int, default=100, help="engines that end")
     parser.add_argument("--clients", type=int, default=8, help="that ask at a time")
     arguments: argparse.Namespace = parser.parse_args(argv)
-    logging.disable(logging.ERROR)  # each end is logged with its stack
     models = {
         tier: load_model(str(getattr(arguments, tier)), dtype="float32", device="cpu")
         for tier in TIERS
     }
-    found = asyncio.run(
-        measure(models, arguments.ends, seed=arguments.seed, clients=arguments.clients)
-    )
+    logging.disable(logging.ERROR)  # each end is logged with its stack
+    try:
+        found = asyncio.run(
+            measure(models, arguments.ends, seed=arguments.seed, clients=arguments.clients)
+        )
+    finally:
+        logging.disable(logging.NOTSET)
     show_table("engines that end", ("", ""), [[name, str(count)] for name, count in found.items()])
     write_results("engine_ends", variant_name(arguments), found, arguments)
     wrong = ("num_lost", "num_repeated", "num_misbilled", "num_other")
