@@ -435,6 +435,12 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 
 
+def test_files_with_marked_tests_are_found_by_their_marks_alone() -> None:
+    found = {file.name for file in gpu_check.gpu_marked_tests()}
+    assert {"test_gpu_laws.py", "test_recorded_schemes.py", "test_device_growth.py"} <= found
+    assert "test_gpu_benchmarks.py" not in found  # has marks in strings only
+
+
 @pytest.mark.slow
 def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
     """Benchmarks, tests with their conftests, and all that models run through are imported.
