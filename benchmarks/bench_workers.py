@@ -54,7 +54,7 @@ _WINDOW_TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What one window of requests took; `shares`: each worker's part of the processor time.
+    """Figures of one window of requests; `shares`: each worker's part of the processor time.
 
     whole_s: also with the clients' start and warm-up, as `busy_s` and `num_rows`.
     """

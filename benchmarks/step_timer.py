@@ -1,4 +1,4 @@
-"""Where the time of an engine's steps goes: in the models' passes, and beside them."""
+"""Times an engine's steps: in the models' passes, and beside them."""
 
 import functools
 import time

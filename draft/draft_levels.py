@@ -1,4 +1,4 @@
-"""What is recorded of a drafter's levels, where its trees grow on the device."""
+"""Records the levels of trees that a drafter grows on the device."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Whether a request is slower for the guesses of others, and how long a step may last for it.
+"""Bounds how long a step may last, so that no request is slower for the guesses of others.
 
 A step with guesses takes as long as several plain ones: its stretch. A request whose guesses were
 right is paid in tokens. One whose guesses were wrong, or that wants none, has only waited. So each

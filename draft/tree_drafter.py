@@ -134,7 +134,7 @@ class TreeDrafter:
 
     @property
     def stretch(self) -> StretchCounts:
-        """How long steps lasted, in plain ones; see `engine.protocols.Drafter`."""
+        """Return how long steps lasted, in plain ones; see `engine.protocols.Drafter`."""
         return self._choice.stretches
 
     @property

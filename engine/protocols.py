@@ -126,7 +126,7 @@ class Trees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What a large pass computes beside the trees of a proposal.
+    """Work of a large pass beside the trees of a proposal.
 
     streams: sequences that decode without one; they wait for the step as well. num_prompts: which
     have `num_prompt_rows` rows together.
@@ -200,7 +200,7 @@ class Drafter(Protocol):
 
     @property
     def stretch(self) -> StretchCounts:
-        """How much longer than plain ones steps with guesses lasted."""
+        """Return how much longer than plain ones steps with guesses lasted."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -24,14 +24,13 @@ from engine.model.kv_cache import KVCache
 from engine.model.protocol import CausalModel
 from engine.passes.cuda_capture import BYTES_PER_GRAPH, CaptureFn, Run, no_garbage_collection
 from engine.passes.pass_graphs import MAX_BLOCK_IDS, MOST_LOGIT_ROWS
-from engine.passes.step_buffers import PassLayout, StepBuffers
+from engine.passes.step_buffers import PassLayout, StepBuffers, tree_rows
 from engine.passes.tile_plans import TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import TilePlan
-from kernels.attention.stage_rows import PassInputs, TreeRows, stage_rows
+from kernels.attention.stage_rows import PassInputs, stage_rows
 from kernels.sampling.sample import SamplingTable, top_tokens
 from kernels.trees.build_tree import (
     EdgeTable,
-    FrontierRows,
     InitialTree,
     TreeState,
     choose_frontier,
@@ -57,7 +56,7 @@ TREE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class LevelConfig:
-    """What all levels of a model have in common.
+    """Settings that all levels of a model share.
 
     width: rows of a tree in a level; branching: children named behind each. max_levels: behind the
     roots'. capacity: of a tree's candidates. min_path_prob, most_believed: as of `choose_frontier`.
@@ -266,7 +265,7 @@ class LevelGraphs:
         hidden = None if self._hidden is None else self._hidden[: state.num_sequences]
         features = None if hidden is None else parent_rows(state, hidden)
         stage_rows(
-            frontier_tree_rows(rows),
+            tree_rows(rows),
             inputs,
             block_size=self.buffers.block_size,
             window=self.buffers.window,
@@ -355,21 +354,6 @@ class LevelGraphs:
             if captured is not None and num_trees <= count and num_keys <= captured.max_keys:
                 return captured
         return None
-
-
-def frontier_tree_rows(rows: FrontierRows) -> TreeRows:
-    """Return the rows of a level as the kernel that takes them into a pass reads them."""
-    return TreeRows(
-        token_ids=rows.token_ids,
-        positions=rows.positions,
-        logical_slots=rows.logical_slots,
-        sequence_index=rows.sequence_index,
-        ancestor_words=rows.ancestor_words,
-        row_starts=rows.row_starts,
-        num_rows=rows.num_rows,
-        tree_starts=rows.tree_starts,
-        kv_lens=rows.kv_lens,
-    )
 
 
 def estimate_level_bytes(dtype: torch.dtype, *, feature_size: int = 0) -> int:

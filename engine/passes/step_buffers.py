@@ -24,6 +24,7 @@ from kernels.arrays import Ints32, Ints64
 from kernels.attention.attention_tiles import MAX_TREE_NODES
 from kernels.attention.stage_rows import NUM_WORDS, PassInputs, TreeRows
 from kernels.layers.lora import TritonLoraRows
+from kernels.trees.choose_frontier import FrontierRows
 
 # Parts begin at multiples of so many 8-byte words: Triton compiles a kernel anew for pointers that
 # are not divisible by 16, and a row of 64 bytes is read at once.
@@ -381,8 +382,8 @@ def newest_ancestors(mask: int, count: int) -> int:
     return mask
 
 
-def tree_rows(rows: DeviceRows) -> TreeRows:
-    """The tensors of device rows, for the kernel that takes them in."""
+def tree_rows(rows: DeviceRows | FrontierRows) -> TreeRows:
+    """Return the rows' tensors, for the kernel that takes them into a pass."""
     return TreeRows(
         token_ids=rows.token_ids.contiguous(),
         positions=rows.positions.contiguous(),
