@@ -42,9 +42,10 @@ from benchmarks.chaos_findings import (
     judge_books,
     judge_coverage,
     judge_experiments,
+    judge_files,
     judge_growth,
     judge_rest,
-    num_open_files,
+    open_files,
     process_bytes,
     read_metrics,
     summary,
@@ -98,7 +99,7 @@ class _Watch:
                     at_s=time.monotonic() - self._zero_s,
                     gateway_bytes=process_bytes(pid),
                     engine_bytes=max((process_bytes(each) for each in engines), default=0),
-                    num_files=num_open_files(pid),
+                    num_files=open_files(pid).total(),
                 )
             )
 
@@ -165,7 +166,7 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
     )
     questions = make_questions(arguments.questions, arguments.seed)
     _wait_for_models(server, keys["any"])
-    before, files_before = _settled(server, keys["any"]), num_open_files(server.pid)
+    before, files_before = _settled(server, keys["any"]), open_files(server.pid)
     zero_s = time.monotonic()
     clients = Clients(
         url=server.url, questions=questions, keys=keys, zero_s=zero_s, seed=arguments.seed
@@ -184,7 +185,7 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
         asyncio.run(clients.alone())
     upstream.refuse()  # connections to it are kept open for later requests
     after = _settled(server, keys["any"])
-    files_after = num_open_files(server.pid)
+    files_after = open_files(server.pid)
     in_arms = _booked_arms(database, clients)
     reports = read_reports(database_url, count_answers(list(in_arms.values())))
     findings = [
@@ -193,7 +194,8 @@ def _run(arguments: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
         *judge_experiments(clients.exchanges, in_arms, reports),
         *judge_books(database, clients.exchanges, after["outrider_generation_tokens_total"]),
         *judge_rest(before, after),
-        *judge_growth(watch.samples, (files_before, files_after)),
+        *judge_growth(watch.samples),
+        judge_files(files_before, files_after, database),
     ]
     draw(clients.exchanges, struck, watch.samples, _picture(arguments))
     return {

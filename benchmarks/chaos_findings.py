@@ -1,6 +1,8 @@
 """Checks of `benchmarks.chaos`: answers, ledger, experiments, leftovers, memory of a gateway."""
 
+import contextlib
 import json
+import os
 import re
 import sqlite3
 from collections import Counter
@@ -27,6 +29,9 @@ _AT_REST: Final = (
 )
 _TASKS: Final = "outrider_event_loop_tasks"
 _SPARE_TASKS: Final = 4  # of loops that wait and refresh now and then
+_SPARE_FILES: Final = 4
+_POOLED: Final = 4
+"""Connections to the database that the gateway keeps open, at most."""
 _LOST: Final = "outrider_ledger_dropped_rows_total"
 
 
@@ -269,8 +274,8 @@ def judge_rest(before: Mapping[str, float], after: Mapping[str, float]) -> list[
     ]
 
 
-def judge_growth(samples: Sequence[Sample], idle: tuple[int, int]) -> list[Finding]:
-    """Judge memory in the last fifth against the second one; idle: open files before and after."""
+def judge_growth(samples: Sequence[Sample]) -> list[Finding]:
+    """Judge memory in the last fifth of the samples against the second one."""
     fifth = max(len(samples) // 5, 1)
     early, late = samples[fifth : 2 * fifth] or samples, samples[-fifth:]
     findings = []
@@ -286,13 +291,6 @@ def judge_growth(samples: Sequence[Sample], idle: tuple[int, int]) -> list[Findi
                 wrong=f"{before / 2**20:.0f} MB became {after / 2**20:.0f}" if grows else "",
             )
         )
-    first, last = idle
-    findings.append(
-        Finding(
-            rule="no file and no connection stays open",
-            wrong=f"{first} open files became {last}" if last > first + 4 else "",
-        )
-    )
     return findings
 
 
@@ -305,12 +303,32 @@ def process_bytes(pid: int) -> int:
     return pages * 4096
 
 
-def num_open_files(pid: int) -> int:
-    """Return how many files, sockets and pipes a process has open."""
-    try:
-        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return 0
+def judge_files(before: Mapping[str, int], after: Mapping[str, int], database: Path) -> Finding:
+    """Judge what an idle gateway has open after the traffic against what it had before.
+
+    The database's pool opens connections as they are needed and keeps up to four: that is no leak.
+    """
+    more = {
+        name: number - before.get(name, 0)
+        for name, number in after.items()
+        if number > (_POOLED if name.startswith(str(database)) else before.get(name, 0))
+    }
+    wrong = ", ".join(f"{number} more of {Path(name).name}" for name, number in more.items())
+    return Finding(
+        rule="no file and no connection stays open",
+        wrong=wrong if sum(more.values()) > _SPARE_FILES else "",
+    )
+
+
+def open_files(pid: int) -> Counter[str]:
+    """Return the files that a process has open, by name; sockets, pipes and the like by kind."""
+    names: Counter[str] = Counter()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                name = os.readlink(descriptor)
+                names[name if name.startswith("/") else name.partition(":")[0]] += 1
+    return names
 
 
 def summary(exchanges: Sequence[Exchange]) -> dict[str, Any]:
