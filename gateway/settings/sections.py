@@ -111,6 +111,8 @@ class ServerSettings(Section):
     workers: int = Field(default=1, ge=1, le=64)
     """Processes that answer requests. More than one share the port and one engine; limits of keys
     and teams need redis_url then."""
+    stall_timeout_s: Seconds = 60.0
+    """Time without a sign of life after which one of several processes is killed and replaced."""
 
 
 class ModelSettings(Section):

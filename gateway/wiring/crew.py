@@ -198,9 +198,11 @@ class Crew:
             worker = self._start(number)
         except OSError as error:
             return f"it could not be started: {error.strerror}"
+        watching = asyncio.create_task(worker.watch(self._settings.server.stall_timeout_s))
         try:
             return await worker.ended()
         finally:
+            watching.cancel()
             del self.workers[number]
             self._metrics.ended(worker.key)
             self.forget_claims(worker)

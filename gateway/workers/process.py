@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -14,11 +15,16 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from gateway.workers.connections import give, give_no_more
-from gateway.workers.line import Handler, Line
+from gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
+
+logger = logging.getLogger(__name__)
 
 _LENGTH: Final = struct.Struct("<I")
 _EXIT_S: Final = 5.0
 """Time for a process that has closed its line to end."""
+_ASK_EVERY_S: Final = 5.0
+_MOST_SILENT: Final = 2
+"""Questions in a row without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,31 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
+
+    async def watch(self, stall_timeout_s: float) -> None:
+        """Kill the process once it has served and then answers nothing for so long.
+
+        Returns when it has been killed, or has ended. It is asked twice: a parent that stood still
+        itself must not take that for its worker's silence.
+        """
+        num_silent = 0
+        while num_silent < _MOST_SILENT:
+            try:
+                if self.is_serving:
+                    await self.line.call("alive", timeout_s=stall_timeout_s / _MOST_SILENT)
+                    num_silent = 0
+                await asyncio.sleep(min(stall_timeout_s, _ASK_EVERY_S))
+            except TimeoutError:
+                num_silent += 1
+            except (LineClosedError, CallFailedError):
+                return
+        logger.error(
+            "worker does not answer and is killed worker=%d pid=%d silent_s=%g",
+            self.number,
+            self.pid,
+            stall_timeout_s,
+        )
+        self.kill()
 
     async def ended(self) -> str:
         """Wait for its end, and return the reason in a few words."""

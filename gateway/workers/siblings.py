@@ -49,7 +49,11 @@ class Siblings:
         self._apply: Apply | None = None
         self._can_change = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._handlers: dict[str, Handler] = {"change": self._change, "crew": self._note_crew}
+        self._handlers: dict[str, Handler] = {
+            "alive": self._note_alive,
+            "change": self._change,
+            "crew": self._note_crew,
+        }
         self._line = Line(end, self._handlers)
         self.run = self._line.run
         """Read what the parent says, until it ends."""
@@ -149,6 +153,9 @@ class Siblings:
                     logger.warning("another worker's change failed error=%s", error)
                 return False
         return True
+
+    async def _note_alive(self, _: object) -> None:
+        """Answer the parent's question whether this event loop still turns."""
 
     async def _note_crew(self, num_up: int) -> None:
         self.num_up = num_up

@@ -59,12 +59,12 @@ function showLegend(target, series) {
     { style: ink(one.colour), class: [one.dashed && "dashed", one.band && "band", one.far && "far"].filter(Boolean).join(" ") }, one.name)));
 }
 
-// Grid lines with their figures; one in the middle unless it would be half of a count.
+// Grid lines with their figures; one in the middle unless it would be half of a count. A small chart has the top's alone.
 function axes(svg, size, top, unit, isCount = false) {
   for (const part of isCount && top % 2 ? [0, 1] : [0, 0.5, 1]) {
     const y = size.bottom - part * (size.bottom - size.top);
     svg.append(drawn("line", { class: "grid", x1: size.left, x2: size.right, y1: y, y2: y }));
-    if (size.isSpark && part === 0.5) continue;
+    if (size.isSpark && part < 1) continue;  // a nought would stand upon the bars
     svg.append(drawn("text", size.isSpark ? { x: 0, y: y - 3 } : { x: size.left - 6, y: y + 4, "text-anchor": "end" },
       brief(top * part, unit)));
   }
