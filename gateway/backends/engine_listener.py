@@ -59,7 +59,7 @@ from gateway.backends.wire import (
     encode,
     pack_error,
 )
-from gateway.settings.tree import SettingsError
+from gateway.settings.errors import SettingsError
 
 log = logging.getLogger(__name__)
 

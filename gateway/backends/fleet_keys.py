@@ -10,8 +10,8 @@ from typing import Self
 
 import zmq
 
+from gateway.settings.errors import SettingsError
 from gateway.settings.loopback import is_loopback
-from gateway.settings.tree import SettingsError
 
 log = logging.getLogger(__name__)
 

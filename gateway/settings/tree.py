@@ -22,6 +22,7 @@ from gateway.settings import paths as settings_paths
 from gateway.settings.adapters import AdapterSettings, adapter_complaints
 from gateway.settings.aliases import AliasSettings, alias_complaints
 from gateway.settings.caching import CacheSettings, cache_complaints
+from gateway.settings.errors import SettingsError as SettingsError
 from gateway.settings.experiments import ExperimentName, ExperimentSettings
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.keys import KeySettings
@@ -104,10 +105,6 @@ _OWN_FLAGS: Final = {
 """Settings with a command-line flag of their own; the others are set with --set."""
 _MAPPINGS: Final = frozenset({"headers", "defaults"})
 """Settings that are tables with names that users choose; a variable holds them as JSON."""
-
-
-class SettingsError(Exception):
-    """Raised for invalid settings; the message names each one, its source and its valid values."""
 
 
 class Settings(BaseSettings):

@@ -42,3 +42,8 @@ def test_the_engine() -> None:
     loaded = _loaded(_ENGINE)
     assert "xgrammar" in loaded
     assert not loaded & {"transformers", "huggingface_hub", "fastapi", "sqlalchemy", "sklearn"}
+
+
+def test_an_engines_process_before_it_builds_the_engine() -> None:
+    loaded = _loaded("import sys, gateway.backends.engine_process; print(*sys.modules)")
+    assert not loaded & {"torch", "pydantic", "gateway.settings.tree"}
