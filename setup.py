@@ -6,9 +6,32 @@ products are used, and `outrider doctor` says so. To build them in place after a
 python setup.py build_ext --inplace
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+
+class BuildSideBySide(build_ext):
+    """Compiles the files of an extension on all processors."""
+
+    def build_extensions(self) -> None:
+        """Build all, with a compiler that is given one file at a time."""
+        compile_files = self.compiler.compile
+
+        def compile_side_by_side(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made = pool.map(lambda source: compile_files([source], **options), sources)
+                return [file for files in made for file in files]
+
+        self.compiler.compile = compile_side_by_side
+        super().build_extensions()
+
 
 setup(
+    cmdclass={"build_ext": BuildSideBySide},
     # One wheel of a platform serves every Python from 3.11 on, as the extension does.
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     ext_modules=[
