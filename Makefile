@@ -29,41 +29,15 @@ demo-fleet: $(VENV)/.installed-fleet ## three engines by Ray Serve; one is kille
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
 	@$(PY) -m gateway.cli serve
 
-# Two runs of pytest: two processes share the tests that do not mind a busy machine; those that watch
-# clocks, sockets and processes run by themselves. Both run even if one of them fails. Up to five tests
-# that failed get a second try when nothing else runs; the last line then says so.
-ALONE := tests/benchmarks tests/pages \
-	$(addprefix tests/gateway/,backends edge handoff server telemetry tools/bench upstream ray_fleet)
+# All tests, in two parts side by side; with ARGS those that it names, in one process.
 WORKERS ?= $(if $(HAS_GPU),0,2)
-QUICK = TEST_SIZE=quick $(PY) -m pytest -m "not long and not slow$(NO_GPU)"
-WHOLE = $(PY) -m pytest -m "not long$(NO_GPU)"
-FAILED := .pytest_cache/v/cache/lastfailed
-define run_twice
-@trap 'exit 130' INT; rm -f $(FAILED); shared=0; alone=0; result=FAILED; \
-	$(1) -n $(WORKERS) --dist worksteal tests $(addprefix --ignore=,$(ALONE)) || shared=$$?; \
-	$(1) $(ALONE) || alone=$$?; \
-	if test "$$shared $$alone" = "0 0"; then result=passed; \
-	elif test $$shared -le 1 -a $$alone -le 1 -a "$$(grep -c '": true' $(FAILED))" -le 5; then \
-		cat $(FAILED); echo; echo "These failed; their second try:"; \
-		$(1) --last-failed --last-failed-no-failures=none && result="passed, these at the second try"; \
-	fi; \
-	echo "tests in $(WORKERS) processes: exit $$shared; by themselves: exit $$alone; all: $$result"; \
-	test "$$result" != FAILED
-endef
+RUN_TESTS = $(PY) $(if $(ARGS),-m pytest $(ARGS),.ci/tests.py $(WORKERS))
 
 test: $(VENV)/.installed-dev ## run the quick tests, 12 minutes; ARGS="tests/engine -k prefix" for a part
-ifdef ARGS
-	@$(QUICK) $(ARGS)
-else
-	$(call run_twice,$(QUICK))
-endif
+	@TEST_SIZE=quick $(RUN_TESTS) -m "not long and not slow$(NO_GPU)"
 
 test-all: $(VENV)/.installed-dev ## run all tests but the long ones, 25 minutes
-ifdef ARGS
-	@$(WHOLE) $(ARGS)
-else
-	$(call run_twice,$(WHOLE))
-endif
+	@$(RUN_TESTS) -m "not long$(NO_GPU)"
 
 test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts (hours)
 	@$(PY) -m pytest -m "long$(NO_GPU)" --timeout=3600 $(ARGS)
