@@ -158,6 +158,7 @@ def test_the_tree_never_covers_the_token(
 def test_the_example_of_a_chat_front_end_runs() -> None:
     """Aliases, a tool call in a stream, stop and retry, and the page, with the bundled pair."""
     arguments = ["--config", str(EXAMPLES / "gateway.toml"), "--log-level", "ERROR"]
+    arguments += ["--set", "speculation.adaptive=false"]  # else passes are timed for many seconds
     with GatewayProcess(arguments) as gateway:
         environment = {**os.environ, "OUTRIDER_URL": gateway.start()}
         done = subprocess.run(

@@ -35,7 +35,7 @@ from tests.sizes import repeats
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
-@settings(max_examples=repeats(12, 4), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=repeats(8, 4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=batches(max_sequences=3),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (8, 2), (5, 1), (6, 1), (14, 2), (8, 1)]),
@@ -88,10 +88,10 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
     ("prefix", "window", "num_rows"),
     [
         pytest.param(0, None, 256, marks=pytest.mark.slow),
-        pytest.param(48, None, 256, marks=pytest.mark.slow),
+        pytest.param(48, None, 256, marks=pytest.mark.long),
         (47, 7, 256),
         (130, None, 256),
-        pytest.param(47, 9, -40, marks=pytest.mark.slow),
+        pytest.param(47, 9, -40, marks=pytest.mark.long),
         (48, None, -40),
     ],
 )
@@ -121,8 +121,14 @@ def test_tree_of_256_nodes(
     check(result, inputs, batch, window=window, softcap=None)
 
 
-@pytest.mark.parametrize("group_size", [1, 3, 5, 7, 8])
-@pytest.mark.parametrize("head_dim", [64, pytest.param(256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("group_size", "head_dim"),
+    [
+        *((group_size, 64) for group_size in (1, 3, 5, 7, 8)),
+        pytest.param(1, 256, marks=pytest.mark.slow),
+        pytest.param(7, 256, marks=pytest.mark.slow),
+    ],
+)
 def test_shapes_of_serving(group_size: int, head_dim: int, device: torch.device) -> None:
     """What `tile_shape` chooses, with a prefill chunk, a tree and plain decoding in one pass."""
     num_rows, kv_lens = [1, 40, 21, 0, 1], [65, 300, 85, 12, 64]
@@ -156,8 +162,9 @@ def test_shapes_of_serving(group_size: int, head_dim: int, device: torch.device)
     )
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("kv_len", [703, 704, 705])
+@pytest.mark.parametrize(
+    ("kv_len", "deterministic"), [(703, False), (704, False), (705, False), (705, True)]
+)
 def test_many_splits_are_combined_in_their_order(
     kv_len: int, deterministic: bool, device: torch.device, poison: None, monkeypatch: Any
 ) -> None:
@@ -190,15 +197,16 @@ SHARED = AttentionBatch(
 )
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "is_scaled", "softcap", "window"),
+    ("dtype", "is_scaled", "softcap", "window", "deterministic"),
     [
-        (torch.float32, False, None, None),
-        (torch.float32, True, None, 20),
-        (torch.float16, True, 2.0, None),
-        (torch.bfloat16, True, None, None),
-        (torch.bfloat16, False, 2.0, 3),
+        (torch.float32, False, None, None, False),
+        (torch.float32, True, None, 20, True),
+        (torch.float16, True, 2.0, None, False),
+        (torch.float16, True, 2.0, None, True),
+        (torch.bfloat16, True, None, None, True),
+        (torch.bfloat16, False, 2.0, 3, False),
+        (torch.bfloat16, False, 2.0, 3, True),
     ],
 )
 def test_options_with_shared_blocks(
@@ -315,8 +323,8 @@ def test_offsets_beyond_31_bits(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("prefix", "window", "dtype"),
     [
-        pytest.param(0, None, torch.bfloat16, marks=pytest.mark.slow),
-        pytest.param(61, None, torch.float32, marks=pytest.mark.slow),
+        pytest.param(0, None, torch.bfloat16, marks=pytest.mark.long),
+        pytest.param(61, None, torch.float32, marks=pytest.mark.long),
         (121, 70, torch.float32),
         pytest.param(121, None, torch.bfloat16, marks=pytest.mark.slow),
     ],

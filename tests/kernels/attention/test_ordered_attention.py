@@ -134,8 +134,10 @@ def alone(
 
 
 @pytest.mark.parametrize("window", [None, 1, 20, 50])
-@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (3, 3)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [((4, 2), torch.bfloat16), ((8, 1), torch.float32), ((3, 3), torch.float32)],
+)
 def test_a_row_has_the_bits_of_its_path_alone(
     threads: int, window: int | None, heads: tuple[int, int], dtype: torch.dtype
 ) -> None:
