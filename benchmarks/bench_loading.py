@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import one_load
 from benchmarks.grown import grown_large
 from benchmarks.harness import (
     argument_parser,
@@ -36,49 +37,12 @@ from kernels.quantised.weight import Bits
 _MOST: Final = 1.3
 _STORED_BITS: Final[tuple[Bits, ...]] = (4, 8)
 _GROUP: Final = 64
-_STATUS: Final = Path("/proc/self/status")
-_WORK: Final = """
-import sys
-from benchmarks.bench_loading import load
-load(*sys.argv[1:])
-"""
-
-
-def load(folder: str, scheme: str, keep_in: str, num_threads: str) -> None:
-    """Load a model in this process and print what that took, as JSON."""
-    import time
-
-    import torch
-
-    from engine.model.load import load_model
-    from engine.model.quantised.formats import Rounding
-
-    torch.set_num_threads(int(num_threads))
-    torch.zeros(1)
-    named = next((each for each in SCHEMES if each == scheme), None)
-    rounding = None if named is None else Rounding(scheme=named, keep_in=Path(keep_in))
-    way = DECODE if scheme == DECODE else rounding
-    before, begin = resident("VmRSS"), time.perf_counter()
-    model = load_model(folder, dtype="bfloat16", rounding=way, deterministic=None)
-    found = {
-        "seconds": time.perf_counter() - begin,
-        "weight_bytes": model.weight_bytes,
-        "final_bytes": resident("VmRSS") - before,
-        "peak_bytes": resident("VmHWM") - before,
-    }
-    print(json.dumps(found))
-
-
-def resident(name: str) -> int:
-    """Return a size of this process, in bytes."""
-    (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:")]
-    return 1024 * int(line.split()[1])
 
 
 def measure(folder: Path, scheme: str, keep_in: str, num_threads: int) -> dict[str, Any]:
     """Load a model in another process."""
     done = subprocess.run(
-        [sys.executable, "-c", _WORK, str(folder), scheme, keep_in, str(num_threads)],
+        [sys.executable, "-m", one_load.__name__, str(folder), scheme, keep_in, str(num_threads)],
         capture_output=True,
         text=True,
         check=True,
@@ -92,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     arguments = parser.parse_args(argv)
     prepare(arguments)
-    if not _STATUS.is_file():
+    if not one_load.STATUS.is_file():
         raise SystemExit("only Linux tells what a process held at most.")
     folder = grown_large(arguments)
     choose_threads(arguments, folder)

@@ -101,6 +101,7 @@ def usages_of(*arguments: str) -> list[Usage]:
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.timeout(1200)  # compiling takes a minute of a whole core, and the first time only
 def test_every_kernel_compiles_within_limits(capsys: pytest.CaptureFixture[str]) -> None:
     """Each for one of the generations in turn, so that neighbouring shapes have different ones."""

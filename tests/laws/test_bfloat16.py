@@ -27,7 +27,7 @@ def greedy_answers(*, speculation: bool, count: int, at_a_time: int) -> list[lis
 
 
 def test_answers_part_only_where_two_tokens_are_nearly_tied() -> None:
-    count = repeats(48, 16)
+    count = repeats(32, 16)
     prompts = heldout_prompts(count)
     plain = greedy_answers(speculation=False, count=count, at_a_time=1)
     exact_model = ModelRunner(model=shipped_pair().large, num_blocks=32)

@@ -1,7 +1,9 @@
 """Trees that grow on the device never change the text, whatever grows and runs beside them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -191,7 +193,15 @@ BUDGETS = {
 }
 
 
-@pytest.mark.parametrize("config", DRAFTS.values(), ids=DRAFTS)
+def slow_but(names: set[str], kinds: Mapping[str, Any]) -> list[Any]:
+    """Return a parameter for each kind; all but those named are slow."""
+    return [
+        pytest.param(kind, id=name, marks=() if name in names else pytest.mark.slow)
+        for name, kind in kinds.items()
+    ]
+
+
+@pytest.mark.parametrize("config", slow_but({"default", "bushy", "short-catch-up"}, DRAFTS))
 def test_every_shape_of_tree(config: DraftConfig, right: dict[str, list[int]]) -> None:
     engine = make_engine(tiny_pair(), on_device=True, draft=config)
     sizes = watch_forests(engine)
@@ -200,7 +210,7 @@ def test_every_shape_of_tree(config: DraftConfig, right: dict[str, list[int]]) -
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("times", BUDGETS.values(), ids=BUDGETS)
+@pytest.mark.parametrize("times", slow_but({"none", "fair"}, BUDGETS))
 def test_every_budget(times: TreeBudget | None, right: dict[str, list[int]]) -> None:
     engine = make_engine(tiny_pair(), on_device=True, budget=times)
     answers = serve(engine, mixed_requests())
@@ -211,18 +221,18 @@ def test_every_budget(times: TreeBudget | None, right: dict[str, list[int]]) -> 
     assert_idle(engine)
 
 
-@pytest.mark.parametrize(
-    "speculation",
-    [
-        SpeculationParams(enabled=False),
-        SpeculationParams(max_draft_nodes=0),
-        SpeculationParams(max_draft_nodes=1),
-        SpeculationParams(max_draft_nodes=3, max_draft_depth=2),
-        SpeculationParams(max_draft_depth=0),
-        SpeculationParams(sources=("suffix",)),
-        SpeculationParams(inter_token_s=1e-6),
-    ],
-)
+LIMITS = {
+    "off": SpeculationParams(enabled=False),
+    "no-node": SpeculationParams(max_draft_nodes=0),
+    "one-node": SpeculationParams(max_draft_nodes=1),
+    "few-nodes": SpeculationParams(max_draft_nodes=3, max_draft_depth=2),
+    "no-level": SpeculationParams(max_draft_depth=0),
+    "suffix": SpeculationParams(sources=("suffix",)),
+    "in-a-hurry": SpeculationParams(inter_token_s=1e-6),
+}
+
+
+@pytest.mark.parametrize("speculation", slow_but({"off", "few-nodes", "in-a-hurry"}, LIMITS))
 def test_limits_of_requests(speculation: SpeculationParams, right: dict[str, list[int]]) -> None:
     requests = mixed_requests()
     requests[::2] = mixed_requests(speculation=speculation)[::2]
@@ -238,7 +248,7 @@ def test_limits_of_requests(speculation: SpeculationParams, right: dict[str, lis
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+@pytest.mark.parametrize("max_tokens", [1, 3])
 def test_short_answers(max_tokens: int, right: dict[str, list[int]]) -> None:
     requests = [
         replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
@@ -269,14 +279,15 @@ def test_predictions_and_repeated_text() -> None:
 @pytest.mark.slow
 def test_with_triton_kernels_in_their_interpreter() -> None:
     """The whole path of a GPU, recorded levels included, as far as a CPU can go it."""
+    pair = tiny_pair(num_layers=1)
     requests = [
         make_request(str(n), random_prompt(9 + n, seed=n), max_tokens=5, temperature=0.8 * n)
         for n in range(2)
     ]
-    expected = plainly(tiny_pair(), requests)
+    expected = plainly(pair, requests)
     config = DraftConfig(max_draft_depth=3, max_draft_nodes=8, max_frontier=2)
     with use_kernels("triton"):
-        engine = make_engine(tiny_pair(), on_device=True, draft=config)
+        engine = make_engine(pair, on_device=True, draft=config)
         runner = record_levels(engine, kernels="triton", tree_counts=(1, 2))
         replayed = watch_levels(runner)
         sizes = watch_forests(engine)
@@ -294,10 +305,15 @@ def test_with_triton_kernels_in_their_interpreter() -> None:
 FEWEST = 38
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize(
-    ("large_blocks", "small_blocks"),
-    [(FEWEST, 1024), (1024, 5), (FEWEST, FEWEST), (FEWEST + 10, 20)],
+    ("large_blocks", "small_blocks", "prefix_caching"),
+    [
+        (FEWEST, 1024, False),
+        (1024, 5, True),
+        (FEWEST, FEWEST, True),
+        (FEWEST, FEWEST, False),
+        (FEWEST + 10, 20, True),
+    ],
 )
 def test_few_blocks_do_not_matter(
     large_blocks: int, small_blocks: int, prefix_caching: bool, right: dict[str, list[int]]

@@ -32,7 +32,7 @@ from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from verifier.coupled import CoupledVerifier
 
 ALPHA = 1e-4
-NUM_SEEDS = 8000
+NUM_SEEDS = 4000
 
 Sampling = dict[str, float]
 PLAIN: Sampling = {"temperature": 1.0}
