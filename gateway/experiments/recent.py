@@ -16,7 +16,7 @@ from gateway.storage.tables import ledger
 from gateway.tenants.keys import Principal
 
 MAX_RECENT: Final = 50_000
-"""Requests in memory; about 30 MB."""
+"""Requests in memory; 40 to 50 MB."""
 LEDGER_AGE_S: Final = 86_400.0
 """The age up to which the ledger is searched: it has no index by request."""
 _ARM: Final = re.compile(r"([a-z0-9-]+):([0-9]{1,9})/([^,/:]+)")
