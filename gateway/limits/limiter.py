@@ -1,7 +1,7 @@
 """The seam between a request and the counters: reserve, grow, settle."""
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -32,6 +32,9 @@ class Reservation(Protocol):
     A charge never exceeds its reservation, and reservations are only made where the limits have
     room. So no limit is ever exceeded.
     """
+
+    never_waits: ClassVar[bool]
+    """True where its methods wait for nothing: the counters are in this process's memory."""
 
     @property
     def states(self) -> tuple[LimitState, ...]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from gateway.errors.tree import StorageError
 from gateway.limits.history import History
@@ -55,6 +55,7 @@ class MemoryReservation:
     """Amounts that are entered on a plan's rules. Made by `MemoryLimiter.reserve`."""
 
     __slots__ = ("_entries", "_holding", "_is_settled", "_limiter", "plan")
+    never_waits: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from gateway.errors.tree import StorageError
 from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
@@ -30,6 +30,7 @@ class RedisReservation:
     __slots__ = (
         "_holding", "_is_settled", "_limiter", "_plan", "_states", "_step", "key", "reservation_id",
     )  # fmt: skip
+    never_waits: ClassVar[bool] = False
 
     def __init__(
         self,

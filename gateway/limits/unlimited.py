@@ -1,6 +1,7 @@
 """Reservations of principals without limits."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from gateway.limits.limit_rules import Holding
 from gateway.limits.limiter import LimitState
@@ -12,6 +13,7 @@ class UnlimitedReservation:
     """A reservation without bounds. It keeps the rules of settling all the same."""
 
     __slots__ = ("_is_settled", "_want")
+    never_waits: ClassVar[bool] = True
 
     def __init__(self, want: Want) -> None:
         self._want = want

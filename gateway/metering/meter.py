@@ -83,7 +83,8 @@ class RequestMeter:
     _attempts: list[Attempt] = field(default_factory=list)
     _cached: CachedUsage | None = None
     _ending: MeteredEnding | None = None
-    _charged: asyncio.Event = field(default_factory=asyncio.Event)
+    _charged: asyncio.Event | None = None
+    """Set once the charge is known; None where nothing has to be waited for."""
     _is_continued: bool = False
     _is_requests_fault: bool = False
     _end: RequestEnd | None = None
@@ -183,21 +184,27 @@ class RequestMeter:
         if self._ending is not None:
             return
         is_known = ending == "answered" or self._is_work_complete
-        task = self._begin_end(ending)
-        if task is not None and is_known:
+        self._begin_end(ending)
+        if self._charged is not None and is_known:
             await self._charged.wait()
 
-    def _begin_end(self, ending: MeteredEnding) -> asyncio.Task[None] | None:
-        """Return the task that does the work which cannot be done at once."""
+    def _begin_end(self, ending: MeteredEnding) -> None:
+        """Do what can be done at once, and the rest in a task."""
         self._ending = ending
-        if self._usage is None and self._is_work_complete:
+        if not self._is_work_complete:
+            self._charged = asyncio.Event()
+            self.tenancy.settlements.add(self._settle(ending))
+        elif self._usage is None:
             self._book(self._rows())
-            return None
-        return self.tenancy.settlements.add(self._settle(ending))
+        elif self._usage.never_waits:
+            self.tenancy.settlements.do(self._settle(ending))
+        else:
+            self._charged = asyncio.Event()
+            self.tenancy.settlements.add(self._settle(ending))
 
     @property
     def _is_work_complete(self) -> bool:
-        return all(followed.work.is_complete for followed in self._local_answers)
+        return all([followed.work.is_complete for followed in self._local_answers])
 
     async def _settle(self, ending: MeteredEnding) -> None:
         """Charge, give back, and book once the engine has reported the end of its work.
@@ -208,19 +215,27 @@ class RequestMeter:
             if ending != "answered":
                 await self._last_words()
         finally:
-            rows = self._rows()
-            if self._usage is not None:
-                is_counted = self._ending != "failed" or self._is_requests_fault
-                rows = await self._usage.charge(rows, is_counted=is_counted)
-            self._charged.set()
+            try:
+                rows = await self._charged_rows()
+            finally:
+                if self._charged is not None:
+                    self._charged.set()
         if not self._is_work_complete:
             await self._last_words()
             rows = self._rows() if self._usage is None else self._usage.capped(self._rows())
         self._book(rows)
 
+    async def _charged_rows(self) -> list[LedgerRow]:
+        rows = self._rows()
+        if self._usage is None:
+            return rows
+        is_counted = self._ending != "failed" or self._is_requests_fault
+        return await self._usage.charge(rows, is_counted=is_counted)
+
     async def _last_words(self) -> None:
         for followed in self._local_answers:
-            await followed.work.wait()
+            if not followed.work.is_complete:
+                await followed.work.wait()
 
     def _book(self, rows: list[LedgerRow]) -> None:
         self._booked = tuple(rows)

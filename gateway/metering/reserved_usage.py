@@ -50,6 +50,11 @@ class ReservedUsage:
         self._reserved = Reserved(dict(_ONE_REQUEST), _ONE_REQUEST[""])
 
     @property
+    def never_waits(self) -> bool:
+        """True where reserving and settling wait for nothing: `charge` then ends at once."""
+        return self._reservation.never_waits
+
+    @property
     def headers(self) -> dict[str, str]:
         """Return the x-ratelimit headers."""
         return ratelimit_headers(self._reservation.states)

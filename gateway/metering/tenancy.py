@@ -42,6 +42,18 @@ class Settlements:
         task.add_done_callback(self._done)
         return task
 
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work that never waits, at once: a task would cost as much as the work."""
+        try:
+            work.send(None)
+        except StopIteration:
+            return
+        except Exception as error:
+            _log_failure(error)
+            return
+        work.close()
+        raise RuntimeError("a settlement waits that was said never to wait")
+
     async def close(self) -> None:
         """Wait until all of it is done."""
         if self._tasks:
@@ -52,7 +64,11 @@ class Settlements:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("settlement failed error=%s", type(error).__name__, exc_info=error)
+            _log_failure(error)
+
+
+def _log_failure(error: BaseException) -> None:
+    logger.error("settlement failed error=%s", type(error).__name__, exc_info=error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
