@@ -5,7 +5,8 @@ any size, and starts as many requests of one connection as fit into a read.
 """
 
 import asyncio
-from typing import Any, Final, Literal, cast
+import urllib.parse
+from typing import Any, Final, Literal
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -17,6 +18,7 @@ from gateway.edge import refusals
 from gateway.edge.answer_transport import AnswerTransport
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.connections import Connections
+from gateway.edge.cycle import EdgeCycle
 from gateway.edge.framing import complaint
 from gateway.edge.message_size import MessageSize
 from gateway.edge.metrics import EdgeMetrics
@@ -39,6 +41,8 @@ class _RefusedError(Exception):
 class EdgeProtocol(HttpToolsProtocol):
     """One connection. A broken bound is answered in JSON and ends it."""
 
+    cycle: EdgeCycle
+
     def __init__(
         self,
         config: Config,
@@ -52,7 +56,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._shared = shared
         self._bounds = shared.bounds
         self.timeout_keep_alive = shared.bounds.keep_alive_s  # type: ignore[assignment]
-        self._running: RequestResponseCycle | None = None  # the one that may write
+        self._running: EdgeCycle | None = None  # the one that may write
         self._refusal: EdgeRefusal | None = None  # why a callback left the parser
         self._is_deaf = False  # no more is read: the connection is about to end
         self._is_lingering = False  # and only waits for the client to read its last answer
@@ -88,9 +92,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         if self._running is not None and not self._running.response_complete:
-            # uvicorn notifies the newest request only, and with pipelining that is another one.
-            self._running.disconnected = True
-            self._running.message_event.set()
+            self._running.leave()
         self.pipeline.clear()
         super().connection_lost(exc)
         self._shared.count(len(self.connections))
@@ -198,21 +200,50 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Check them all, then start the request."""
-        version = self.parser.get_http_version()
+        version, method = self.parser.get_http_version(), self.parser.get_method()
         refusal = complaint(
             self.url, self.headers, version, max_bytes=self._bounds.max_header_bytes
         )
         if refusal is not None:
             self._leave(refusal)
         if self.parser.should_upgrade():
-            if self.parser.get_method() == b"CONNECT":
+            if method == b"CONNECT":
                 self._leave(refusals.MALFORMED)
             self._is_upgrading = True
             return
-        super().on_headers_complete()
-        answers = AnswerTransport(self.transport, self._close_behind_answer, self.loop)
-        self.cycle.transport = answers  # type: ignore[assignment]
+        self._begin(method.decode("ascii"), version)
         self._in_headers = False
+
+    def _begin(self, method: str, version: str) -> None:
+        """Start the request, or let it wait for those before it."""
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        self.scope |= {
+            "method": method,
+            "http_version": version,
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+        }
+        before: EdgeCycle | None = self.cycle
+        self.cycle = EdgeCycle(
+            scope=self.scope,
+            transport=AnswerTransport(self.transport, self._close_behind_answer, self.loop),
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         """Handle a part of the content."""
@@ -233,13 +264,14 @@ class EdgeProtocol(HttpToolsProtocol):
     # Answering
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        assert isinstance(cycle, EdgeCycle), "no other is made here"
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it."""
         if self._running is not None:  # before anything else may be written, or end the connection
-            cast(AnswerTransport, self._running.transport).flush()
+            self._running.flush()
         if self._is_lingering:
             self.server_state.total_requests += 1
             return
@@ -277,8 +309,7 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         if has_cycle:
             answered = self.cycle.response_started
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self.cycle.leave()
             if answered:
                 self.transport.close()
                 self._abort_unless_taken()

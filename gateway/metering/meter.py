@@ -191,12 +191,10 @@ class RequestMeter:
     def _begin_end(self, ending: MeteredEnding) -> None:
         """Do what can be done at once, and the rest in a task."""
         self._ending = ending
-        if not self._is_work_complete:
-            self._charged = asyncio.Event()
-            self.tenancy.settlements.add(self._settle(ending))
-        elif self._usage is None:
+        is_complete = self._is_work_complete
+        if is_complete and self._usage is None:
             self._book(self._rows())
-        elif self._usage.never_waits:
+        elif is_complete and self._usage is not None and self._usage.never_waits:
             self.tenancy.settlements.do(self._settle(ending))
         else:
             self._charged = asyncio.Event()
@@ -204,7 +202,7 @@ class RequestMeter:
 
     @property
     def _is_work_complete(self) -> bool:
-        return all([followed.work.is_complete for followed in self._local_answers])
+        return all(followed.work.is_complete for followed in self._local_answers)
 
     async def _settle(self, ending: MeteredEnding) -> None:
         """Charge, give back, and book once the engine has reported the end of its work.

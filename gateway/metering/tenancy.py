@@ -48,7 +48,7 @@ class Settlements:
             work.send(None)
         except StopIteration:
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged, as a task's is
             _log_failure(error)
             return
         work.close()

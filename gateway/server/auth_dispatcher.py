@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.errors import EngineError
 from gateway.errors.http import Problem, problem_of, report_problem
 from gateway.errors.tree import AuthenticationError, GatewayError
+from gateway.server.request_headers import HeadedRequest, RequestHeaders
 from gateway.telemetry.log_context import begin_log_context
 from gateway.tenants.keys import Principal
 
@@ -80,7 +81,7 @@ class AuthDispatcher:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = RequestHeaders(scope)
         given = headers.get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         context = begin_log_context(request_id)
@@ -110,7 +111,7 @@ class AuthDispatcher:
                     peer[0] if peer else None,
                 )
                 context.key = principal.key_id
-            await self._enter(scope, receive, send_with_id)
+            await self._enter(scope, receive, send_with_id, headers)
         except (GatewayError, EngineError, HTTPException) as error:
             problem = problem_of(error)
             report_problem(path, problem, error)
@@ -125,12 +126,14 @@ class AuthDispatcher:
                 await self._told(path, problem_of(error))(scope, receive, send_with_id)
             raise
 
-    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _enter(
+        self, scope: Scope, receive: Receive, send: Send, headers: RequestHeaders
+    ) -> None:
         endpoint = self._endpoints.get(scope["path"])
         if endpoint is None or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        response = await endpoint(Request(scope, receive, send))
+        response = await endpoint(HeadedRequest(scope, receive, send, headers))
         await response(scope, receive, send)
 
     def _told(self, path: str, problem: Problem) -> Response:
@@ -147,5 +150,11 @@ def _is_browser(scope: Scope, headers: Headers) -> bool:
 
 def principal_of(request: Request) -> Principal:
     """Return the request's principal."""
-    principal: Principal = request.state.principal
+    principal: Principal = request.scope["state"]["principal"]
     return principal
+
+
+def request_id_of(request: Request) -> str:
+    """Return the request's `x-request-id`."""
+    request_id: str = request.scope["state"]["request_id"]
+    return request_id

@@ -27,7 +27,7 @@ from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.parsed_request import RequestContext
 from gateway.schema.kinds import Endpoint
-from gateway.server.auth_dispatcher import principal_of
+from gateway.server.auth_dispatcher import principal_of, request_id_of
 from gateway.server.json_response import json_response
 from gateway.server.request_watch import RequestWatch, Watched
 from gateway.server.responses import AnswerResponse, WorkResponse
@@ -68,7 +68,7 @@ class RequestIntake:
             tenancy=self.tenancy,
             principal=principal_of(request),
             endpoint=endpoint,
-            client_request_id=request.state.request_id,
+            client_request_id=request_id_of(request),
             arrival_s=self.clock(),
             clock=self.clock,
             wall_clock=self.wall_clock,
@@ -92,7 +92,7 @@ class RequestIntake:
         if span.trace_id and (logged := log_context()) is not None:
             logged.trace_id = span.trace_id
         watched = Watched(
-            request_id=request.state.request_id,
+            request_id=request_id_of(request),
             key_id=meter.principal.key_id,
             endpoint=meter.endpoint,
             body=body,
@@ -308,7 +308,7 @@ def request_context(
     hops = tuple(hop for part in told if _HOP.fullmatch(hop := part.strip()))
     return RequestContext(
         arrival_s=arrival_s,
-        request_id=request.state.request_id,
+        request_id=request_id_of(request),
         hops=hops,
         with_trace=headers.get("x-outrider-trace") == "1",
         principal=principal_of(request),

@@ -14,8 +14,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors.tree import AuthenticationError
 from gateway.handoff.pass_through import PassedRoute, PassThrough
 from gateway.metering.meter import RequestMeter
+from gateway.server.auth_dispatcher import request_id_of
 from gateway.server.endpoints import RequestIntake, request_context
-from gateway.server.responses import WorkResponse, until_disconnect
+from gateway.server.responses import WorkResponse, until_departure
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,10 @@ class PassThroughEndpoints:
                 made.append(Response(found.body, media_type=found.content_type, headers=headers))
 
             try:
-                await self._while_key_lasts(meter, until_disconnect(receive, passed()))
+                await self._while_key_lasts(meter, until_departure(scope, receive, passed()))
             except ClientDisconnect:
                 meter.end("cancelled")
-                logger.info("client left request_id=%s", request.state.request_id)
+                logger.info("client left request_id=%s", request_id_of(request))
                 return
             await meter.finish("answered")
             (response,) = made

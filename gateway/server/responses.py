@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ from engine.errors import EngineError
 from gateway.answers.responder import AnswerFacts
 from gateway.apis.api import AnswerWriter
 from gateway.caching.answers import CachedAnswer
+from gateway.edge.departure import watch_departure
 from gateway.errors.http import problem_of
 from gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
 from gateway.generation import sse
@@ -34,7 +36,7 @@ _STREAM_HEADERS: Final = {
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def until_departure(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`; cancel it as soon as the client leaves. The request's body must be read already.
 
     Raises ClientDisconnect when the client left first. `work` runs in this task: a task of its own,
@@ -43,38 +45,38 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     worker = asyncio.current_task()
     assert worker is not None, "it is awaited in a task"
     num_cancels = worker.cancelling()
-    is_working, has_left = True, False
+    has_left = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal has_left
-        try:
-            await _disconnected(receive)
-        finally:
-            if is_working:
-                has_left = True
-                worker.cancel()
+        has_left = True
+        worker.cancel()
 
-    watcher = asyncio.create_task(watch())
+    end_watch = watch_departure(scope, receive, leave)
     try:
         await work
     except (Exception, asyncio.CancelledError):
         if not has_left:
             raise
     finally:
-        is_working = False
-        watcher.cancel()
+        end_watch()
     if has_left:
         if worker.uncancel() > num_cancels:
             raise asyncio.CancelledError  # the request was cancelled as well
         raise ClientDisconnect
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class LateResponse(Response):
+    """A response whose headers and body are made while it is sent."""
+
+    def __init__(self) -> None:
+        """Not Starlette's way, which writes the headers of an empty body."""
+        self.status_code = HTTPStatus.OK.value
+        self.background = None
+        self.raw_headers = []
 
 
-class WorkResponse(Response):
+class WorkResponse(LateResponse):
     """A response that is made while it is sent, so that one context holds what both need."""
 
     def __init__(self, work: Work) -> None:
@@ -99,7 +101,7 @@ class OutcomeObserver(Protocol):
         """Note it. `outcome` is "answered", "cancelled" or "failed"; `status` the one sent."""
 
 
-class AnswerResponse(Response):
+class AnswerResponse(LateResponse):
     """Sends a request's answer, as a stream or whole.
 
     Whatever fails before the first byte is raised, and becomes an HTTP error. After it, a stream
@@ -122,7 +124,6 @@ class AnswerResponse(Response):
         `recording` gets every part, as chat or completion.
         """
         super().__init__()
-        del self.headers["content-length"]
         self.has_failed = False
         """True if a stream has ended by an error."""
         self._answering = answering
@@ -143,7 +144,7 @@ class AnswerResponse(Response):
         """Send the response. Raises GatewayError or EngineError before the first byte only."""
         request_id = scope.get("state", {}).get("request_id")
         try:
-            await until_disconnect(receive, self._send_in_time(send))
+            await until_departure(scope, receive, self._send_in_time(send))
         except (ClientDisconnect, OSError):
             self._ending = "cancelled"
             logger.info("client left request_id=%s", request_id)
@@ -290,8 +291,7 @@ class AnswerResponse(Response):
     async def _start(self, send: Send, form: Mapping[str, str]) -> None:
         """Send the headers, which name the tier: of a stream, the one that gives the first text."""
         self._has_started = True
-        headers = {name.decode(): value.decode("latin-1") for name, value in self.raw_headers}
-        headers |= form
+        headers = dict(form)
         if facts := self._answering.facts:
             headers |= _headers(facts)
         headers |= self._answering.headers

@@ -1,0 +1,74 @@
+"""One request and its answer on a connection."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
+
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from gateway.edge.answer_transport import AnswerTransport
+from gateway.edge.cors import Header
+from gateway.edge.departure import EXTENSION, Departure
+
+_NOT_A_NAME: Final = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9a-z]")
+"""Names are in lower case, as ASGI wants them."""
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_WITHOUT_BODY: Final = frozenset({204, 304})
+
+
+class EdgeCycle(RequestResponseCycle):
+    """uvicorn's, which tells of its client's departure and checks all headers of a head at once."""
+
+    def __init__(self, *, transport: AnswerTransport, **parts: Any) -> None:
+        """`parts`: uvicorn's own."""
+        super().__init__(transport=cast("asyncio.Transport", transport), **parts)
+        self.flush = transport.flush
+        """Writes what the transport holds back."""
+        self._departure = Departure(self.flow)
+        cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: self._departure}
+
+    def leave(self) -> None:
+        """Tell the request's work that the client has left."""
+        self.disconnected = True
+        self.message_event.set()
+        self._departure.happen()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send a part of the answer; see ASGI."""
+        if message["type"] != "http.response.start" or self.response_started or self.access_log:
+            await super().send(message)
+            return
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if not self.disconnected:
+            self.response_started = True
+            self.waiting_for_100_continue = False
+            given = cast("Iterable[Header]", message.get("headers", ()))
+            self._write_head(message["status"], [*self.default_headers, *given])
+
+    def _write_head(self, status: int, headers: Sequence[Header]) -> None:
+        """Write the status line and all headers. Raises RuntimeError for what HTTP forbids."""
+        head = [STATUS_LINE[status]]
+        is_closed = False
+        for name, value in headers:
+            head += (name, b": ", value, b"\r\n")
+            if name == b"content-length":
+                self.chunked_encoding = False
+                self.expected_content_length = int(value)
+            elif name == b"transfer-encoding" and value == b"chunked":
+                self.chunked_encoding = True
+            elif name == b"connection" and value == b"close":
+                self.keep_alive, is_closed = False, True
+        names, values = zip(*headers, strict=True) if headers else ((), ())
+        if _NOT_A_NAME.search(b"".join(names)) or _CONTROL.search(b"\t".join(values)):
+            raise RuntimeError("The answer has a header that HTTP forbids.")
+        if not (self.keep_alive or is_closed):
+            head.append(b"connection: close\r\n")
+        has_body = self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY
+        if self.chunked_encoding is None and has_body:
+            self.chunked_encoding = True
+            head.append(b"transfer-encoding: chunked\r\n")
+        head.append(b"\r\n")
+        self.transport.write(b"".join(head))

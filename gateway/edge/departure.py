@@ -1,0 +1,64 @@
+"""Telling a request's work that its client has left."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import Receive, Scope
+from uvicorn.protocols.http.flow_control import FlowControl
+
+EXTENSION: Final = "outrider.departure"
+"""The name in the ASGI scope's extensions under which a connection offers its `Departure`."""
+
+OnLeft = Callable[[], None]
+
+
+class Departure:
+    """The departure of one request's client; calls back from the event loop when it happens.
+
+    ASGI tells it by `receive` alone, on which a task has to wait: that costs each request some
+    hundredths of a millisecond.
+    """
+
+    __slots__ = ("_flow", "_has_happened", "_on_left")
+
+    def __init__(self, flow: FlowControl) -> None:
+        """`flow`: of the connection, which notices the end only while it is read."""
+        self._flow = flow
+        self._has_happened = False
+        self._on_left: OnLeft | None = None
+
+    def watch(self, on_left: OnLeft) -> Callable[[], object]:
+        """Have `on_left` called once; return the function that ends the watch."""
+        self._flow.resume_reading()
+        if self._has_happened:
+            return asyncio.get_running_loop().call_soon(on_left).cancel
+        self._on_left = on_left
+        return self._end_watch
+
+    def happen(self) -> None:
+        """Tell that the client has left."""
+        self._has_happened = True
+        if (on_left := self._on_left) is not None:
+            self._on_left = None
+            on_left()
+
+    def _end_watch(self) -> None:
+        self._on_left = None
+
+
+def watch_departure(scope: Scope, receive: Receive, on_left: OnLeft) -> Callable[[], object]:
+    """Call `on_left` once when the client leaves; return the function that ends the watch.
+
+    The request's body must be read already. Without our own connection below, a task waits.
+    """
+    offered: Departure | None = scope.get("extensions", {}).get(EXTENSION)
+    if offered is not None:
+        return offered.watch(on_left)
+    return asyncio.create_task(_wait(receive, on_left)).cancel
+
+
+async def _wait(receive: Receive, on_left: OnLeft) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_left()
