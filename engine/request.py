@@ -29,6 +29,23 @@ _MOST_COUNT: Final = 2**31 - 1
 # More than any two logits differ, and far from float32's end.
 _MOST_BIAS: Final = 1e6
 
+_LEAST: Final = math.ulp(0.0)
+"""The least number above 0."""
+
+# The fields of SamplingParams with bounds of their own, each allowed value between both included.
+_BOUNDS: Final = (
+    ("max_tokens", 1, _MOST_COUNT, f"in [1, {_MOST_COUNT}]"),
+    ("temperature", 0.0, 100.0, "in [0, 100]"),
+    ("top_k", 0, _MOST_COUNT, f"in [0 (off), {_MOST_COUNT}]"),
+    ("top_p", _LEAST, 1.0, "in (0, 1]"),
+    ("min_p", 0.0, 1.0, "in [0, 1]"),
+    ("seed", 0, 2**64 - 1, "in [0, 2**64)"),
+    ("choice_index", 0, _MOST_COUNT, f"in [0, {_MOST_COUNT}]"),
+    ("presence_penalty", -2.0, 2.0, "in [-2, 2]"),
+    ("frequency_penalty", -2.0, 2.0, "in [-2, 2]"),
+    ("repetition_penalty", _LEAST, 10.0, "in (0, 10]"),
+)
+
 # Noise moves the argmax only between logits less than 26 temperatures apart; far below this one,
 # logits / temperature overflow float32 and any token could win.
 _GREEDY_BELOW = 1e-6
@@ -67,52 +84,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
-        checks = (
-            (
-                "max_tokens",
-                self.max_tokens,
-                1 <= self.max_tokens <= _MOST_COUNT,
-                f"in [1, {_MOST_COUNT}]",
-            ),
-            ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "in [0, 100]"),
-            ("top_k", self.top_k, 0 <= self.top_k <= _MOST_COUNT, f"in [0 (off), {_MOST_COUNT}]"),
-            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "in (0, 1]"),
-            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
-            ("seed", self.seed, 0 <= self.seed < 2**64, "in [0, 2**64)"),
-            (
-                "choice_index",
-                self.choice_index,
-                0 <= self.choice_index <= _MOST_COUNT,
-                f"in [0, {_MOST_COUNT}]",
-            ),
-            (
-                "presence_penalty",
-                self.presence_penalty,
-                abs(self.presence_penalty) <= 2,
-                "in [-2, 2]",
-            ),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                abs(self.frequency_penalty) <= 2,
-                "in [-2, 2]",
-            ),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                0.0 < self.repetition_penalty <= 10.0,
-                "in (0, 10]",
-            ),
-            (
-                "min_tokens",
-                self.min_tokens,
-                0 <= self.min_tokens <= self.max_tokens,
-                f"in [0, max_tokens={self.max_tokens}]",
-            ),
-        )
-        for name, value, ok, allowed in checks:
-            if not ok:
+        for name, low, high, allowed in _BOUNDS:
+            value = getattr(self, name)
+            if not low <= value <= high:
                 raise ValueError(f"{name}={value} must be {allowed}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(
+                f"min_tokens={self.min_tokens} must be in [0, max_tokens={self.max_tokens}]"
+            )
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= 20:
             raise ValueError(f"num_logprobs={self.num_logprobs} must be None or in [0, 20]")
         self._check_tokens()

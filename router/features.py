@@ -12,7 +12,6 @@ is bounded; the length of the whole prompt is one of the statistics.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -25,6 +24,9 @@ _Ints = NDArray[np.intp]
 # Odd, so that it has an inverse modulo 2**64 and a span's hash can be shifted back to position 0.
 _BASE: Final = 0x9E3779B97F4A7C15
 _BASE_INVERSE: Final = pow(_BASE, -1, 2**64)
+
+_SIGN_BIT: Final = np.uint64(1 << 63)
+_BITS_OF_ONE: Final = np.float64(1.0).view(np.uint64)
 
 _GEOMETRIC: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _SMALL: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32)
@@ -149,27 +151,33 @@ class _View:
     """The part of a prompt that is looked at, with what several features share.
 
     `codes`: code points of the lower-cased text, digits all 0 ([n], uint64). `prefix[i]`: hash of
-    the first i of them ([n + 1]). `word_starts`, `word_ends`: runs of letters and digits.
+    the first i of them ([n + 1]). `word_starts`, `word_ends`: runs of letters and digits, with
+    their `word_hashes`.
     """
 
-    __slots__ = ("classes", "codes", "number_sizes", "prefix", "raw", "word_ends", "word_starts")
+    __slots__ = (
+        "classes", "codes", "number_sizes", "prefix", "raw", "word_ends", "word_hashes",
+        "word_starts",
+    )  # fmt: skip
 
     def __init__(self, text: str, config: FeatureConfig) -> None:
         self.raw = _bounded(text, config)
         # A lone surrogate is a legal part of a JSON string; it must not stop a request.
         encoded = self.raw.lower().encode("utf-32-le", "surrogatepass")
         codes = np.frombuffer(encoded, dtype=np.uint32)
-        ascii_codes = np.minimum(codes, 127).astype(np.intp)
-        is_digit = _is_digit()[ascii_codes]
-        self.codes = np.where(is_digit, ord("0"), codes).astype(np.uint64)
+        ascii_codes = np.minimum(codes, 127)
+        is_digit = (codes >= ord("0")) & (codes <= ord("9"))
+        self.codes = codes.astype(np.uint64)
+        self.codes[is_digit] = ord("0")
         self.classes = np.bincount(ascii_codes, minlength=128)
-        self.word_starts, self.word_ends = _runs(_is_word()[ascii_codes])
+        self.word_starts, self.word_ends = _runs(np.take(_is_word(), ascii_codes))
         number_starts, number_ends = _runs(is_digit)
         self.number_sizes = number_ends - number_starts
         powers, _ = _powers(len(codes) + 1)
         self.prefix = np.zeros(len(codes) + 1, dtype=np.uint64)
         # + 1, so that a NUL character counts.
         np.cumsum((self.codes + np.uint64(1)) * powers[:-1], out=self.prefix[1:])
+        self.word_hashes = self.span_hashes(self.word_starts, self.word_ends)
 
     def span_hashes(self, starts: _Ints, ends: _Ints) -> _Words:
         """Hashes of the spans [starts, ends), independent of where they lie."""
@@ -207,7 +215,7 @@ def _char_ngrams(view: _View, config: FeatureConfig) -> _Words:
 
 def _word_ngrams(view: _View, config: FeatureConfig) -> _Words:
     """Hashes of words and of word pairs (and triples), punctuation between them left out, [any]."""
-    gram = words = view.span_hashes(view.word_starts, view.word_ends)
+    gram = words = view.word_hashes
     parts = [words]
     for size in range(2, min(config.max_word_ngram, len(words)) + 1):
         gram = _mix(gram[:-1]) + words[size - 1 :]
@@ -220,7 +228,7 @@ def _statistics(text: str, view: _View) -> FloatRows:
     sizes = view.word_ends - view.word_starts
     numbers = view.number_sizes
     num_words, num_numbers = len(sizes), len(numbers)
-    words = view.span_hashes(view.word_starts, view.word_ends)
+    words = view.word_hashes
     marks = _class_table() @ view.classes  # [num_classes]
     num_chars = max(len(view.raw), 1)
     uppers = np.frombuffer(view.raw.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
@@ -231,7 +239,7 @@ def _statistics(text: str, view: _View) -> FloatRows:
         (
             len(text),
             num_words,
-            text.count("\n") + 1,
+            _num_lines(text),
             sentences,
             numbers.sum(),
             num_numbers,
@@ -245,14 +253,20 @@ def _statistics(text: str, view: _View) -> FloatRows:
             code,
             json_marks,
             questions,
-            100 * is_upper.sum() / num_chars,
+            100 * np.count_nonzero(is_upper) / num_chars,
             100 * view.classes[127] / num_chars,
             100 * len(np.unique(words)) / max(num_words, 1),
-            (words[:, None] == _question_words()).sum(),
-            starts_upper.sum(),
+            np.count_nonzero(words == _question_words()[:, None]),
+            np.count_nonzero(starts_upper),
         ),
         dtype=np.float64,
     )
+
+
+def _num_lines(text: str) -> int:
+    """Count the whole prompt's lines; str.count takes a tenth of a millisecond for 100,000."""
+    encoded = np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    return int(np.count_nonzero(encoded == ord("\n"))) + 1
 
 
 def _fold(blocks: tuple[tuple[_Words, int], ...]) -> tuple[_Ints, FloatRows]:
@@ -260,27 +274,31 @@ def _fold(blocks: tuple[tuple[_Words, int], ...]) -> tuple[_Ints, FloatRows]:
 
     `blocks`: (hashes, number of places), laid end to end. Returns indices and values, [any].
     """
-    kept = [block for block in blocks if block[1]]
-    if not kept:
-        return np.zeros(0, dtype=np.intp), np.zeros(0)
-    lengths = [len(hashes) for hashes, _ in kept]
-    sizes = [size for _, size in kept]
-    bounds = np.cumsum([0, *sizes])
-    mixed = _mix(np.concatenate([hashes for hashes, _ in kept]))
-    masks = np.repeat(np.array(sizes, dtype=np.uint64) - np.uint64(1), lengths)
-    places = (mixed & masks).astype(np.intp) + np.repeat(bounds[:-1], lengths)
-    signs = 1.0 - 2.0 * (mixed >> np.uint64(63)).astype(np.float64)
-    counts = np.bincount(places, weights=signs, minlength=int(bounds[-1]))
-    indices = np.flatnonzero(counts)
-    values: FloatRows = counts[indices].astype(np.float64, copy=False)
+    indices, values = [np.zeros(0, dtype=np.intp)], [np.zeros(0)]
+    first = 0
+    for hashes, size in blocks:
+        if size:
+            filled, damped = _fold_block(hashes, size)
+            indices.append(filled + first)
+            values.append(damped)
+            first += size
+    return np.concatenate(indices), np.concatenate(values)
+
+
+def _fold_block(hashes: _Words, size: int) -> tuple[_Ints, FloatRows]:
+    """Signed counts of hashes in `size` places, damped, with norm 1: filled places and values."""
+    mixed = _mix(hashes)
+    places = (mixed & np.uint64(size - 1)).view(np.intp)
+    # Each hash's highest bit as the sign of a float's 1.
+    signs = ((mixed & _SIGN_BIT) | _BITS_OF_ONE).view(np.float64)
+    counts = np.bincount(places, weights=signs, minlength=size)
+    filled = np.flatnonzero(counts != 0.0)  # of bools: four times as fast as of the counts
     # A word said ten times is not ten words.
+    values: FloatRows = np.take(counts, filled)
     values = np.copysign(np.sqrt(np.abs(values)), values)
-    edges = np.searchsorted(indices, bounds)
-    for start, end in pairwise(edges):
-        block = values[start:end]
-        if len(block):
-            values[start:end] = block / np.sqrt(block @ block)
-    return indices, values
+    if len(values):
+        values /= np.sqrt(values @ values)
+    return filled, values
 
 
 def _mix(hashes: _Words) -> _Words:
@@ -314,11 +332,6 @@ def _power_table(size: int) -> tuple[_Words, _Words]:
 def _edges() -> FloatRows:
     """[num_statistics, _STEPS]"""
     return np.array([edges for _, edges in STATISTICS], dtype=np.float64)
-
-
-@lru_cache(maxsize=1)
-def _is_digit() -> NDArray[np.bool_]:
-    return np.array([chr(code).isdigit() for code in range(128)])
 
 
 @lru_cache(maxsize=1)

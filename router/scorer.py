@@ -177,7 +177,7 @@ class RouterScorer:
         return self._estimate(vector)
 
     def _estimate(self, vector: SparseVector) -> QualityEstimate:
-        return _estimate(self.weight[:, vector.indices] @ vector.values + self.bias)
+        return _estimate(np.take(self.weight, vector.indices, axis=1) @ vector.values + self.bias)
 
     def estimate_prompt(
         self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | FloatRows | None

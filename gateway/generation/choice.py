@@ -339,7 +339,7 @@ class Choice:
                 self._held.popleft()
 
     def _deltas(self, out: _Pieces) -> list[Delta]:
-        """Make one delta for each run of thinking, content or arguments, then the finish."""
+        """Make the deltas of these pieces, then the finish."""
         deltas: list[Delta] = []
         if self._is_plain and len(out) == 1:  # one piece of text: by far the most steps
             ((kind, text, mark),) = out
@@ -353,7 +353,23 @@ class Choice:
                     tokenizer=self._tokenizer,
                 )
             )
-            out = []
+        elif out:
+            deltas = self._delta_of_each_run(out)
+        if self.finish_reason is not None:
+            deltas.append(
+                Delta(
+                    index=self._index,
+                    logprobs=self._last_logprobs(),
+                    tokenizer=self._tokenizer,
+                    finish_reason=self.finish_reason,
+                    stop=self._stop,
+                )
+            )
+        return deltas
+
+    def _delta_of_each_run(self, out: _Pieces) -> list[Delta]:
+        """Make one delta for each run of thinking, content or arguments."""
+        deltas: list[Delta] = []
         call_index = self._num_calls - sum([kind == "call" for kind, _, _ in out]) - 1
         for kind, run in groupby(out, key=lambda item: item[0]):
             texts, marks = [], []
@@ -374,16 +390,6 @@ class Choice:
                     logprobs=self._released_logprobs() if kind != "reasoning" else (),
                     tokenizer=self._tokenizer,
                     trace=None if self._trace is None else self._trace.of_pieces(marks),
-                )
-            )
-        if self.finish_reason is not None:
-            deltas.append(
-                Delta(
-                    index=self._index,
-                    logprobs=self._last_logprobs(),
-                    tokenizer=self._tokenizer,
-                    finish_reason=self.finish_reason,
-                    stop=self._stop,
                 )
             )
         return deltas

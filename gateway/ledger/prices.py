@@ -43,6 +43,11 @@ class _Rate(msgspec.Struct, frozen=True):
         )
         return units // _UNITS_PER_NANO
 
+    def most_nanos(self, num_prompt_tokens: int, num_completion: int) -> int:
+        """Return the most of `nanos`: with all of the prompt cached, or none of it."""
+        dearest = max(self.prompt, self.cached_prompt)
+        return (num_prompt_tokens * dearest + num_completion * self.completion) // _UNITS_PER_NANO
+
     @property
     def is_free(self) -> bool:
         return not (self.prompt or self.cached_prompt or self.completion)
@@ -141,18 +146,12 @@ class PriceBook:
 
     def most(self, tier: str, *, num_prompt_tokens: int, num_completion_tokens: int) -> Money:
         """Return the most that these tokens can cost, for any number of cached ones."""
-        fresh, cached = (
-            self.money(
-                tier,
-                num_prompt_tokens=num_prompt_tokens,
-                num_completion_tokens=num_completion_tokens,
-                num_cached_tokens=num_cached_tokens,
-            )
-            for num_cached_tokens in (0, num_prompt_tokens)
-        )
+        if num_prompt_tokens < 0 or num_completion_tokens < 0:
+            raise ValueError("numbers of tokens cannot be negative")
+        rates = self._rates.get(tier, _FREE)
         return Money(
-            cost_nanos=max(fresh.cost_nanos, cached.cost_nanos),
-            charge_nanos=max(fresh.charge_nanos, cached.charge_nanos),
+            cost_nanos=rates.cost.most_nanos(num_prompt_tokens, num_completion_tokens),
+            charge_nanos=rates.charge.most_nanos(num_prompt_tokens, num_completion_tokens),
         )
 
     def is_known(self, tier: str) -> bool:

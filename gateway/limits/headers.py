@@ -1,17 +1,19 @@
 """The headers that tell a client how much is left, named as OpenAI names them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gateway.limits.limiter import LimitState
+from gateway.tenants.amounts import LimitName
 
-_UNITS: Final = {
+TOLD_UNITS: Final[Mapping[LimitName, str]] = {
     "requests_per_minute": "requests",
     "requests_per_day": "requests",
     "tokens_per_minute": "tokens",
     "tokens_per_day": "tokens",
 }
+"""The limits that headers tell of, and what they count."""
 
 
 def ratelimit_headers(states: Iterable[LimitState]) -> dict[str, str]:
@@ -22,7 +24,7 @@ def ratelimit_headers(states: Iterable[LimitState]) -> dict[str, str]:
     """
     tightest: dict[str, LimitState] = {}
     for state in states:
-        unit = _UNITS.get(state.name)
+        unit = TOLD_UNITS.get(state.name)
         if unit is not None and (unit not in tightest or _is_tighter(state, tightest[unit])):
             tightest[unit] = state
     headers: dict[str, str] = {}

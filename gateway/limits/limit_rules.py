@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from gateway.limits.headers import TOLD_UNITS
 from gateway.limits.limiter import LimitState, Scope
 from gateway.tenants.amounts import NANOS_PER_USD, Amounts, LimitName, LimitSpec, Want
 from gateway.tenants.keys import Principal
@@ -57,11 +58,12 @@ class LimitRule:
 class LimitPlan:
     """The rules of one principal. `rules` never changes; demands name rules by position."""
 
-    __slots__ = ("_by_model", "_overall", "principal", "rules")
+    __slots__ = ("_by_model", "_overall", "is_told", "principal", "rules")
 
     def __init__(self, principal: Principal) -> None:
         self.principal = principal
         self.rules: tuple[LimitRule, ...] = tuple(_rules(principal))
+        self.is_told = tuple(rule.name in TOLD_UNITS for rule in self.rules)
         self._overall = tuple(i for i, rule in enumerate(self.rules) if rule.model is None)
         self._by_model: dict[str, list[int]] = {}
         for i, rule in enumerate(self.rules):

@@ -1,6 +1,6 @@
 """The seam between a request and the counters: reserve, grow, settle."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Protocol
 
 import msgspec
@@ -39,6 +39,10 @@ class Reservation(Protocol):
     @property
     def states(self) -> tuple[LimitState, ...]:
         """Return the limits that count this request, the tightest of each name first."""
+
+    @property
+    def told(self) -> Sequence[LimitState]:
+        """Return those of the states that headers tell of, in any order."""
 
     @property
     def reserved(self) -> Want:

@@ -44,11 +44,12 @@ class _Plan:
 
     def states(self, demands: Sequence[Demand], moment: ClockTimes) -> tuple[LimitState, ...]:
         """Return the states of the rules in `demands`."""
-        states = []
-        for i, _ in demands:
-            counter = self.counters[i]
-            states.append(self.limits.rules[i].state(counter.used(moment), counter.reset_s(moment)))
-        return ordered(states)
+        return ordered([self.state(i, moment) for i, _ in demands])
+
+    def state(self, position: int, moment: ClockTimes) -> LimitState:
+        """Return the state of one rule."""
+        rule, counter = self.limits.rules[position], self.counters[position]
+        return rule.state(counter.used(moment), counter.reset_s(moment))
 
 
 class MemoryReservation:
@@ -75,6 +76,12 @@ class MemoryReservation:
         """Return this request's limits as they are now, the tightest of each name first."""
         demands = [(i, 0) for i in self._entries]
         return self.plan.states(demands, self._limiter.moment())
+
+    @property
+    def told(self) -> list[LimitState]:
+        """Return those of the states that headers tell of."""
+        plan, moment, is_told = self.plan, self._limiter.moment(), self.plan.limits.is_told
+        return [plan.state(i, moment) for i in self._entries if is_told[i]]
 
     @property
     def reserved(self) -> Want:

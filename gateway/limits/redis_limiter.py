@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from gateway.errors.tree import StorageError
+from gateway.limits.headers import TOLD_UNITS
 from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
 from gateway.limits.limiter import LimitState
 from gateway.limits.metrics import LimitMetrics
@@ -55,6 +56,11 @@ class RedisReservation:
     def states(self) -> tuple[LimitState, ...]:
         """Return the limits of this request as of its last call, tightest first."""
         return ordered(tuple(self._states.values()))
+
+    @property
+    def told(self) -> list[LimitState]:
+        """Return those of the states that headers tell of."""
+        return [state for state in self._states.values() if state.name in TOLD_UNITS]
 
     @property
     def reserved(self) -> Want:

@@ -25,6 +25,11 @@ class UnlimitedReservation:
         return ()
 
     @property
+    def told(self) -> tuple[LimitState, ...]:
+        """Return no limits."""
+        return ()
+
+    @property
     def reserved(self) -> Want:
         """Return the amounts that are reserved now."""
         return self._want

@@ -27,12 +27,16 @@ def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
         num_cached_tokens=row.num_cached_tokens,
         num_completion_tokens=num_written,
     )
-    charge = prices.money(
-        row.tier,
-        num_prompt_tokens=charged.num_prompt,
-        num_cached_tokens=min(charged.num_cached, charged.num_prompt),
-        num_completion_tokens=charged.num_completion,
-    )
+    num_cached = min(charged.num_cached, charged.num_prompt)
+    worked = (row.num_prompt_tokens, row.num_cached_tokens, num_written)
+    charge = cost
+    if worked != (charged.num_prompt, num_cached, charged.num_completion):
+        charge = prices.money(
+            row.tier,
+            num_prompt_tokens=charged.num_prompt,
+            num_cached_tokens=num_cached,
+            num_completion_tokens=charged.num_completion,
+        )
     return msgspec.structs.replace(
         row,
         cost_nanos=0 if row.kind == "cached" else cost.cost_nanos,
@@ -58,6 +62,8 @@ class Reserved:
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
     """Return the sum of both."""
+    if one is NONE:
+        return other
     return Amounts(
         requests=one.requests + other.requests,
         tokens=one.tokens + other.tokens,
@@ -77,6 +83,8 @@ def beyond(one: Amounts, other: Amounts) -> Amounts:
 def largest(amounts: Iterable[Amounts]) -> Amounts:
     """Return the larger of each amount."""
     amounts = tuple(amounts)
+    if len(amounts) == 1:  # by far the most requests
+        return amounts[0]
     return Amounts(
         requests=max((a.requests for a in amounts), default=0),
         tokens=max((a.tokens for a in amounts), default=0),

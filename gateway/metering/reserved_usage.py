@@ -57,7 +57,7 @@ class ReservedUsage:
     @property
     def headers(self) -> dict[str, str]:
         """Return the x-ratelimit headers."""
-        return ratelimit_headers(self._reservation.states)
+        return ratelimit_headers(self._reservation.told)
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve the answer's usage, in addition to the request itself.
