@@ -44,9 +44,8 @@ class ConversationDigest:
             parts += (name, arguments.strip())
         # Lengths first, so that no two lists of parts run together.
         encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
-        self._hash.update(b",".join([b"%d" % len(part) for part in encoded]) + b";")
-        for part in encoded:
-            self._hash.update(part)
+        lengths = b",".join([b"%d" % len(part) for part in encoded])
+        self._hash.update(b"".join([lengths, b";", *encoded]))
 
     def copy(self) -> "ConversationDigest":
         """The same so far; the two go on apart."""

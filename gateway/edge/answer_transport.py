@@ -6,6 +6,8 @@ from typing import Final
 
 _MAX_HELD_BYTES: Final = 65_536
 """Beyond it all is written at once, so that the transport can say that its client is slow."""
+_MAX_HELD_PARTS: Final = 8
+"""So the first of many chunks that came together need not wait until the last one is read."""
 
 
 class AnswerTransport:
@@ -54,7 +56,7 @@ class AnswerTransport:
             self._loop.call_soon(self.flush)
         self._held.append(data)
         self._num_held += len(data)
-        if self._num_held >= _MAX_HELD_BYTES:
+        if self._num_held >= _MAX_HELD_BYTES or len(self._held) >= _MAX_HELD_PARTS:
             self.flush()
 
     def flush(self) -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, cast
 
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGISendEvent, HTTPResponseStartEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.edge.answer_transport import AnswerTransport
@@ -35,18 +35,20 @@ class EdgeCycle(RequestResponseCycle):
         self.message_event.set()
         self._departure.happen()
 
-    async def send(self, message: ASGISendEvent) -> None:
-        """Send a part of the answer; see ASGI."""
+    def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
+        """Send a part of the answer; see ASGI. No coroutine of its own: it runs for each chunk."""
         if message["type"] != "http.response.start" or self.response_started or self.access_log:
-            await super().send(message)
-            return
+            return super().send(message)
+        return self._begin(message)
+
+    async def _begin(self, message: HTTPResponseStartEvent) -> None:
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if not self.disconnected:
             self.response_started = True
             self.waiting_for_100_continue = False
-            given = cast("Iterable[Header]", message.get("headers", ()))
-            self._write_head(message["status"], [*self.default_headers, *given])
+            headers = [*self.default_headers, *message.get("headers", ())]
+            self._write_head(message["status"], headers)
 
     def _write_head(self, status: int, headers: Sequence[Header]) -> None:
         """Write the status line and all headers. Raises RuntimeError for what HTTP forbids."""

@@ -1,7 +1,7 @@
 """Headers that restrict how browsers may use an answer."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Final
 
@@ -66,10 +66,10 @@ class EdgeHeaders:
             return
         cors = _NO_CORS if self._cors is None else self._cors.judge(scope)
 
-        async def send_with_headers(message: Message) -> None:
+        def send_with_headers(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message["headers"] = _completed(message.get("headers", ()), cors.headers)
-            await send(message)
+            return send(message)
 
         app = self._refused(scope, cors) or self.app
         await app(scope, receive, send_with_headers)

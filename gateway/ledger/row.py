@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
+DAY_S: Final = 86_400
 RowKind = Literal[
     "answer",  # the client's request, at the first tier that was tried
     "escalation",  # the large model's answer where the small one's was given up
@@ -94,6 +95,11 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     duration_s: float = 0.0
     is_streamed: bool = False
     is_degraded: bool = False
+
+    @property
+    def day(self) -> int:
+        """The day of UTC on which it ended, counted from 1970 on."""
+        return int(self.ended_at // DAY_S)
 
 
 def fitted(row: LedgerRow) -> LedgerRow:

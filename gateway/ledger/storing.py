@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,6 @@ from gateway.storage.tables import ledger, price_versions
 
 logger = logging.getLogger(__name__)
 
-DAY_S: Final = 86_400
 _ROWS_AT_ONCE: Final = 100
 """Rows of one transaction. Making them ready for the driver keeps the interpreter for about a
 millisecond, during which no answer proceeds."""
@@ -86,23 +86,20 @@ class RowStore:
                 self._on_rejected(row, reason_of(error))
 
     def _insert(self, rows: Sequence[LedgerRow]) -> None:
-        sql, names = self._statement
-        values = [_values(fitted(row)) for row in rows]
+        sql, values_of = self._statement
+        values = [values_of(fitted(row)) for row in rows]
         # Past SQLAlchemy's own handling of each value, which costs as much as the insert.
         with self._database.write() as connection:
-            if names is None:
-                connection.exec_driver_sql(sql, values)
-            else:
-                rows_of_values = [tuple(map(value.__getitem__, names)) for value in values]
-                connection.exec_driver_sql(sql, rows_of_values)
+            connection.exec_driver_sql(sql, values)
 
     @cached_property
-    def _statement(self) -> tuple[str, Sequence[str] | None]:
-        """Return the statement for the driver, and the order of its values; None if they are
-        named."""
+    def _statement(self) -> tuple[str, Callable[[LedgerRow], Any]]:
+        """Return the statement for the driver, and a row's values as it takes them."""
         statement = insert_into(ledger, self._database.dialect).on_conflict_do_nothing()
         compiled = statement.compile(dialect=self._database.engine.dialect)
-        return str(compiled), compiled.positiontup
+        if compiled.positiontup is None:
+            return str(compiled), _named_values
+        return str(compiled), attrgetter(*compiled.positiontup)
 
 
 def in_batches(rows: Iterable[LedgerRow]) -> Iterator[list[LedgerRow]]:
@@ -112,8 +109,6 @@ def in_batches(rows: Iterable[LedgerRow]) -> Iterator[list[LedgerRow]]:
         yield batch
 
 
-def _values(row: LedgerRow) -> dict[str, Any]:
-    """Return a row's columns."""
-    values = msgspec.structs.asdict(row)
-    values["day"] = int(row.ended_at // DAY_S)
-    return values
+def _named_values(row: LedgerRow) -> dict[str, Any]:
+    """Return a row's columns by name."""
+    return {**msgspec.structs.asdict(row), "day": row.day}

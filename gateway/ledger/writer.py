@@ -20,8 +20,8 @@ from gateway.errors.tree import StorageError
 from gateway.ledger.journal import Journal, read_segment, write_aside
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.ledger.prices import PriceBook
-from gateway.ledger.row import LedgerRow
-from gateway.ledger.storing import DAY_S, RowStore, in_batches
+from gateway.ledger.row import DAY_S, LedgerRow
+from gateway.ledger.storing import RowStore, in_batches
 from gateway.settings.ledger import LedgerSettings
 from gateway.settings.tree import SettingsError
 from gateway.storage.database import Database

@@ -39,6 +39,9 @@ from router.cascade import CascadePlan
 ApiRequest = ChatRequest | CompletionRequest
 
 
+_USUAL_SPECULATION: Final = SpeculationParams()
+
+
 class ChoicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One choice to generate. `opens_thinking`: its prompt ends inside a thinking block.
 
@@ -370,7 +373,7 @@ def _check_combination(request: ApiRequest, engine_request: EngineRequest) -> No
 
 def _speculation(options: OutriderOptions | None) -> SpeculationParams:
     if options is None:
-        return SpeculationParams()
+        return _USUAL_SPECULATION
     inter_token_ms = None if options.slo is None else options.slo.inter_token_ms
     return SpeculationParams(
         enabled=options.speculation != "off",

@@ -79,6 +79,7 @@ class JobBuilder:
     start_error: Exception | None = None
     fleet: EnginePool | None = None
     _info: EngineInfo | None = field(default=None, init=False)
+    _own_names: dict[str, tuple[TierInfo, ...]] = field(default_factory=dict, init=False)
 
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
@@ -107,7 +108,7 @@ class JobBuilder:
             complaint = pair_complaint(self.routing.pair, by_tier["small"], by_tier["large"])
             if complaint is not None:
                 raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
-            self._info = info
+            self._info, self._own_names = info, _names_of(info)
         return self._info
 
     async def until_known(self) -> None:
@@ -128,13 +129,18 @@ class JobBuilder:
     async def names(self) -> dict[str, tuple[TierInfo, ...]]:
         """Return every name that `model` accepts, with the checkpoints that may answer to it."""
         tiers = (await self.engine_info()).tiers
-        ordered = [tiers[tier] for tier in TIERS if tier in tiers]
-        names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
-        # A real id is an alias; should both tiers have the same, the large one has it.
-        aliases = {info.model_id: (info,) for info in ordered if info.model_id not in names}
-        own = names | aliases
-        adapted = self.adapters.candidates(tiers)
+        own, adapted = self._own_names, self.adapters.candidates(tiers)
         return own | {name: infos for name, infos in adapted.items() if name not in own}
+
+    async def _meant(self, model: str) -> tuple[TierInfo, ...]:
+        """Return the checkpoints that may answer to a name. Raises ModelNotFoundError."""
+        await self.engine_info()
+        if (own := self._own_names.get(model)) is not None:  # by far the most requests
+            return own
+        names = await self.names()
+        if model not in names:
+            raise ModelNotFoundError(model, list(names))
+        return names[model]
 
     async def job(
         self,
@@ -182,10 +188,8 @@ class JobBuilder:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
         await self.until_known()
-        names = await self.names()
-        if request.model not in names:
-            raise ModelNotFoundError(request.model, list(names))
-        candidates = permitted(context.principal, names[request.model], prompts.options.tier)
+        meant = await self._meant(request.model)
+        candidates = permitted(context.principal, meant, prompts.options.tier)
         chosen_from_s = self.clock()
         info = await self.engine_info()
         choice = await self.chooser.choose(prompts, candidates, upstream, info)
@@ -354,3 +358,11 @@ class JobBuilder:
                 plan.on_agreement(answer.confidence, agreement)
 
         return learn
+
+
+def _names_of(info: EngineInfo) -> dict[str, tuple[TierInfo, ...]]:
+    """Return the names of the loaded models, without adapters, with what answers to them."""
+    ordered = [info.tiers[tier] for tier in TIERS if tier in info.tiers]
+    names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
+    # A real id is an alias; should both tiers have the same, the large one has it.
+    return names | {info.model_id: (info,) for info in ordered if info.model_id not in names}

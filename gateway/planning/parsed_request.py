@@ -25,6 +25,7 @@ from gateway.upstream.dialects.base import Resume
 from gateway.upstream.dialects.openai_request import is_resumable, request_body
 
 _NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in tiers"
+_NO_OPTIONS: Final = OutriderOptions()
 _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 
@@ -109,7 +110,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     document: Mapping[str, Any] = msgspec.field(default_factory=dict)
     model: str | None = None
     small_model: str | None = None
-    options: OutriderOptions = msgspec.field(default_factory=OutriderOptions)
+    options: OutriderOptions = _NO_OPTIONS
     max_cost_usd: float | None = None
     origin: RouteReason = DIRECT
     assignment: Assignment | None = None

@@ -20,7 +20,8 @@ from gateway.schema.chat import AssistantMessage, ChatRequest, Message, join_par
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.kinds import Endpoint
-from gateway.text.chat import ChatTokenizer, Prompt, PromptEnd
+from gateway.text.chat import ChatTokenizer, Prompt
+from gateway.text.chat_template import PromptEnd
 from gateway.text.prompt_work import UNBOUNDED, PromptWork
 from gateway.text.structured import StructuredPlan, plan_structured
 from gateway.text.tools import plan_tools

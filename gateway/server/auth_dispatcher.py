@@ -88,7 +88,7 @@ class AuthDispatcher:
         path: str = scope["path"]
         has_started = False
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
@@ -98,7 +98,7 @@ class AuthDispatcher:
                 if path.startswith("/v1/messages"):
                     given_back.append((b"request-id", ours))
                 message["headers"] = given_back
-            await send(message)
+            return send(message)
 
         state = scope.setdefault("state", {})
         state["request_id"] = request_id

@@ -6,7 +6,7 @@ from typing import Final
 
 from engine.request import NO_OBJECTIVE, LatencyObjective
 from gateway.errors.tree import BadRequestError
-from gateway.schema.common import OutriderOptions
+from gateway.schema.common import OutriderOptions, SloOptions
 from gateway.settings.paths import did_you_mean
 from gateway.settings.slo import (
     BATCH,
@@ -40,6 +40,7 @@ class SloClasses:
         self._classes = dict(settings.classes)
         self._long_context_tokens = settings.long_context_tokens
         self._rule: RefusalRule = settings.refuse
+        self._own = {name: self._resolved(name, None, is_arms=False) for name in self._classes}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,9 +83,13 @@ class SloClasses:
         self.check(options)
         slo = None if options is None else options.slo
         own_class = None if slo is None else slo.class_
+        name = own_class or self._inferred(has_tools, service_tier, num_prompt_tokens)
+        return self._own[name] if slo is None else self._resolved(name, slo, is_arms=is_arms)
+
+    def _resolved(self, name: str, slo: SloOptions | None, *, is_arms: bool) -> ResolvedObjective:
+        """Return a class's objective with what the request says in place of the class."""
         own_ttft_ms = None if slo is None else slo.ttft_ms
         own_inter_token_ms = None if slo is None else slo.inter_token_ms
-        name = own_class or self._inferred(has_tools, service_tier, num_prompt_tokens)
         settings = self._classes[name]
         ttft_s = _seconds(settings.ttft_ms if own_ttft_ms is None else own_ttft_ms)
         inter_token_s = _seconds(

@@ -1,18 +1,13 @@
 """Messages to token ids: one tier's chat template and tokenizer."""
 
 import asyncio
-import contextlib
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
-
-import jinja2
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from engine.errors import PromptTooLongError, UnsupportedModelError
 from engine.model.checkpoint_files import generation_eos
@@ -20,8 +15,9 @@ from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
 from gateway.schema.kinds import ToolFormatName
 from gateway.schema.parsing import JsonBounds
-from gateway.schema.template_variables import read_variables, reserved_variables
+from gateway.schema.template_variables import read_variables
 from gateway.schema.tools import Tool
+from gateway.text.chat_template import TEMPLATE_ERRORS, ChatTemplate, PromptEnd
 from gateway.text.detokenizer import (
     Detokenizer,
     TableDetokenizer,
@@ -49,23 +45,9 @@ from gateway.text.tool_prompt import template_call_id, template_calls, template_
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PromptEnd = Literal["new_answer", "messages", "final_message"]
-"""new_answer: the template opens an answer. messages: nothing is written behind the messages.
-final_message: the last message is an answer that is left open."""
-
 # Ordinary text has two to six characters a token: the first eight for each tell if it is too long.
 _PROBE_CHARS_PER_TOKEN: Final = 8
 _MAX_CUT_TOKENS: Final = 256
-# The errors that templates and their filters raise on unexpected messages or variables.
-_TEMPLATE_ERRORS: Final = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +86,7 @@ class ChatTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
         self._backend = backend
         self._table: TokenTable | None = build_table(backend)
         eos: int | None = tokenizer.eos_token_id
@@ -125,28 +108,9 @@ class ChatTokenizer:
         writes = (self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect)
         self.rendering = hashlib.sha256(repr(writes).encode("utf-8", "replace")).hexdigest()
 
-    @cached_property
-    def _renderer(self) -> "PreTrainedTokenizerBase":
-        """The renderer of chat templates: transformers' tokenizer."""
-        tokenizer = self._tokenizer
-        return tokenizer.complete() if isinstance(tokenizer, PlainTokenizer) else tokenizer
-
-    @cached_property
-    def _reserved(self) -> frozenset[str]:
-        """Names of variables that this tokenizer gives a meaning."""
-        return reserved_variables(self._renderer)
-
-    @cached_property
-    def _can_sanitize(self) -> bool:
-        """True if this version of transformers keeps control tokens in messages plain text."""
-        options = inspect.signature(self._renderer.apply_chat_template).parameters
-        return "sanitize_control_tokens" in options
-
     def prepare_rendering(self) -> None:
         """Import what the first chat needs, compile the template; blocks for seconds at first."""
-        _ = self._reserved, self._can_sanitize
-        with contextlib.suppress(*_TEMPLATE_ERRORS):  # some want more than a message
-            self._apply_template([{"role": "user", "content": "Hi"}], {}, "new_answer")
+        self._template.prepare()
 
     @classmethod
     def load(
@@ -185,9 +149,10 @@ class ChatTokenizer:
         Raises BadRequestError with the template's own words when it refuses the messages, and
         PromptTooLongError for a prompt far beyond the context of `work`.
         """
-        if "_can_sanitize" not in self.__dict__:
+        if not self._template.is_prepared:
             await asyncio.to_thread(self.prepare_rendering)
-        variables = read_variables(template_kwargs, self._reserved) if template_kwargs else {}
+        reserved = self._template.reserved
+        variables = read_variables(template_kwargs, reserved) if template_kwargs else {}
         variables = thinking_variables(variables, self._tokenizer.chat_template, self.reasoning)
 
         def rendered() -> Prompt:
@@ -330,8 +295,8 @@ class ChatTokenizer:
             param = f"messages.{len(conversation) - 1}.content"
             check_thinking_ended(conversation[-1]["content"], param, self.reasoning.format)
         try:
-            text = self._apply_template(conversation, variables, end)
-        except _TEMPLATE_ERRORS as error:
+            text = self._template.text(conversation, variables, end)
+        except TEMPLATE_ERRORS as error:
             # transformers quotes the whole prompt where a template drops a part of a message.
             reason = str(error).partition("Final message to continue:")[0]
             raise BadRequestError(
@@ -343,30 +308,10 @@ class ChatTokenizer:
         if opens_thinking and end == "final_message":
             # An answer that merely mentions the tag is left alone.
             opens_thinking = conversation[-1]["content"].strip() in ("", opening)
-        if self._can_sanitize and self._forges(conversation, variables):
-            token_ids = self._apply_template(
-                conversation, variables, end, tokenize=True, sanitize_control_tokens=True
-            )
+        if self._template.can_sanitize and self._forges(conversation, variables):
+            token_ids = self._template.token_ids(conversation, variables, end)
             return Prompt(token_ids=tuple(token_ids), opens_thinking=opens_thinking)
         return Prompt(token_ids=self._encode(text), opens_thinking=opens_thinking)
-
-    def _apply_template(
-        self,
-        conversation: list[dict[str, Any]],
-        variables: dict[str, Any],
-        end: PromptEnd,
-        **options: Any,
-    ) -> Any:
-        """Render text, or token ids with `tokenize=True`."""
-        settings = {
-            "tokenize": False,
-            "return_dict": False,
-            "add_generation_prompt": end == "new_answer",
-            "continue_final_message": end == "final_message",
-        }
-        return self._renderer.apply_chat_template(
-            conversation, **{**settings, **options, **variables}
-        )
 
     def _forges(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> bool:
         """Return whether a client's text spells a control token, which must stay plain text.

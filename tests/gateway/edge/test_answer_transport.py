@@ -126,3 +126,14 @@ def test_nothing_is_written_to_a_lost_connection(
     socket.is_gone = True
     loop.end_turn()
     assert not socket.writes
+
+
+def test_many_chunks_of_one_turn_do_not_wait_for_the_last(
+    answer: AnswerTransport, loop: Loop, socket: Socket
+) -> None:
+    answer.write(HEAD)
+    for number in range(20):
+        answer.write(b"%d" % number)
+    assert socket.writes == [HEAD + b"0", b"12345678", b"910111213141516"]
+    loop.end_turn()
+    assert socket.writes[3:] == [b"171819"]
