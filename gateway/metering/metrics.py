@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from engine.events import EngineStats, TierStats
 from engine.request import TIERS, Tier
+from gateway.telemetry.children import Children
 from gateway.telemetry.loop_lag import ProcessTime, StageTimes
 from gateway.workers.merging import exposition
 
@@ -76,8 +77,8 @@ class GatewayMetrics:
         self.request_success = self._counter(
             "request_success", "Choices that ended.", "tier", "finished_reason"
         )
-        self._decisions = self._counter(
-            "router_decisions", "Which tier requests went to.", "tier", "reason"
+        self._decisions = Children(
+            self._counter("router_decisions", "Which tier requests went to.", "tier", "reason")
         )
         self._cascade_decisions = self._counter(
             "cascade_decisions", "Watched answers of the small model, by outcome.", "action", "tier"
@@ -112,7 +113,7 @@ class GatewayMetrics:
             if len(self._reasons) >= _MAX_REASONS:
                 reason = "other"
             self._reasons.add(reason)
-        self._decisions.labels(tier, reason).inc()
+        self._decisions.of(tier, reason).inc()
 
     def adapted(self, name: str) -> None:
         """Count a request that named an adapter."""

@@ -303,9 +303,10 @@ def request_context(
 ) -> RequestContext:
     """Build the context of a body."""
     headers = request.headers
-    told = ",".join(headers.getlist(HOPS_HEADER)).split(",")
+    told = headers.getlist(HOPS_HEADER)
     # A malformed gateway id is not passed on: the header goes to upstream servers.
-    hops = tuple(hop for part in told if _HOP.fullmatch(hop := part.strip()))
+    parts = ",".join(told).split(",") if told else ()
+    hops = tuple(hop for part in parts if _HOP.fullmatch(hop := part.strip()))
     return RequestContext(
         arrival_s=arrival_s,
         request_id=request_id_of(request),

@@ -137,6 +137,7 @@ class AnswerResponse(LateResponse):
         self._arrival_s = clock()
         self._has_started = False
         self._is_finishing = False
+        self._facts: AnswerFacts | None = None
         self._key_error: AuthenticationError | None = None
         self._limit: asyncio.Timeout | None = None
 
@@ -158,7 +159,7 @@ class AnswerResponse(LateResponse):
         finally:
             if self._meter is not None:
                 self._meter.end(self._ending)
-            facts = self._answering.facts
+            facts = self._facts or self._answering.facts
             self._report_outcome(facts)
             if facts is not None and logger.isEnabledFor(logging.INFO):
                 self._log_end(request_id, facts)
@@ -208,6 +209,7 @@ class AnswerResponse(LateResponse):
         if self._writer is not None:
             body = self._writer.whole(body)
         await self._finish("answered")
+        self._facts = self._answering.facts
         await self._start(
             send,
             {"content-type": "application/json", "content-length": str(len(body))},
@@ -292,7 +294,7 @@ class AnswerResponse(LateResponse):
         """Send the headers, which name the tier: of a stream, the one that gives the first text."""
         self._has_started = True
         headers = dict(form)
-        if facts := self._answering.facts:
+        if facts := self._facts or self._answering.facts:
             headers |= _headers(facts)
         headers |= self._answering.headers
         if self._answering.arm:

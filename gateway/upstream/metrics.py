@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.answers.responder import HandOffKind
+from gateway.telemetry.children import Children
 from gateway.upstream.attempts import Attempt
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.replicas import ReplicaSet
@@ -74,8 +75,10 @@ class UpstreamMetrics:
         self._hand_offs = _counter(
             "handoffs", "Requests that went to another tier.", "kind", "from_tier", "to_tier"
         )
-        self._degraded = _counter(
-            "degraded", ("Local answers because no upstream tier was available.")
+        self._degraded = Counter(
+            "outrider_degraded",
+            "Local answers because no upstream tier was available.",
+            registry=None,
         )
         self._untrusted = _counter(
             "cascade_untrusted", "Watched answers judged without log-probabilities.", "tier"
@@ -87,8 +90,8 @@ class UpstreamMetrics:
 
     def register(self, registry: CollectorRegistry) -> None:
         """Export all instruments there; once."""
-        for instrument in vars(self).values():
-            registry.register(instrument)
+        for part in vars(self).values():
+            registry.register(part.instrument if isinstance(part, Children) else part)
 
     def watch(self, tiers: Mapping[str, WatchedTier]) -> None:
         """Read these tiers' health at each scrape."""
@@ -97,23 +100,23 @@ class UpstreamMetrics:
     def on_attempt(self, attempt: Attempt) -> None:
         """Count a request that has ended: an `OnAttempt`."""
         tier, kind = attempt.tier, attempt.kind
-        self._attempts.labels(tier, kind, attempt.outcome).inc()
+        self._attempts.of(tier, kind, attempt.outcome).inc()
         if attempt.failure is not None:
-            self._failures.labels(tier, kind, attempt.failure).inc()
+            self._failures.of(tier, kind, attempt.failure).inc()
         if attempt.first_token_s is not None and kind not in ("mirror", "probe"):
             waited_s = attempt.first_token_s - attempt.started_s
-            self._first_token.labels(tier).observe(waited_s)
+            self._first_token.of(tier).observe(waited_s)
         if attempt.outcome == "answered":
             whole = self._mirror_whole if kind == "mirror" else self._whole
-            whole.labels(tier).observe(attempt.ended_s - attempt.started_s)
+            whole.of(tier).observe(attempt.ended_s - attempt.started_s)
         if attempt.usage is not None:
             self._count_tokens(attempt, attempt.usage)
         if attempt.cost_usd:
-            self._cost.labels(tier, kind).inc(attempt.cost_usd)
+            self._cost.of(tier, kind).inc(attempt.cost_usd)
 
     def handed_off(self, kind: HandOffKind, from_tier: str, to_tier: str) -> None:
         """Count a request that is answered by another tier than the one that was first chosen."""
-        self._hand_offs.labels(kind, from_tier, to_tier).inc()
+        self._hand_offs.of(kind, from_tier, to_tier).inc()
 
     def degraded(self) -> None:
         """Count a local answer that an upstream tier should have given."""
@@ -121,11 +124,11 @@ class UpstreamMetrics:
 
     def untrusted(self, tier: str) -> None:
         """Count a watched answer whose log-probabilities could not be used."""
-        self._untrusted.labels(tier).inc()
+        self._untrusted.of(tier).inc()
 
     def mirrored(self, tier: str, outcome: MirrorOutcome) -> None:
         """Count a copy of a request."""
-        self._mirrored.labels(tier, outcome).inc()
+        self._mirrored.of(tier, outcome).inc()
 
     def _count_tokens(self, attempt: Attempt, usage: UpstreamUsage) -> None:
         counts = {
@@ -136,9 +139,9 @@ class UpstreamMetrics:
         }
         for name, count in counts.items():
             if count > 0:
-                self._tokens.labels(attempt.tier, attempt.kind, name, usage.source).inc(count)
+                self._tokens.of(attempt.tier, attempt.kind, name, usage.source).inc(count)
         if usage.is_corrected:
-            self._corrected.labels(attempt.tier).inc()
+            self._corrected.of(attempt.tier).inc()
 
 
 class _HealthCollector(Collector):
@@ -168,12 +171,12 @@ class _HealthCollector(Collector):
         yield from (available, breakers, in_flight, ejected)
 
 
-def _counter(stem: str, text: str, *labels: str) -> Counter:
-    return Counter(f"outrider_{stem}", text, labels, registry=None)
+def _counter(stem: str, text: str, *labels: str) -> Children[Counter]:
+    return Children(Counter(f"outrider_{stem}", text, labels, registry=None))
 
 
-def _histogram(stem: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-    return Histogram(f"outrider_{stem}", text, ["tier"], buckets=buckets, registry=None)
+def _histogram(stem: str, text: str, buckets: tuple[float, ...]) -> Children[Histogram]:
+    return Children(Histogram(f"outrider_{stem}", text, ["tier"], buckets=buckets, registry=None))
 
 
 def _gauge(stem: str, text: str, *labels: str) -> GaugeMetricFamily:
