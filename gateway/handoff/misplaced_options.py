@@ -13,6 +13,7 @@ from gateway.errors.tree import BadRequestError
 
 _OPTIONS: Final = "outrider"
 _PRIVATE: Final = frozenset({"privacy", "private", "isprivate"})
+_SHORTEST: Final = min(map(len, _PRIVATE))
 _OTHER_SIGNS: Final = re.compile(r"[^a-z]")
 _NO: Final = frozenset({"", "false", "no", "none", "off", "public", "0"})
 _CONVERSATIONS: Final = ("messages", "input")
@@ -76,7 +77,7 @@ def _is_ours(name: str) -> bool:
 
 def _is_private(name: str, value: object) -> bool:
     """Return whether a field of another schema can only mean ours: `"privacy": "private"`."""
-    if _OTHER_SIGNS.sub("", name.lower()) not in _PRIVATE:
+    if len(name) < _SHORTEST or _OTHER_SIGNS.sub("", name.lower()) not in _PRIVATE:
         return False
     return str(value).lower() not in _NO
 
