@@ -270,4 +270,5 @@ def _give_back(counter: Counter, entries: Sequence[Demand], spent: int) -> None:
     for slot, amount in entries:
         kept = min(spent, amount)
         spent -= kept
-        counter.give_back(slot, amount - kept)
+        if kept < amount:
+            counter.give_back(slot, amount - kept)
