@@ -7,12 +7,13 @@ each scrape, so they are never counted twice.
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from engine.events import EngineStats, TierStats
 from engine.request import TIERS, Tier
 from gateway.telemetry.children import Children
+from gateway.telemetry.histograms import ThreadHistogram
 from gateway.telemetry.loop_lag import ProcessTime, StageTimes
 from gateway.workers.merging import exposition
 
@@ -138,9 +139,9 @@ class GatewayMetrics:
         """Return the text that Prometheus scrapes; without the engine's part while it is down."""
         return exposition([*engine_families(stats), *self.registry.collect()])
 
-    def _histogram(self, stem: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"outrider_{stem}", text, ["tier"], buckets=buckets, registry=self.registry
+    def _histogram(self, stem: str, text: str, buckets: tuple[float, ...]) -> ThreadHistogram:
+        return ThreadHistogram(
+            f"outrider_{stem}", text, "tier", buckets=buckets, registry=self.registry
         )
 
     def _counter(self, stem: str, text: str, *labels: str) -> Counter:

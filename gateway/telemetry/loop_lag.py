@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.telemetry.histograms import ThreadHistogram
+
 _LAG_S: Final = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 )  # fmt: skip
@@ -26,12 +28,12 @@ class StageTimes:
     """Observes for how long stages of a request's work hold the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        held = Histogram(
+        held = ThreadHistogram(
             "outrider_event_loop_held_seconds",
             "Time for which one stage of a request's work held the event loop, so that all other "
             "requests waited. route: the router's decision. prompt: rendering and tokenising a "
             "short prompt; threads do it for long ones.",
-            ["stage"],
+            "stage",
             buckets=_HELD_S,
             registry=registry,
         )
