@@ -59,7 +59,7 @@ class ThreadHistogram(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all series, with buckets that hold what those before them hold."""
         family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
-        names = [floatToGoString(bound) for bound in self._bounds]
+        names = [floatToGoString(b) for b in self._bounds]  # type: ignore[no-untyped-call]
         for value, series in list(self._series.items()):
             buckets = list(zip(names, accumulate(series.counts), strict=True))
             family.add_metric([value], buckets=buckets, sum_value=series.total)
