@@ -27,11 +27,12 @@ from engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
 from tests.engines import make_engine, make_request, serve
 from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from tests.laws.options import changed_logits
+from tests.sizes import repeats
 
 Options = dict[str, Any]
 
 LEAST_P = 1e-3
-NUM_SAMPLE = 3000
+NUM_SAMPLE = repeats(3000, 1500)
 NUM_DRAWS = 20_000
 
 SAMPLINGS: dict[str, Options] = {

@@ -36,7 +36,14 @@ def build(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+def test_the_installation_has_built_a_library_that_loads() -> None:
+    support = product_support(Path(product_library.__file__).parent)
+    assert support.library is not None, support.detail
+    assert support.instruction_set is not InstructionSet.NONE
+
+
+@pytest.mark.long
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
 def test_the_ordinary_build_makes_a_library_that_loads(tmp_path: Path) -> None:
     result = build(tmp_path, {})
