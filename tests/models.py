@@ -233,10 +233,12 @@ _THROUGH_TRANSFORMERS = (
     "phimoe",
     "starcoder2",
 )
-LAW_ARCHITECTURES = [
-    pytest.param(name, marks=[] if name in _LAW_QUICK else [pytest.mark.slow])
-    for name in sorted({*HF_CONFIGS, *_THROUGH_TRANSFORMERS} - {"phi3-long"})
-]
+
+
+def law_architectures(others: pytest.MarkDecorator) -> list[Any]:
+    """Return a parameter for each architecture; `others` marks those that are not quick."""
+    names = sorted({*HF_CONFIGS, *_THROUGH_TRANSFORMERS} - {"phi3-long"})
+    return [pytest.param(name, marks=[] if name in _LAW_QUICK else [others]) for name in names]
 
 
 def make_hf_model(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -24,7 +24,7 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.laws.references import TIE, forced_logits
-from tests.models import LAW_ARCHITECTURES
+from tests.models import law_architectures
 from tests.sizes import repeats
 
 MAX_TOKENS = 24
@@ -141,7 +141,7 @@ def test_the_check_notices_a_single_wrong_token() -> None:
 # ---- every architecture ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", LAW_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", law_architectures(pytest.mark.slow))
 def test_every_architecture_equals_generate(architecture: str) -> None:
     pair = tiny_pair(architecture, max_positions=256)
     prompts = {f"{length}": random_prompt(length, seed=length) for length in (1, 5, 16, 40, 77)}

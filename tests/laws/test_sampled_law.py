@@ -27,7 +27,7 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.laws.mixed import LENGTHS, SAMPLINGS, mixed_requests, plainly, total
-from tests.models import LAW_ARCHITECTURES
+from tests.models import law_architectures
 from verifier.coupled import CoupledVerifier
 
 # ---- trees ----------------------------------------------------------------------------------
@@ -212,9 +212,12 @@ def test_small_answers_alongside_do_not_matter(right: dict[str, list[int]]) -> N
 # ---- other models ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", LAW_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", law_architectures(pytest.mark.long))
 def test_every_architecture_keeps_the_law(architecture: str) -> None:
-    """Also those with sliding windows, where a tree node's window follows its depth."""
+    """Also those with sliding windows, where a tree node's window follows its depth.
+
+    The others' greedy answers are compared in test_greedy_law, speculation and all.
+    """
     pair = tiny_pair(architecture, max_positions=256)
     requests = mixed_requests()
     answers = serve(make_engine(pair, draft=DraftConfig(max_branching=4)), requests)

@@ -63,8 +63,16 @@ def long_requests(max_tokens: int = 40) -> list[EngineRequest]:
     ]
 
 
+@pytest.fixture(scope="module")
+def right(pair: Pair) -> dict[str, list[int]]:
+    """Plain decoding, each request alone."""
+    return plainly(pair, long_requests())
+
+
 @pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_answers_do_not_depend_on_the_windows_cache(pair: Pair, on_device: bool) -> None:
+def test_answers_do_not_depend_on_the_windows_cache(
+    pair: Pair, right: dict[str, list[int]], on_device: bool
+) -> None:
     requests = long_requests()
     engine = make_engine(
         pair,
@@ -76,7 +84,6 @@ def test_answers_do_not_depend_on_the_windows_cache(pair: Pair, on_device: bool)
         draft=DraftConfig(max_branching=4),
         config=EngineConfig(max_tokens_per_step=96),
     )
-    right = plainly(pair, requests)
     for _ in range(2):  # the second time with prefixes from the cache
         assert texts(serve(engine, requests)) == right
     stats = engine.stats().tiers["large"]

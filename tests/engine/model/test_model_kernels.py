@@ -148,19 +148,17 @@ def test_an_fp8_cache_costs_little(small_bfloat16: Twins, halves: Logits) -> Non
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
                 "cohere2",
-                "gemma3",
-                "glm4",
                 "glm4-moe",
                 "gpt-oss",
-                "granite",
                 "llama-biases",
-                "olmo2",
                 "phi3-long",
                 "qwen2-mixed-windows",
-                "qwen2-moe",
                 "qwen3-tied-mqa",
-                "smollm3",
             )
+        ),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("gemma3", "glm4", "granite", "olmo2", "qwen2-moe", "smollm3")
         ),
     ],
 )

@@ -32,7 +32,7 @@ def check(weight: StoredWeight, x: Tensor, bias: Tensor | None) -> None:
     torch.testing.assert_close(result.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
-@settings(max_examples=repeats(40, 10), deadline=None)
+@settings(max_examples=repeats(20, 10), deadline=None)
 @given(
     number=st.sampled_from(["int4", "int8", "float8"]),
     out_features=st.integers(1, 70),

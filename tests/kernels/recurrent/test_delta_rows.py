@@ -61,7 +61,7 @@ def test_every_row_is_its_own_paths_recurrence(
     check("reference", heads, paths, cuts, seed)
 
 
-@settings(max_examples=repeats(40, 4))
+@settings(max_examples=repeats(12, 4))
 @given(**CASES)
 def test_so_it_is_in_triton(
     heads: Heads, paths: list[list[int]], cuts: list[int], seed: int
