@@ -184,7 +184,7 @@ def test_acceptance_does_not_decay_over_prefix_hits(kind: str) -> None:
     first, _ = accepted_shares(engine, taught_requests(0))
     assert first[0] > 0.5
     num_cached = 0
-    for number in range(1, repeats(30, 5)):
+    for number in range(1, repeats(12, 4)):
         serve(engine, other_requests(number))
         shares, cached = accepted_shares(engine, taught_requests(number))
         num_cached += cached
