@@ -1,5 +1,8 @@
 """One mixed batch of requests, greedy and sampled, and the right answers to it."""
 
+from dataclasses import replace
+from functools import cache
+
 from engine.request import EngineRequest, SpeculationParams
 from tests.engines import Answer, Pair, make_engine, make_request, random_prompt, serve, texts
 
@@ -32,11 +35,21 @@ def mixed_requests(*, speculation: SpeculationParams | bool = True) -> list[Engi
 
 def plainly(pair: Pair, requests: list[EngineRequest]) -> dict[str, list[int]]:
     """Each request alone, decoded token by token, nothing shared."""
-    answers = {}
-    for request in requests:
-        engine = make_engine(pair, speculates=False, prefix_caching=False)
-        answers |= texts(serve(engine, [request]))
-    return answers
+    return {
+        request.request_id: [*_plain(pair, replace(request, request_id="plain", **_OF_DRAFTS))]
+        for request in requests
+    }
+
+
+# What only a drafter reads: the plain answer to a request is computed once for all of its values.
+_OF_DRAFTS = {"speculation": SpeculationParams(enabled=False), "prediction_token_ids": ()}
+
+
+@cache
+def _plain(pair: Pair, request: EngineRequest) -> tuple[int, ...]:
+    engine = make_engine(pair, speculates=False, prefix_caching=False)
+    (tokens,) = texts(serve(engine, [request])).values()
+    return tuple(tokens)
 
 
 def total(answers: dict[str, Answer], name: str) -> int:
