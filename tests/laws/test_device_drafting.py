@@ -277,6 +277,7 @@ def test_predictions_and_repeated_text() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what padding holds, interpreted
 def test_with_triton_kernels_in_their_interpreter() -> None:
     """The whole path of a GPU, recorded levels included, as far as a CPU can go it."""
     pair = tiny_pair(num_layers=1)
