@@ -223,7 +223,7 @@ def test_logits_with_two_threads(dtype: Dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "int8", pytest.param("int4", marks=pytest.mark.long)]
+    "dtype", ["float32", "bfloat16", pytest.param("int8", marks=pytest.mark.long), "int4"]
 )
 def test_the_normal_mode_does_not_promise_that(dtype: Dtype) -> None:
     """The law above can fail: it does without the mode, in torch's operations."""

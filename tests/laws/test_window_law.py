@@ -116,6 +116,7 @@ def test_bfloat16_answers_do_not_depend_on_the_windows_cache(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what padding holds, interpreted
 def test_plans_on_the_device_find_the_windows_cache() -> None:
     """In Triton's interpreter: the passes that a GPU would run, recorded ones among them."""
     pair = tiny_pair("gemma2", max_positions=256, drift=0.03)
