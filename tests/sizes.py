@@ -1,7 +1,10 @@
 """Repetitions of tests: fewer examples, seeds and prompts in `make test` than in the others."""
 
 import os
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
 
 IS_QUICK: Final = os.environ.get("TEST_SIZE") == "quick"
 
@@ -9,3 +12,11 @@ IS_QUICK: Final = os.environ.get("TEST_SIZE") == "quick"
 def repeats(whole: int, quick: int) -> int:
     """Return how many examples, seeds or prompts a test tries."""
     return quick if IS_QUICK else whole
+
+
+def slow_but(names: set[str], kinds: Mapping[str, Any]) -> list[Any]:
+    """Return a parameter for each kind; all but those named are slow."""
+    return [
+        pytest.param(kind, id=name, marks=() if name in names else pytest.mark.slow)
+        for name, kind in kinds.items()
+    ]

@@ -45,6 +45,7 @@ from tests.engines import (
 from tests.grammars import shipped_compiler, text_of
 from tests.laws.chi_square import VOCAB_SIZE, p_value, strangers
 from tests.laws.mixed import mixed_requests, plainly, total
+from tests.sizes import slow_but
 from tests.verifier.mixtures import mixture, probs_of
 from verifier.coupled import CoupledVerifier
 
@@ -139,9 +140,9 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTS)
-def test_the_tree_does_not_matter(name: str, right_cascades: dict[str, Right]) -> None:
-    engine = make_engine(tiny_pair(), draft=DRAFTS[name])
+@pytest.mark.parametrize("config", slow_but({"default", "wide"}, DRAFTS))
+def test_the_tree_does_not_matter(config: DraftConfig, right_cascades: dict[str, Right]) -> None:
+    engine = make_engine(tiny_pair(), draft=config)
     answers = serve(engine, cascade_requests())
     assert_right(answers, right_cascades)
     assert total(answers, "num_accepted_tokens") > 0
@@ -209,7 +210,7 @@ class ForgetfulDrafter(ScriptedDrafter):
         return replace(tree, draft_logits=logits)
 
 
-@pytest.mark.parametrize("chance_known", [0.4, 1.0])
+@pytest.mark.parametrize("chance_known", [pytest.param(0.4, marks=pytest.mark.slow), 1.0])
 def test_unknown_small_distributions_only_cost_time(
     chance_known: float, right_cascades: dict[str, Right]
 ) -> None:
@@ -317,7 +318,13 @@ def test_blocks_chunks_and_the_prefix_cache_do_not_matter(
 
 
 @pytest.mark.parametrize(
-    ("large_blocks", "small_blocks"), [(38, 1024), (1024, 38), (58, 60), (38, 38)]
+    ("large_blocks", "small_blocks"),
+    [
+        (38, 1024),
+        pytest.param(1024, 38, marks=pytest.mark.slow),
+        pytest.param(58, 60, marks=pytest.mark.slow),
+        (38, 38),
+    ],
 )
 def test_few_blocks_do_not_matter(
     large_blocks: int, small_blocks: int, right_cascades: dict[str, Right]
@@ -459,7 +466,10 @@ def check_distribution(cascade: CascadeParams, temperature: float, num_seeds: in
     assert p_value(drawn, joint_distribution(CascadeParams(alpha=1.0), temperature)) < 1e-6
 
 
-@pytest.mark.parametrize("cascade", MIXED, ids=["opt", "token_specific"])
+@pytest.mark.parametrize(
+    "cascade",
+    slow_but({"opt"}, dict(zip(("opt", "token_specific"), MIXED, strict=True))),
+)
 def test_answers_follow_the_mixture(cascade: CascadeParams) -> None:
     check_distribution(cascade, 1.0, 1500)
 

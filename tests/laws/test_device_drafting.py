@@ -1,9 +1,7 @@
 """Trees that grow on the device never change the text, whatever grows and runs beside them."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 
@@ -34,6 +32,7 @@ from tests.laws.cached_text import BUSHY, assert_caches_hold_the_text
 from tests.laws.mixed import mixed_requests, plainly, total
 from tests.laws.predicted import requests_with_predictions
 from tests.recorded_levels import record_levels, watch_levels
+from tests.sizes import slow_but
 
 COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
 
@@ -191,14 +190,6 @@ BUDGETS = {
     "dear-rows": budget(row=1.0),
     "dear-drafts": budget(draft=10.0),
 }
-
-
-def slow_but(names: set[str], kinds: Mapping[str, Any]) -> list[Any]:
-    """Return a parameter for each kind; all but those named are slow."""
-    return [
-        pytest.param(kind, id=name, marks=() if name in names else pytest.mark.slow)
-        for name, kind in kinds.items()
-    ]
 
 
 @pytest.mark.parametrize("config", slow_but({"default", "bushy", "short-catch-up"}, DRAFTS))

@@ -29,10 +29,11 @@ from engine.sequences.sequence import Sequence
 from engine.trees.token_tree import TokenTree
 from tests.engines import make_engine, make_request, serve
 from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
+from tests.sizes import repeats
 from verifier.coupled import CoupledVerifier
 
 ALPHA = 1e-4
-NUM_SEEDS = 4000
+NUM_SEEDS = repeats(4000, 2500)
 
 Sampling = dict[str, float]
 PLAIN: Sampling = {"temperature": 1.0}

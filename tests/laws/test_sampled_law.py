@@ -28,6 +28,7 @@ from tests.engines import (
 )
 from tests.laws.mixed import LENGTHS, SAMPLINGS, mixed_requests, plainly, total
 from tests.models import law_architectures
+from tests.sizes import slow_but
 from verifier.coupled import CoupledVerifier
 
 # ---- trees ----------------------------------------------------------------------------------
@@ -46,9 +47,9 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTS)
-def test_the_tree_does_not_matter(name: str, right: dict[str, list[int]]) -> None:
-    engine = make_engine(tiny_pair(), draft=DRAFTS[name])
+@pytest.mark.parametrize("config", slow_but({"default", "chain", "wide"}, DRAFTS))
+def test_the_tree_does_not_matter(config: DraftConfig, right: dict[str, list[int]]) -> None:
+    engine = make_engine(tiny_pair(), draft=config)
     answers = serve(engine, mixed_requests())
     assert texts(answers) == right
     assert 0 < total(answers, "num_accepted_tokens") <= total(answers, "num_drafted_tokens")
