@@ -83,9 +83,9 @@ def check_administrating(outcome: Outcome) -> None:
 
 @pytest.mark.slow
 def test_the_whole_schema_without_keys(tokenizer: ChatTokenizer) -> None:
-    outcome = asked(whole_gateway(tokenizer), 14)
+    outcome = asked(whole_gateway(tokenizer), 28)
     check_generating(outcome)
-    assert outcome.num_cases > 200
+    assert outcome.num_cases > 450
     # Without any key there is nobody who could administrate.
     assert set(outcome.operations["POST /admin/keys"]) <= {401, 404, 405}
 
@@ -110,9 +110,9 @@ def test_the_document_is_built_once_and_not_on_the_event_loop(
 
 def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:
     whole, key = keyed
-    outcome = asked(whole, repeats(12, 8), key)
+    outcome = asked(whole, repeats(20, 8), key)
     check_generating(outcome)
-    assert outcome.num_cases > repeats(180, 120)
+    assert outcome.num_cases > repeats(350, 120)
     assert outcome.operations["GET /v1/usage"][200]
     assert set(outcome.operations["POST /admin/keys"]) <= {403, 404, 405}
     assert 401 not in outcome.statuses

@@ -37,10 +37,9 @@ def build(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProc
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
-def test_the_installation_has_built_a_library_that_loads() -> None:
-    support = product_support(Path(product_library.__file__).parent)
-    assert support.library is not None, support.detail
-    assert support.instruction_set is not InstructionSet.NONE
+def test_the_installation_has_built_a_library() -> None:
+    """Other tests are skipped without it."""
+    assert library_path(Path(product_library.__file__).parent) is not None
 
 
 @pytest.mark.long
