@@ -90,7 +90,7 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
         pytest.param(0, None, 256, marks=pytest.mark.slow),
         pytest.param(48, None, 256, marks=pytest.mark.long),
         (47, 7, 256),
-        (130, None, 256),
+        pytest.param(130, None, 256, marks=pytest.mark.slow),
         pytest.param(47, 9, -40, marks=pytest.mark.long),
         (48, None, -40),
     ],
@@ -163,7 +163,12 @@ def test_shapes_of_serving(group_size: int, head_dim: int, device: torch.device)
 
 
 @pytest.mark.parametrize(
-    ("kv_len", "deterministic"), [(703, False), (704, False), (705, False), (705, True)]
+    ("kv_len", "deterministic"),
+    [
+        (704, False),
+        (705, True),
+        *(pytest.param(n, False, marks=pytest.mark.slow) for n in (703, 705)),
+    ],
 )
 def test_many_splits_are_combined_in_their_order(
     kv_len: int, deterministic: bool, device: torch.device, poison: None, monkeypatch: Any
@@ -200,13 +205,13 @@ SHARED = AttentionBatch(
 @pytest.mark.parametrize(
     ("dtype", "is_scaled", "softcap", "window", "deterministic"),
     [
-        (torch.float32, False, None, None, False),
         (torch.float32, True, None, 20, True),
         (torch.float16, True, 2.0, None, False),
-        (torch.float16, True, 2.0, None, True),
-        (torch.bfloat16, True, None, None, True),
-        (torch.bfloat16, False, 2.0, 3, False),
         (torch.bfloat16, False, 2.0, 3, True),
+        pytest.param(torch.float32, False, None, None, False, marks=pytest.mark.slow),
+        pytest.param(torch.float16, True, 2.0, None, True, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, True, None, None, True, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, False, 2.0, 3, False, marks=pytest.mark.slow),
     ],
 )
 def test_options_with_shared_blocks(
