@@ -271,15 +271,14 @@ def test_predictions_and_repeated_text() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what padding holds, interpreted
 def test_with_triton_kernels_in_their_interpreter() -> None:
     """The whole path of a GPU, recorded levels included, as far as a CPU can go it."""
-    pair = tiny_pair(num_layers=1)
     requests = [
         make_request(str(n), random_prompt(9 + n, seed=n), max_tokens=5, temperature=0.8 * n)
         for n in range(2)
     ]
-    expected = plainly(pair, requests)
+    expected = plainly(tiny_pair(), requests)
     config = DraftConfig(max_draft_depth=3, max_draft_nodes=8, max_frontier=2)
     with use_kernels("triton"):
-        engine = make_engine(pair, on_device=True, draft=config)
+        engine = make_engine(tiny_pair(), on_device=True, draft=config)
         runner = record_levels(engine, kernels="triton", tree_counts=(1, 2))
         replayed = watch_levels(runner)
         sizes = watch_forests(engine)
