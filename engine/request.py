@@ -186,13 +186,15 @@ class LatencyObjective:
 
     `ttft_s`: from arrival to the first token. `inter_token_s`: the mean between tokens. is_batch:
     it is not urgent and fills what others leave. refuses: where the first token cannot come
-    in time, the request is refused at once instead of being answered late.
+    in time, the request is refused at once instead of being answered late. is_assumed: nobody asked
+    for it, so it decides the order, but no other request is held back for its sake.
     """
 
     ttft_s: float | None = None
     inter_token_s: float | None = None
     is_batch: bool = False
     refuses: bool = False
+    is_assumed: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

@@ -7,7 +7,8 @@ few, instead of all (the domino effect of earliest deadline first; Locke, "Best-
 Making for Real-Time Scheduling", 1986). Batch requests fill what is left.
 
 A newcomer waits where one answer more would make all of them slower than they may be: under
-overload some requests are late then, and the others keep their pace.
+overload some requests are late then, and the others keep their pace. That is so for objectives that
+were asked for; assumed ones only order the queue, and make batch give way.
 
 No sequence starves: one that was passed over for long gets one of every few starts, oldest
 first, and a pause or a loss of one's place happens a bounded number of times.
@@ -79,7 +80,7 @@ class SloQueue(FairQueue):
         self._batch_running: set[Sequence] = set()
         self._num_here = 0
         self._now_s = 0.0  # of the step
-        self._is_pressed = False  # a running or starting sequence is short of time
+        self._is_pressed = False  # one that is here and has asked for it is short of time
         self._aged: frozenset[Sequence] = frozenset()
         self._num_since_aged: dict[Tier, int] = {}
         self._held_since_s: dict[Sequence, float] = {}
@@ -252,6 +253,7 @@ class SloQueue(FairQueue):
             wanted_s
             for other in (*running, sequence)
             if (inter_token_s := other.request.objective.inter_token_s) is not None
+            and not other.request.objective.is_assumed
             and (wanted_s := inter_token_s * self._slo.pace) >= pace.expected_s(1)
             and not self._is_behind(other, inter_token_s, now_s)
         ]
@@ -319,13 +321,16 @@ class SloQueue(FairQueue):
     def step_throttle(self, now_s: float) -> StepThrottle | None:
         """Batch answers stand still, and batch prompts wait, while others are short of time."""
         self._now_s = now_s
-        spare_s = min((self._spare_s(s, now_s) for s in self._stated), default=math.inf)
-        self._is_pressed = spare_s < 0.0
+        spare_s = {s: self._spare_s(s, now_s) for s in self._stated}
+        self._is_pressed = any(
+            seconds < 0.0 and not s.request.objective.is_assumed for s, seconds in spare_s.items()
+        )
         if not self._batch:
             return None
-        if not self._is_pressed:
+        least_s = min(spare_s.values(), default=math.inf)
+        if least_s >= 0.0:
             self._paused_since_s.clear()
-            return StepThrottle(paused=frozenset(), batch_prefill_s=spare_s)
+            return StepThrottle(paused=frozenset(), batch_prefill_s=least_s)
         paused: frozenset[Sequence] = frozenset()
         # For one that has no place yet, it would only make all of them end later.
         if any(s.status is SequenceStatus.RUNNING for s in self._stated):

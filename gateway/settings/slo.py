@@ -53,10 +53,10 @@ class SloSettings(Section):
     """Classes by name; a request selects one with outrider.slo.class."""
     long_context_tokens: Count = 2048
     """Length of a prompt from which a request without a class belongs to long-context."""
-    queue: QueueOrder = "fair"
-    """Order of waiting requests of one tenant: fair is by arrival, batch work last; deadlines puts
-    the request with the least time left first and holds others back for it, which pays where many
-    requests wait and few would be in time (docs/slo.md)."""
+    queue: QueueOrder = "deadlines"
+    """Order of waiting requests of one tenant: deadlines puts the request with the least time left
+    first, and holds others back where answers would miss their pace, so more are in time and the
+    slowest first tokens come later; fair is by arrival, batch work last (docs/slo.md)."""
     refuse: RefusalRule = "own"
     """Requests refused at once, with 429, if the first token cannot come in time: own (those that
     send ttft_ms), all (those with an objective of a class as well), or never."""

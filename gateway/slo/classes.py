@@ -16,9 +16,11 @@ from gateway.settings.slo import (
     RefusalRule,
     SloClassSettings,
     SloSettings,
+    default_classes,
 )
 
 _FLEX: Final = "flex"
+_BUILT_IN: Final = default_classes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,10 @@ class SloClasses:
         return self._own[name] if slo is None else self._resolved(name, slo, is_arms=is_arms)
 
     def _resolved(self, name: str, slo: SloOptions | None, *, is_arms: bool) -> ResolvedObjective:
-        """Return a class's objective with what the request says in place of the class."""
+        """Return a class's objective with what the request says in place of the class.
+
+        It is assumed where neither the request nor the settings say anything about it.
+        """
         own_ttft_ms = None if slo is None else slo.ttft_ms
         own_inter_token_ms = None if slo is None else slo.inter_token_ms
         settings = self._classes[name]
@@ -102,6 +107,7 @@ class SloClasses:
             inter_token_s=inter_token_s,
             is_batch=settings.is_batch,
             refuses=self._refuses(ttft_s, is_own=own_ttft_ms is not None and not is_arms),
+            is_assumed=slo is None and settings == _BUILT_IN.get(name) and not settings.is_batch,
         )
         return ResolvedObjective(class_name=name, objective=objective)
 

@@ -133,6 +133,7 @@ class Strange:
             inter_token_s=self.sometimes(self.number, None, 0.5),
             is_batch=self.rng.random() < 0.3,
             refuses=self.rng.random() < 0.2,
+            is_assumed=self.rng.random() < 0.2,
         )
 
     def request(self, number: int) -> EngineRequest:

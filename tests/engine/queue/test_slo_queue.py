@@ -30,8 +30,10 @@ CONFIG = SloQueueConfig(
 )
 
 
-def soon(ttft_s: float = 1.0, inter_token_s: float | None = None) -> LatencyObjective:
-    return LatencyObjective(ttft_s=ttft_s, inter_token_s=inter_token_s)
+def soon(
+    ttft_s: float = 1.0, inter_token_s: float | None = None, *, is_assumed: bool = False
+) -> LatencyObjective:
+    return LatencyObjective(ttft_s=ttft_s, inter_token_s=inter_token_s, is_assumed=is_assumed)
 
 
 class Place(Simulation):
@@ -238,6 +240,24 @@ def test_newcomers_with_time_left_wait_for_answers_that_are_behind() -> None:
     assert 2.0 < place.now_s - begun_s < 3.0  # a fifth of its time is kept in hand
     assert newcomer.first_token_s is not None
     assert newcomer.first_token_s <= begun_s + 3.0
+
+
+def test_nobody_is_held_back_for_what_nobody_asked_for() -> None:
+    place = Place(step_s=0.1)
+    slow_in_company(place)
+    behind = place.ask(soon(5.0, inter_token_s=0.11, is_assumed=True), max_tokens=100)
+    place.step()
+    place.step()
+    newcomer = place.ask(soon(3.0, 0.02, is_assumed=True))
+    batch = place.ask(BATCH, max_tokens=50)
+    place.step()
+    assert newcomer.status is not SequenceStatus.WAITING
+    place.step()
+    place.step()
+    assert behind.num_output_tokens >= 4
+    assert batch.num_output_tokens <= 1, "batch gives way all the same"
+    place.run()
+    place.assert_forgotten()
 
 
 def test_batch_goes_on_beside_answers_that_are_ahead() -> None:

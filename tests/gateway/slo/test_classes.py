@@ -70,6 +70,17 @@ def test_own_latencies_win_one_by_one_over_the_class() -> None:
     assert resolved.objective.refuses
 
 
+def test_what_neither_request_nor_settings_say_is_assumed() -> None:
+    assert CLASSES.resolve(None).objective.is_assumed
+    assert CLASSES.resolve(None, has_tools=True).objective.is_assumed
+    assert not CLASSES.resolve(None, service_tier="flex").objective.is_assumed
+    assert not CLASSES.resolve(options(ttft_ms=70)).objective.is_assumed
+    assert not CLASSES.resolve(options(**{"class": "short-chat"})).objective.is_assumed
+    own = SloClasses(SloSettings.model_validate({"classes": {"short-chat": {"ttft_ms": 300}}}))
+    assert not own.resolve(None).objective.is_assumed
+    assert own.resolve(None, has_tools=True).objective.is_assumed
+
+
 def test_a_class_without_objectives_asks_the_engine_for_nothing() -> None:
     assert CLASSES.resolve(options(**{"class": "free"})).objective is NO_OBJECTIVE
     batch = CLASSES.resolve(options(**{"class": "batch"})).objective

@@ -291,3 +291,5 @@ def test_the_queue_is_the_one_of_the_settings() -> None:
     for queue, kind in ("fair", FairQueue), ("deadlines", SloQueue):
         engine = engine_wiring.join(settings_of(slo__queue=queue), runners, None)
         assert type(engine.scheduler._policy) is kind
+    by_default = engine_wiring.join(settings_of(), runners, None)
+    assert type(by_default.scheduler._policy) is SloQueue
