@@ -54,6 +54,7 @@ setup(
                 "kernels/cpu/row_ops_avx512.cpp",
                 "kernels/cpu/row_plan.cpp",
                 "kernels/cpu/threads.cpp",
+                "kernels/cpu/tree.cpp",
                 "kernels/cpu/stored.cpp",
                 "kernels/cpu/stored_avx2.cpp",
                 "kernels/cpu/stored_avx512.cpp",
@@ -76,6 +77,7 @@ setup(
                 "kernels/cpu/row_plan.h",
                 "kernels/cpu/rows.h",
                 "kernels/cpu/stored.h",
+                "kernels/cpu/tree.h",
             ],
             language="c++",
             # No contraction: a sum and a product fused on one processor only would change bits.

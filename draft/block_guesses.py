@@ -14,11 +14,11 @@ from torch import Tensor
 
 from draft.config import DraftConfig
 from draft.draft_state import Draft
-from draft.growing_tree import GrowingTree
 from draft.head_guesses import HeadGuesses
 from draft.head_texts import Head, HeadTexts
 from draft.heads.protocol import BlockLayout
 from draft.model_guesses import Children, Slices
+from draft.tree_batch import DraftTree
 from engine.cache.block_pool import OutOfBlocksError
 from engine.passes.runner import ForwardSlice
 from engine.sequences.sampling import RowGroup
@@ -36,7 +36,7 @@ class BlockGuesses(HeadGuesses):
         *,
         texts: HeadTexts,
         config: DraftConfig,
-        on_new: Callable[[Draft, list[int]], None],
+        on_new: Callable[[Draft, SequenceOf[int]], None],
     ) -> None:
         """See `HeadGuesses`; the head must have a block."""
         super().__init__(head, texts=texts, config=config, on_new=on_new)
@@ -157,9 +157,7 @@ class BlockGuesses(HeadGuesses):
                 break
 
 
-def grow_products(
-    tree: GrowingTree, children: SequenceOf[Children], *, min_path_prob: float
-) -> None:
+def grow_products(tree: DraftTree, children: SequenceOf[Children], *, min_path_prob: float) -> None:
     """Add the likeliest paths of a tree whose nodes at depth d all have the children number d."""
     while tree.frontier:
         tree.grow([children[depth] for depth in tree.frontier_depths()])

@@ -94,46 +94,45 @@ class StepBudget:
         descending. Considers chains of every depth for the first 1, 2, 4, … sequences.
         """
         num_text_nodes, text_tokens, text_s = self.num_nodes(text_probs, spent_s=0.0)
-        best_rate, best = text_tokens / text_s, 0
-        number = 1
-        while gains and max_depth > 0:
-            number = min(number, len(gains))
-            rate = self._best_rate(gains[:number], text_tokens, num_text_nodes, max_depth)
-            if rate > best_rate:
-                best_rate, best = rate, number
-            if number == len(gains):
-                break
-            number *= 2
-        return best
+        if not gains or max_depth <= 0:
+            return 0
+        numbers = [1 << power for power in range((len(gains) - 1).bit_length())]
+        numbers.append(len(gains))
+        # [len(numbers), max_depth]: tokens of chains of each depth for so many sequences.
+        added = self._added(gains, max_depth).cumsum(0)[[number - 1 for number in numbers]]
+        rates = self._best_rates(np.array(numbers), text_tokens + added, num_text_nodes)
+        best = int(np.argmax(rates))
+        return numbers[best] if rates[best] > text_tokens / text_s else 0
 
-    def _best_rate(
-        self,
-        gains: SequenceOf["DraftGain"],
-        text_tokens: float,
-        num_text_nodes: int,
-        max_depth: int,
-    ) -> float:
-        """Tokens per second of the best depth of chains for these sequences."""
-        number = len(gains)
-        depths = np.arange(1, max_depth + 1)
-        acceptance = np.array([gain.acceptance for gain in gains])
-        chains = (acceptance[:, None] ** depths).cumsum(1)  # [number, max_depth], tokens
+    @staticmethod
+    def _added(gains: SequenceOf["DraftGain"], max_depth: int) -> Floats:
+        """Tokens that a chain of each depth adds for each sequence, [len(gains), max_depth]."""
+        known = np.array([(gain.acceptance, gain.text_tokens, gain.urgency) for gain in gains])
+        acceptance, believed, weights = known.T[:, :, None]  # [len(gains), 1] each
+        powers = np.repeat(acceptance, max_depth, axis=1).cumprod(1)
+        chains = powers.cumsum(1)
         # What the text says already would be said twice.
-        believed = np.array([gain.text_tokens for gain in gains])[:, None]
-        added = chains - MOST_BELIEVED * np.minimum(believed, chains)
-        weights = np.array([gain.urgency for gain in gains])
-        gained = text_tokens + weights @ added  # [max_depth]
-        num_nodes = np.maximum(number * depths, num_text_nodes)
-        target_s = self.target_pass_s.upto(self.num_rows + int(num_nodes[-1]), self.context)
-        if self.num_block_rows:
-            step_s = np.full(
-                len(depths), self.beside_s + self.level_s(number * self.num_block_rows)
-            )
+        added: Floats = weights * (chains - MOST_BELIEVED * np.minimum(believed, chains))
+        return added
+
+    def _best_rates(
+        self, numbers: npt.NDArray[np.int64], gained: Floats, num_text_nodes: int
+    ) -> Floats:
+        """Tokens per second of the best depth of chains for so many sequences, [len(numbers)].
+
+        gained: tokens of a step with such chains, [len(numbers), max_depth].
+        """
+        depths = np.arange(1, gained.shape[1] + 1)
+        num_nodes = np.maximum(numbers[:, None] * depths, num_text_nodes)
+        target_s = self.target_pass_s.upto(self.num_rows + int(num_nodes[-1, -1]), self.context)
+        if self.num_block_rows:  # one pass for all depths
+            draft_s = [[self.level_s(int(number) * self.num_block_rows)] for number in numbers]
+            step_s = self.beside_s + np.array(draft_s)
         else:
-            step_s = self.beside_s + depths * self.level_s(number)
+            step_s = self.beside_s + depths * [[self.level_s(int(number))] for number in numbers]
         step_s = step_s + target_s[self.num_rows + num_nodes]
-        rates: Floats = gained / step_s
-        return float(rates.max(initial=0.0, where=step_s <= self.longest_s))
+        rates: Floats = np.where(step_s <= self.longest_s, gained / step_s, 0.0).max(1)
+        return rates
 
     def is_worth_a_pass(
         self, *, tokens_gained: float, num_rows: int, expected_tokens: float, step_s: float

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.request import SOURCES
+from kernels.cpu.tree_library import CalibrationTable
 
 # Beside the sources' bits: the small model was asked at this place and did not name the token.
 MODEL_SILENT: Final = 1 << len(SOURCES)
@@ -25,12 +26,25 @@ _MAX_DEPTH: Final = 64
 # Depths 1, 2, 3-4, 5-8, 9-16 and deeper behave alike within themselves.
 DEPTH_CLASS: Final = tuple(min(max(depth - 1, 0).bit_length(), 5) for depth in range(_MAX_DEPTH))
 _NUM_DEPTH_CLASSES: Final = 6
+# Both again, as the compiled library reads them.
+_EDGES: Final = np.array(BIN_EDGES)
+_DEPTH_CLASSES: Final = np.array(DEPTH_CLASS, dtype=np.int64)
 # As many outcomes as the confidence itself is worth at first, and as a bin remembers.
 _PRIOR_WEIGHT: Final = 6.0
 _MEMORY: Final = 400.0
 _REFIT_EVERY: Final = 32
 LEAST_LIKELY: Final = 0.001
 MOST_LIKELY: Final = 0.999
+
+
+# (confidence, sources, depth) -> the chance that a guess is right where its parent was. The root's
+# children have depth 1.
+Calibrate = Callable[[float, int, int], float]
+
+
+def as_confident(confidence: float, sources: int, depth: int) -> float:
+    """Take a source at its word."""
+    return confidence
 
 
 def pool_adjacent_violators(values: list[float], weights: list[float]) -> list[float]:
@@ -94,6 +108,24 @@ class _Curve:
         self.shift = [value - mean for value, mean in zip(fitted, means, strict=True)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCalibration:
+    """A calibration for greedy or for sampling requests, which follows what is learnt later.
+
+    chance: of a guess, to be right where its parent was. table: the same for the compiled library,
+    which reads `shifts`.
+    """
+
+    chance: Calibrate
+    is_greedy: int
+    table: CalibrationTable
+    shifts: npt.NDArray[np.float64]
+
+    def __call__(self, confidence: float, sources: int, depth: int) -> float:
+        """Return the chance that such a guess is right where its parent was."""
+        return self.chance(confidence, sources, depth)
+
+
 class EdgeCalibration:
     """Calibrated edge probabilities by sources, depth, and whether the request samples.
 
@@ -109,9 +141,10 @@ class EdgeCalibration:
         self._curves = [
             _Curve(wider=wide) for wide in self._wide for _ in range(2 * _NUM_DEPTH_CLASSES)
         ]
-        # All shifts again, for calibration on the device: kept up to date.
-        self._shifts = np.zeros((num_kinds, _NUM_DEPTH_CLASSES, 2, _NUM_BINS), dtype=np.float32)
+        # All shifts again, for calibration by the library and on the device: kept up to date.
+        self._shifts = np.zeros((num_kinds, _NUM_DEPTH_CLASSES, 2, _NUM_BINS))
         self._version = 0
+        self._of_requests = tuple(self._request_calibration(is_greedy) for is_greedy in (0, 1))
 
     @property
     def version(self) -> int:
@@ -123,13 +156,28 @@ class EdgeCalibration:
 
         Bins and depth classes are those of `BIN_EDGES` and `DEPTH_CLASS`.
         """
-        return np.ascontiguousarray(self._shifts.transpose(2, 0, 1, 3))
+        return np.ascontiguousarray(self._shifts.transpose(2, 0, 1, 3), dtype=np.float32)
 
-    def of_requests(self, *, is_greedy: bool) -> Callable[[float, int, int], float]:
-        """(confidence, sources, depth) -> the chance that such a guess is right.
+    def of_requests(self, *, is_greedy: bool) -> "RequestCalibration":
+        """Return the calibration of greedy or of sampling requests; it follows what is learnt."""
+        return self._of_requests[is_greedy]
 
-        Depth 1 is below the root. It follows what is learnt later.
-        """
+    def _request_calibration(self, is_greedy: int) -> "RequestCalibration":
+        table = CalibrationTable(
+            shifts=self._shifts.ctypes.data,
+            edges=_EDGES.ctypes.data,
+            depth_class=_DEPTH_CLASSES.ctypes.data,
+            num_edges=len(BIN_EDGES),
+            num_depths=_MAX_DEPTH,
+            num_classes=_NUM_DEPTH_CLASSES,
+            least=LEAST_LIKELY,
+            most=MOST_LIKELY,
+        )
+        return RequestCalibration(
+            chance=self._chance(is_greedy), is_greedy=is_greedy, table=table, shifts=self._shifts
+        )
+
+    def _chance(self, is_greedy: int) -> Calibrate:
         curves, depth_class, edges = self._curves, DEPTH_CLASS, BIN_EDGES
 
         def probability(confidence: float, sources: int, depth: int) -> float:

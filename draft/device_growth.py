@@ -15,8 +15,8 @@ from draft.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_dev
 from draft.draft_levels import level_config
 from draft.draft_state import Draft
 from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
-from draft.growing_tree import MAX_TREE_SLOTS
 from draft.grown_trees import GrownTrees
+from draft.guess_tree import MAX_TREE_SLOTS
 from draft.host_growth import HostGrowth
 from draft.lessons import Lessons
 from draft.model_guesses import ModelGuesses, Slices

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from draft.budget import AcceptanceEstimate
 from draft.forecast import TreeForecast
-from draft.growing_tree import GrowingTree
 from draft.token_map import TokenMap
+from draft.tree_batch import DraftTree
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice
 from engine.protocols import DraftModel, Verdict
@@ -27,7 +27,7 @@ class DraftState:
     sequence: Sequence
     token_map: TokenMap | None = None
     view: KVView | None = None
-    tree: GrowingTree | None = None
+    tree: DraftTree | None = None
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     head_acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     model: DraftModel = "small"
@@ -119,7 +119,7 @@ class DraftState:
             self.view.advance(num_tokens, self.draft_ids())
         return True
 
-    def keep_accepted(self, tree: GrowingTree, verdict: Verdict) -> tuple[list[int], list[int]]:
+    def keep_accepted(self, tree: DraftTree, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Keep the accepted path in the view; returns (source, destination) slots to move.
 
         Called before the emitted tokens join the sequence.
@@ -130,8 +130,8 @@ class DraftState:
             return [], []  # the small model did not take part in this step
         sources, destinations = [], []
         num_valid = 1  # the root
-        for node in tree.follow(verdict.token_ids[: verdict.num_accepted_tokens]):
-            offset = tree.candidates[node].offset
+        accepted = tree.follow(verdict.token_ids[: verdict.num_accepted_tokens])
+        for offset in tree.offsets(accepted):
             if offset is None:  # a guess that the small model never computed
                 break
             if offset != num_valid:
@@ -179,16 +179,18 @@ class Draft:
 
     urgency: how much a token of it counts. max_text_depth: levels that guesses other than the small
     model's may have; max_answer_depth: those of an answer that it wrote before. needs_root: a
-    cascade, which judges no position whose small distribution is unknown.
+    cascade, which judges no position whose small distribution is unknown. expected_tokens: that its
+    guesses should bring, as they were weighed last.
     """
 
     state: DraftState
-    tree: GrowingTree
+    tree: DraftTree
     sources: frozenset[Source]
     urgency: float
     max_text_depth: int
     max_answer_depth: int
     needs_root: bool
+    expected_tokens: float = 0.0
 
     @property
     def sequence(self) -> Sequence:

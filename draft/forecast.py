@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft.budget import Floats, StepBudget
-from draft.growing_tree import MAX_TREE_SLOTS
+from draft.guess_tree import MAX_TREE_SLOTS
 
 _WEIGHT: Final = 0.2
 _FIRST_CHANCE: Final = 0.6

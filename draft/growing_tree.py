@@ -1,32 +1,27 @@
-"""One sequence's tree while it grows: guesses of all sources in one prefix tree, best-first."""
+"""One sequence's tree while it grows: guesses of all sources in one prefix tree, best-first.
 
-from collections.abc import Callable, Iterable, Iterator
+`draft.compiled_tree` does the same in the compiled library, to the last bit; this is its reference,
+and what runs where the library was not built.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from draft.budget import MOST_BELIEVED
-from draft.calibration import MODEL_SILENT
+from draft.calibration import MODEL_SILENT, Calibrate, as_confident
 from draft.candidate import Candidate
+from draft.guess_tree import MAX_TREE_SLOTS, GuessTree
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice
 from engine.sequences.sequence import Candidates
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from engine.trees.token_tree import SOURCE_BIT
 
-# Bits of the attention kernels' ancestor masks.
-MAX_TREE_SLOTS = 256
 # A text's chain may have to be computed before the model can go on behind it.
 _ROWS_PER_TARGET = 4
 
 _MODEL, _GRAMMAR = SOURCE_BIT["model"], SOURCE_BIT["grammar"]
-
-# (confidence, sources, depth) -> the chance that the guess is right where its parent was.
-Calibrate = Callable[[float, int, int], float]
-
-
-def as_confident(confidence: float, sources: int, depth: int) -> float:
-    """Take a source at its word."""
-    return confidence
 
 
 def _agreed(first: float, second: float) -> float:
@@ -36,7 +31,7 @@ def _agreed(first: float, second: float) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class GrowingTree:
+class GrowingTree(GuessTree):
     """Candidates below a root that stands at logical slot and position `root_slot`.
 
     Candidate 0 is the root. `max_depth` bounds what the small model adds. `num_slots` counts the
@@ -67,24 +62,6 @@ class GrowingTree:
         root = Candidate(token_id=self.root_token_id, parent=-1, depth=0, offset=0, mask=1)
         self.candidates.append(root)
         self.frontier.append(0)
-
-    # ---- what the frontier decides ---------------------------------------------------------
-
-    def frontier_depths(self) -> list[int]:
-        """The depth of each frontier node, which decides the token behind it."""
-        return [self.candidates[node].depth for node in self.frontier]
-
-    def frontier_paths(self) -> list[list[int]]:
-        """The tokens from below the root down to each frontier node."""
-        return [self.path(node) for node in self.frontier]
-
-    def path(self, node: int) -> list[int]:
-        """The tokens from below the root down to a node; [] for the root."""
-        tokens = []
-        while node > 0:
-            tokens.append(self.candidates[node].token_id)
-            node = self.candidates[node].parent
-        return tokens[::-1]
 
     # ---- guesses come in -------------------------------------------------------------------
 
@@ -149,12 +126,6 @@ class GrowingTree:
         self.frontier = []
         return list(range(first_new, len(self.candidates)))
 
-    def keep_logits(self, logits: Tensor) -> None:
-        """Keep the frontier's logits, [len(frontier), vocab_size]."""
-        # The tensor may be the runner's own, which its next pass fills anew.
-        for node, row in zip(self.frontier, logits.clone(), strict=True):
-            self.kept_logits[node] = row
-
     def _add_child(self, node: int, token_id: int, confidence: float, source_bit: int) -> int:
         parent = self.candidates[node]
         child = parent.children.get(token_id)
@@ -188,8 +159,10 @@ class GrowingTree:
             if is_expanded and text:
                 of_model = child.model_confidence
                 if not of_model:
-                    if named is None:
-                        named = sum([each.model_confidence for each in children])
+                    if named is None:  # not `sum`, which from Python 3.12 on rounds in its own way
+                        named = 0.0
+                        for each in children:
+                            named += each.model_confidence
                     of_model = max(1.0 - named, 0.0)
                     evidence |= MODEL_SILENT
                 confidence = _agreed(text, of_model)
@@ -218,15 +191,37 @@ class GrowingTree:
 
     # ---- the next level --------------------------------------------------------------------
 
-    def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> list[float]:
+    def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> float | None:
         """Pick the nodes at which the small model could add most.
 
         That is the chance that the text gets there and that it then goes on in none of the ways
-        already guessed. Returns these chances; the frontier stays empty where nothing is worth a
-        pass.
+        already guessed. Returns the sum of these chances; None, and the frontier stays empty,
+        where nothing is worth a pass.
         """
         if self.num_passes >= self.max_depth:
-            return []
+            return None
+        limit = min(max_frontier * _ROWS_PER_TARGET, MAX_TREE_SLOTS - self.num_slots)
+        gains: list[float] = []
+        for negative, node in self._worthy(min_path_prob)[:max_frontier]:
+            missing = self._missing(node)
+            if len(self.frontier) + len(self._ancestors) + len(missing) <= limit:
+                if node in self._ancestors:  # of an earlier one; now its logits are wanted too
+                    self._ancestors.remove(node)
+                self._ancestors.extend(missing[:-1])
+                self.frontier.append(node)
+                gains.append(-negative)
+        if self.keeps_logits:  # every computed node's are wanted
+            self.frontier = self._ancestors + self.frontier
+            self._ancestors = []
+            # A cascade emits a token behind every accepted node that the small model has computed.
+            gains = [self.candidates[node].path_prob for node in self.frontier]
+        total = 0.0
+        for gain in gains:
+            total += gain
+        return total if gains else None
+
+    def _worthy(self, min_path_prob: float) -> list[tuple[float, int]]:
+        """Return (gain, negative, and node) of what is worth a row of a pass, the best first."""
         # A child ranks behind its parent, so the last node that still fits cannot have one.
         worthy = []
         candidates = self.candidates
@@ -242,22 +237,7 @@ class GrowingTree:
             if gain >= min_path_prob and gain > 0.0:
                 worthy.append((-gain, node))
         worthy.sort()
-        limit = min(max_frontier * _ROWS_PER_TARGET, MAX_TREE_SLOTS - self.num_slots)
-        gains: list[float] = []
-        for negative, node in worthy[:max_frontier]:
-            missing = self._missing(node)
-            if len(self.frontier) + len(self._ancestors) + len(missing) <= limit:
-                if node in self._ancestors:  # of an earlier one; now its logits are wanted too
-                    self._ancestors.remove(node)
-                self._ancestors.extend(missing[:-1])
-                self.frontier.append(node)
-                gains.append(-negative)
-        if self.keeps_logits:  # every computed node's are wanted
-            self.frontier = self._ancestors + self.frontier
-            self._ancestors = []
-            # A cascade emits a token behind every accepted node that the small model has computed.
-            gains = [candidates[node].path_prob for node in self.frontier]
-        return gains
+        return worthy
 
     def choose_open(self, *, most: int, min_path_prob: float) -> bool:
         """Pick the likeliest nodes whose children are not named yet; False where there are none."""
@@ -337,48 +317,3 @@ class GrowingTree:
             order = sorted(order[1:])[: self.max_nodes]
             self._ranking = [(-negative, node) for negative, _, node in order]
         return self._ranking
-
-    def verifiable(self) -> list[tuple[float, int]]:
-        """The part of `ranked` that may be accepted.
-
-        A cascade accepts nothing behind a node that the small model has not computed.
-        """
-        ranked = self.ranked()
-        if not self.keeps_logits:
-            return ranked
-        known, candidates = self.kept_logits, self.candidates
-        return [(prob, node) for prob, node in ranked if candidates[node].parent in known]
-
-    def to_token_tree(self, nodes: list[int]) -> TokenTree:
-        """The tree of the root and `nodes` (parents first)."""
-        place = {0: 0}
-        tokens, parents, sources = [self.root_token_id], [-1], [0]
-        for node in nodes:
-            candidate = self.candidates[node]
-            place[node] = len(tokens)
-            tokens.append(candidate.token_id)
-            parents.append(place[candidate.parent])
-            sources.append(candidate.sources | (RECALLED_BIT if candidate.is_recalled else 0))
-        kept: list[Tensor | None] = []
-        if self.keeps_logits:
-            kept = [self.kept_logits.get(node) for node in place]
-        return TokenTree(token_ids=tokens, parent_index=parents, sources=sources, draft_logits=kept)
-
-    def judged(self, token_ids: list[int]) -> Iterator[tuple[Candidate, bool]]:
-        """Every guess whose parent these tokens reach, and whether it was right."""
-        for parent, token_id in zip([0, *self.follow(token_ids)], token_ids, strict=False):
-            candidate = self.candidates[parent]
-            for child_token, child in candidate.children.items():
-                yield self.candidates[child], child_token == token_id
-
-    def follow(self, token_ids: list[int]) -> list[int]:
-        """The candidates that spell these tokens from the root on, as far as there are any."""
-        nodes: list[int] = []
-        node = 0
-        for token_id in token_ids:
-            child = self.candidates[node].children.get(token_id)
-            if child is None:
-                break
-            nodes.append(child)
-            node = child
-        return nodes

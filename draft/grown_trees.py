@@ -1,7 +1,6 @@
 """Trees that grew on the device, as the host reads them afterwards."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from draft.budget import Floats
+from draft.guess_tree import JudgedGuess
 from engine.trees.token_tree import SOURCE_BIT
 from kernels.trees.tree_state import (
     CONFIDENCE,
@@ -27,16 +27,6 @@ from kernels.trees.tree_state import (
 )
 
 Whole = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedGuess:
-    """A guess whose parent was accepted, and whether it was right."""
-
-    confidence: float
-    evidence: int
-    depth: int
-    was_right: bool
 
 
 def pack_state(state: TreeState, num_candidates: int) -> Tensor:

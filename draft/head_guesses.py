@@ -34,7 +34,7 @@ class HeadGuesses(ModelGuesses):
         *,
         texts: HeadTexts,
         config: DraftConfig,
-        on_new: Callable[[Draft, list[int]], None],
+        on_new: Callable[[Draft, SequenceOf[int]], None],
     ) -> None:
         super().__init__(
             runner=texts.runner,
@@ -129,7 +129,7 @@ class HeadGuesses(ModelGuesses):
             except OutOfBlocksError:
                 tree.stop()
                 continue
-            rows = [text.hidden[tree.candidates[node].parent] for node in tree.frontier]
+            rows = [text.hidden[parent] for parent in tree.frontier_parents()]
             piece = tree.frontier_slice(text.view)
             self._features[id(piece)] = torch.stack(rows)
             slices.append((draft, piece))

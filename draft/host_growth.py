@@ -11,6 +11,7 @@ from draft.heads.protocol import BlockLayout
 from draft.level_host_times import LevelHostTimes
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
+from draft.tree_batch import choose_frontiers
 from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
 
 
@@ -102,19 +103,20 @@ class HostGrowth:
     ) -> list[Draft]:
         """The drafts whose next level is worth a pass; their frontiers are chosen."""
         config = self._config
+        able = [draft for draft in growers if self._model.can_grow(draft) and draft.may_ask_model]
+        chosen = choose_frontiers(
+            [draft.tree for draft in able],
+            max_frontier=config.max_frontier,
+            min_path_prob=config.min_path_prob,
+        )
         growing: list[Draft] = []
         gained, num_rows = 0.0, 0
-        for draft in growers:
-            if not self._model.can_grow(draft) or not draft.may_ask_model:
-                continue
-            gains = draft.tree.choose_frontier(
-                max_frontier=config.max_frontier, min_path_prob=config.min_path_prob
-            )
-            if gains:
+        for draft, (own_rows, gain) in zip(able, chosen, strict=True):
+            if gain is not None:
                 # A cascade says something behind every node that is computed.
                 chance = 1.0 if draft.needs_root else draft.acceptance.value
-                gained += sum(gains) * chance * draft.urgency
-                num_rows += draft.tree.num_frontier_rows
+                gained += gain * chance * draft.urgency
+                num_rows += own_rows
                 growing.append(draft)
         if step is None or not growing:
             return growing

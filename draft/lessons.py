@@ -4,10 +4,9 @@ from collections import OrderedDict
 from typing import Final
 
 from draft.budget import AcceptanceEstimate
-from draft.calibration import EdgeCalibration
+from draft.calibration import EdgeCalibration, RequestCalibration
 from draft.draft_state import DraftState
-from draft.growing_tree import Calibrate, GrowingTree
-from draft.grown_trees import JudgedGuess
+from draft.guess_tree import GuessTree, JudgedGuess
 from engine.protocols import DraftModel
 from engine.sequences.sequence import Sequence
 
@@ -29,7 +28,7 @@ class Lessons:
         self.head_acceptance = AcceptanceEstimate()
         self._of_adapters: OrderedDict[str, EdgeCalibration] = OrderedDict()
 
-    def calibrate(self, sequence: Sequence) -> Calibrate:
+    def calibrate(self, sequence: Sequence) -> RequestCalibration:
         """Return the calibration for a sequence's adapter and way of sampling."""
         is_greedy = sequence.request.sampling.is_greedy
         return self._calibration_of(sequence).of_requests(is_greedy=is_greedy)
@@ -51,22 +50,16 @@ class Lessons:
         """Of all sequences, how often a model's best guess is right."""
         return self.head_acceptance if model == "head" else self.acceptance
 
-    def learn_tree(self, state: DraftState, tree: GrowingTree, emitted: list[int]) -> None:
+    def learn_tree(self, state: DraftState, tree: GuessTree, emitted: list[int]) -> None:
         """Learn from the verdict on a tree that grew on the host."""
         if state.was_asked:
-            named = [
-                tree.candidates[child]
-                for child in tree.candidates[0].children.values()
-                if tree.candidates[child].sources & tree.model_bit
-            ]
-            best = max(named, key=lambda guess: guess.model_confidence, default=None)
-            self.learn_first(state, None if best is None else best.token_id, emitted)
+            self.learn_first(state, tree.first_guess(), emitted)
         is_greedy = state.sequence.request.sampling.is_greedy
         calibration = self._calibration_of(state.sequence)
-        for guess, was_right in tree.judged(emitted):
+        for guess in tree.judged(emitted):
             calibration.observe(
                 guess.confidence,
-                was_right,
+                guess.was_right,
                 sources=guess.evidence,
                 depth=guess.depth,
                 is_greedy=is_greedy,

@@ -9,12 +9,13 @@ from draft.config import DraftConfig
 from draft.draft_state import Draft
 from draft.heads.protocol import BlockLayout
 from draft.token_map import TokenMap
+from draft.tree_batch import frontier_slices, grow_rows
 from engine.cache.block_pool import OutOfBlocksError
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.protocols import DraftPass
 from engine.sequences.sampling import RowGroup, perturbed_scores
-from kernels.sampling.likeliest import likeliest_tokens
+from kernels.sampling.likeliest import Likeliest, likeliest_tokens
 
 Slices = list[tuple[Draft, ForwardSlice]]
 Children = list[tuple[int, float]]  # token ids and their chances
@@ -34,7 +35,7 @@ class ModelGuesses:
         config: DraftConfig,
         token_map: TokenMap | None,
         make_room: Callable[[Draft, int], None],
-        on_new: Callable[[Draft, list[int]], None],
+        on_new: Callable[[Draft, SequenceOf[int]], None],
     ) -> None:
         self._runner = runner
         self._config = config
@@ -110,20 +111,23 @@ class ModelGuesses:
 
     def next_slices(self, growing: SequenceOf[Draft]) -> Slices:
         """The chosen frontiers of these trees."""
-        slices = []
+        able: list[Draft] = []
+        views: list[KVView] = []
         for draft in growing:
             tree, view = draft.tree, draft.state.view
             assert view is not None
             num_tree_slots = tree.num_slots + tree.num_frontier_rows
             has_room = num_tree_slots <= view.num_tree_slots
             if has_room and self._reserve(draft, tree.root_slot + num_tree_slots):
-                piece = tree.frontier_slice(view)
-                if self._token_map is not None:
-                    piece.token_ids = self._token_map.ids_to_draft(piece.token_ids)
-                slices.append((draft, piece))
+                able.append(draft)
+                views.append(view)
             else:
                 tree.stop()
-        return slices
+        pieces = frontier_slices([draft.tree for draft in able], views)
+        if self._token_map is not None:
+            for piece in pieces:
+                piece.token_ids = self._token_map.ids_to_draft(piece.token_ids)
+        return list(zip(able, pieces, strict=True))
 
     def _reserve(self, draft: Draft, num_slots: int) -> bool:
         """Reserve slots in the small model's cache; drafts never pre-empt a sequence.
@@ -173,23 +177,34 @@ class ModelGuesses:
             )
             for draft in growing
         ]
-        children = self._likeliest(logits, groups)
+        best = self._ranked(logits, groups)
         first = 0
-        for draft in growing:
-            tree = draft.tree
-            last = first + len(tree.frontier)
-            if tree.keeps_logits:
-                tree.keep_logits(logits[first:last])
-            may_add = draft.state.was_asked = draft.may_ask_model
-            new = tree.grow(children[first:last] if may_add else [[]] * (last - first))
-            self._on_new(draft, new)
+        for draft, group in zip(growing, groups, strict=True):
+            last = first + len(group.depths)
+            if draft.tree.keeps_logits:
+                draft.tree.keep_logits(logits[first:last])
+            draft.state.was_asked = draft.may_ask_model
             first = last
+        trees = [draft.tree for draft in growing]
+        firsts_new = [tree.num_candidates for tree in trees]
+        grow_rows(
+            trees,
+            best,
+            are_asked=[draft.state.was_asked for draft in growing],
+            floor=self._config.min_path_prob,
+        )
+        for draft, first_new in zip(growing, firsts_new, strict=True):
+            self._on_new(draft, range(first_new, draft.tree.num_candidates))
 
-    def _likeliest(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> list[Children]:
+    def _ranked(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> Likeliest:
         """Each row's best tokens, ranked as the target will rank, with their chances."""
         scores = perturbed_scores(logits, groups)
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
-        best = likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
+        return likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
+
+    def _likeliest(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> list[Children]:
+        """The same, without those that are less likely than `min_path_prob`."""
+        best = self._ranked(logits, groups)
         floor = self._config.min_path_prob
         return [
             [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob >= floor]

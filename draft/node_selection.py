@@ -3,19 +3,21 @@
 from collections.abc import Sequence as SequenceOf
 from math import inf
 
-import numpy as np
-
 from draft.budget import Floats, StepBudget
 from draft.draft_state import Draft
+from draft.tree_batch import select, weigh
 from engine.trees.token_tree import TokenTree
 
 
 def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:
-    """Path probabilities of all candidates of all trees, weighted by urgency, descending."""
-    probs = [draft.urgency * prob for draft in drafts for prob, _ in draft.tree.verifiable()]
-    if len(drafts) > 1:  # a tree's own are ranked already
-        probs.sort(reverse=True)
-    return np.array(probs)
+    """Path probabilities of all candidates of all trees, weighted by urgency, descending.
+
+    Notes in each draft how many tokens its guesses should bring.
+    """
+    probs, sums = weigh([draft.tree for draft in drafts], [draft.urgency for draft in drafts])
+    for draft, num_tokens in zip(drafts, sums, strict=True):
+        draft.expected_tokens = num_tokens
+    return probs
 
 
 def least_chance(drafts: SequenceOf[Draft], step: StepBudget | None, *, spent_s: float) -> float:
@@ -31,13 +33,7 @@ def least_chance(drafts: SequenceOf[Draft], step: StepBudget | None, *, spent_s:
 
 
 def select_nodes(drafts: SequenceOf[Draft], floor: float) -> dict[str, TokenTree]:
-    """The trees by request id: their guesses whose weighted chance is not below `floor`.
-
-    Each tree's part is the head of its own ranking, in which parents stand before children.
-    """
-    return {
-        draft.sequence.request_id: draft.tree.to_token_tree(
-            [node for prob, node in draft.tree.verifiable() if prob * draft.urgency >= floor]
-        )
-        for draft in drafts
-    }
+    """The trees by request id: their guesses whose weighted chance is not below `floor`."""
+    trees = [draft.tree for draft in drafts]
+    chosen = select(trees, [draft.urgency for draft in drafts], floor=floor)
+    return {draft.sequence.request_id: tree for draft, tree in zip(drafts, chosen, strict=True)}

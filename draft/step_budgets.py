@@ -36,7 +36,10 @@ class StepBudgets:
     def of_step(
         self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]
     ) -> StepBudget | None:
-        """Return the step's budget; asked: for which a model makes guesses."""
+        """Return the step's budget for trees as they were weighed last (`weighted_probs`).
+
+        asked: for which a model makes guesses.
+        """
         if self._budget is None:
             return None
         lengths = [len(draft.sequence.token_ids) for draft in drafts]
@@ -62,7 +65,7 @@ class StepBudgets:
         is_asked = {id(draft) for draft in asked}
         expected = [(sequence, 0.0) for sequence in self._beside.streams]
         for draft in drafts:
-            gain = sum([prob for prob, _ in draft.tree.verifiable()])
+            gain = draft.expected_tokens
             if id(draft) in is_asked:
                 gain = max(gain, draft.acceptance.value)
             expected.append((draft.sequence, gain))

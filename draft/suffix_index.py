@@ -8,6 +8,7 @@ before it; a candidate is then compared backwards to its true length.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -26,6 +27,7 @@ BREAK: Final = -1
 MAX_CHAIN_DEPTH: Final = 256
 
 _GRAMS: Final = (8, 4, 2)
+_NO_KEYS: Final = (None,) * len(_GRAMS)
 _NOWHERE: Final = -1
 _BULK_TOKENS: Final = 48  # from here on numpy is faster
 _WORD: Final = 2**64 - 1
@@ -56,7 +58,11 @@ class SuffixIndex:
         """`max_candidates`: places that a search compares, the latest first."""
         self.token_ids: list[int] = []
         # Hashes of the last n tokens, None where the document is shorter.
-        self.end_keys: list[int | None] = [None] * len(_GRAMS)
+        self.end_keys: tuple[int | None, ...] = _NO_KEYS
+        # Those of 2 tokens that end at the last 2 places, and of 4 at the last 4: the next ones are
+        # made of them.
+        self._last_pairs: deque[int] = deque(maxlen=2)
+        self._last_quads: deque[int] = deque(maxlen=4)
         self._max_candidates = max_candidates
         self._document_start = 0
         self._latest: tuple[dict[int, int], ...] = tuple({} for _ in _GRAMS)
@@ -67,16 +73,14 @@ class SuffixIndex:
         """Append to the current document."""
         if not token_ids:
             return
+        if len(token_ids) < _BULK_TOKENS:
+            self._extend_one_by_one(token_ids)
+            return
         start = len(self.token_ids)
         self.token_ids.extend(token_ids)
         first = max(self._document_start, start - _GRAMS[0] + 1)
-        window = self.token_ids[first:]
-        num_new = len(token_ids)
         self._enter_pending(start)
-        if num_new < _BULK_TOKENS:
-            self._extend_one_by_one(window, start, num_new)
-        else:
-            self._extend_in_bulk(window, start, num_new)
+        self._extend_in_bulk(self.token_ids[first:], start, len(token_ids))
 
     def end_document(self) -> None:
         """Note that the next token belongs to another text."""
@@ -86,7 +90,9 @@ class SuffixIndex:
             earlier.extend((_NOWHERE, _NOWHERE))  # the last token and the break
         self.token_ids.append(BREAK)
         self._document_start = len(self.token_ids)
-        self.end_keys = [None] * len(_GRAMS)
+        self.end_keys = _NO_KEYS
+        self._last_pairs.clear()
+        self._last_quads.clear()
 
     def find(
         self, text: list[int], end_keys: Sequence[int | None], hint: int | None = None
@@ -139,31 +145,45 @@ class SuffixIndex:
                 earlier.append(latest.get(key, _NOWHERE))
                 latest[key] = start - 1
 
-    def _extend_one_by_one(self, window: list[int], start: int, num_new: int) -> None:
-        """Enter all new places but the last. `window` begins up to 7 tokens before the new ones."""
-        hashes = window
-        for level in reversed(range(len(_GRAMS))):
-            gram, latest, earlier = _GRAMS[level], self._latest[level], self._earlier[level]
-            half, factor = gram // 2, _FACTORS[gram]
-            hashes = [(a * factor + b) & _WORD for a, b in zip(hashes, hashes[half:], strict=False)]
-            num_without = max(num_new - len(hashes), 0)
-            new = hashes if num_without else hashes[-num_new:]
-            earlier.extend([_NOWHERE] * min(num_without, num_new - 1))
-            for position, key in enumerate(new[:-1], start + num_without):
-                earlier.append(latest.get(key, _NOWHERE))
-                latest[key] = position
-            self.end_keys[level] = new[-1] if new else None
+    def _extend_one_by_one(self, token_ids: Sequence[int]) -> None:
+        """Append a few tokens; each place is entered once the next one is known."""
+        tokens, pairs, quads, keys = self.token_ids, self._last_pairs, self._last_quads, self.end_keys
+        tables = tuple(zip(self._latest, self._earlier, strict=True))
+        position = len(tokens) - 1
+        for token_id in token_ids:
+            pair = quad = octet = None
+            if position >= self._document_start:
+                for key, (latest, earlier) in zip(keys, tables, strict=True):
+                    if key is None:
+                        earlier.append(_NOWHERE)
+                    else:
+                        earlier.append(latest.get(key, _NOWHERE))
+                        latest[key] = position
+                pair = (tokens[-1] * _FACTORS[2] + token_id) & _WORD
+                if len(pairs) == 2:
+                    quad = (pairs[0] * _FACTORS[4] + pair) & _WORD
+                    if len(quads) == 4:
+                        octet = (quads[0] * _FACTORS[8] + quad) & _WORD
+                    quads.append(quad)
+                pairs.append(pair)
+            tokens.append(token_id)
+            keys = (octet, quad, pair)
+            position += 1
+        self.end_keys = keys
 
     def _extend_in_bulk(self, window: list[int], start: int, num_new: int) -> None:
         """The same for many tokens, which sorts the hashes to find those that are equal."""
         hashes = np.array(window, dtype=np.uint64)  # [num_window]
+        last, end_keys = {4: self._last_quads, 2: self._last_pairs}, []
         for level in reversed(range(len(_GRAMS))):
             gram, latest, earlier = _GRAMS[level], self._latest[level], self._earlier[level]
             half = gram // 2
             hashes = hashes[:-half] * np.uint64(_FACTORS[gram]) + hashes[half:]
+            if gram in last:
+                last[gram].extend(hashes[-gram:].tolist())
             num_without = max(num_new - len(hashes), 0)
             new = hashes[-(num_new - num_without) :]
-            self.end_keys[level] = int(new[-1])
+            end_keys.append(int(new[-1]))
             new = new[:-1]
             first = start + num_without
             order = np.argsort(new, kind="stable")  # equal ones in the order of their places
@@ -179,6 +199,7 @@ class SuffixIndex:
             earlier.extend([_NOWHERE] * num_without)
             earlier.frombytes(before.tobytes())
             latest.update(zip(keys, range(first, first + len(keys)), strict=True))
+        self.end_keys = tuple(end_keys[::-1])
 
 
 def _common_end(tokens: list[int], position: int, text: list[int]) -> int:

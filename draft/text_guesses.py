@@ -70,9 +70,9 @@ class TextGuesses:
         if grammar is None or "grammar" not in draft.sources:
             return
         for node in nodes if draft.sequence.failure is None else ():
-            candidate = tree.candidates[node]
-            limit = draft.max_text_depth - candidate.depth
-            if limit > 0 and candidate.path_prob >= _WORTH_FORCING:
+            depth, path_prob = tree.place_of(node)
+            limit = draft.max_text_depth - depth
+            if limit > 0 and path_prob >= _WORTH_FORCING:
                 with OwnFailure(draft.sequence):
                     forced = grammar.forced_tokens(draft.sequence.token_ids, tree.path(node), limit)
                     tree.add_chain(SOURCE_BIT["grammar"], forced, [_FORCED] * len(forced), node)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import inf
 
 from draft.block_guesses import BlockGuesses
-from draft.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
+from draft.budget import AcceptanceEstimate, DraftGain, Floats, StepBudget, TreeBudget
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
 from draft.device_growth import DeviceGrowth
 from draft.draft_state import Draft, DraftState
-from draft.growing_tree import MAX_TREE_SLOTS, GrowingTree
+from draft.guess_tree import MAX_TREE_SLOTS
 from draft.head_guesses import HeadGuesses
 from draft.head_texts import Head, HeadTexts
 from draft.host_growth import Growth, HostGrowth
@@ -24,6 +24,7 @@ from draft.step_choice import MODELS, StepChoice, StepKind
 from draft.text_guesses import TextGuesses
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
+from draft.tree_batch import new_tree
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ModelRunner
 from engine.protocols import (
@@ -157,8 +158,9 @@ class TreeDrafter:
         drafts = [self._init_tree(sequence) for sequence in sequences]
         for draft in drafts:
             self._free.add(draft)
-        growers = self._choose_growers(drafts, kind)
-        if not any(growers.values()) and not any(len(d.tree.candidates) > 1 for d in drafts):
+        probs = weighted_probs(drafts)
+        growers = self._choose_growers(drafts, kind, probs)
+        if not any(growers.values()) and not any(d.tree.num_candidates > 1 for d in drafts):
             for draft in drafts:
                 draft.state.tree = None
             self._note_steps_without()
@@ -172,6 +174,7 @@ class TreeDrafter:
         if growers["head"] and growers["small"]:  # a forest has one model's trees
             step = self._budgets.of_step(drafts, "head", asked)
             spent_s = yield from self._growths["head"].run_passes(growers["head"], drafts, step)
+            weighted_probs(drafts)
         elif growers["head"]:
             last = "head"
         self._note_steps_without(last)
@@ -295,12 +298,12 @@ class TreeDrafter:
         sources = frozenset(config.sources)
         if own.sources is not None:
             sources &= frozenset(own.sources)
-        state.tree = GrowingTree(
+        state.tree = new_tree(
             root_token_id=sequence.token_ids[-1],
             root_slot=len(sequence.token_ids) - 1,
             max_nodes=nodes,
             max_depth=min(config.max_draft_depth, own_depth, num_ahead),
-            calibrate=self._lessons.calibrate(sequence),
+            calibration=self._lessons.calibrate(sequence),
             keeps_logits=sequence.request.cascade is not None,
         )
         return Draft(
@@ -343,9 +346,12 @@ class TreeDrafter:
         return is_wanted and "model" in self._config.sources
 
     def _choose_growers(
-        self, drafts: SequenceOf[Draft], kind: StepKind
+        self, drafts: SequenceOf[Draft], kind: StepKind, probs: Floats
     ) -> dict[DraftModel, list[Draft]]:
-        """The sequences that each model drafts for in this step, in the given order."""
+        """The sequences that each model drafts for in this step, in the given order.
+
+        probs: of the guesses that are there (`weighted_probs`).
+        """
         able: dict[DraftModel, list[Draft]] = {"small": [], "head": []}
         for draft in drafts:
             draft.state.model = "small"
@@ -354,7 +360,7 @@ class TreeDrafter:
                 if models:
                     draft.state.model = MODELS[kind] if kind in models else models[0]
                     able[draft.state.model].append(draft)
-        return {model: self._worth_asking(model, able[model], drafts) for model in able}
+        return {model: self._worth_asking(model, able[model], drafts, probs) for model in able}
 
     def _able_models(self, draft: Draft) -> list[DraftModel]:
         """The models that can draft for a sequence in this step. A cascade wants the small one."""
@@ -370,7 +376,7 @@ class TreeDrafter:
         return models
 
     def _worth_asking(
-        self, model: DraftModel, able: list[Draft], drafts: SequenceOf[Draft]
+        self, model: DraftModel, able: list[Draft], drafts: SequenceOf[Draft], probs: Floats
     ) -> list[Draft]:
         """Those of the sequences, in the given order, for which the model is worth asking."""
         step = self._budgets.of_step(drafts, model, able) if able else None
@@ -381,7 +387,6 @@ class TreeDrafter:
             max_depth = min(max_depth, block.num_depths)
         gains = [(self._draft_gain(draft), draft) for draft in able if draft.may_ask_model]
         gains.sort(key=lambda item: -item[0].gain(max_depth))
-        probs = weighted_probs(drafts)
         number = step.num_worth_drafting([gain for gain, _ in gains], probs, max_depth)
         if 0 < number < len(able):  # the others only wait
             gains = gains[:number]
@@ -400,9 +405,8 @@ class TreeDrafter:
 
     def _draft_gain(self, draft: Draft) -> DraftGain:
         # A cascade accepts no text that the small model has not read.
-        text_tokens = 0.0 if draft.needs_root else sum(prob for prob, _ in draft.tree.verifiable())
         return DraftGain(
             acceptance=draft.acceptance.value,
-            text_tokens=text_tokens,
+            text_tokens=0.0 if draft.needs_root else draft.expected_tokens,
             urgency=draft.urgency,
         )

@@ -7,10 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft.candidate import Candidate
+from draft.compiled_tree import CompiledTree
 from draft.growing_tree import GrowingTree
+from draft.tree_batch import DraftTree
 from engine.cache.block_pool import BlockPool, root_hash
 from engine.cache.kv_view import KVView
 from engine.trees.token_tree import SOURCE_BIT
+from kernels.cpu.tree_library import tree_library
 
 Path = tuple[int, ...]
 
@@ -48,24 +52,25 @@ def make_view() -> KVView:
     return KVView(pool, root=root_hash(""))
 
 
-def path_of(tree: GrowingTree, node: int) -> Path:
+def path_of(candidates: list[Candidate], node: int) -> Path:
     path: list[int] = []
     while node:
-        path.append(tree.candidates[node].token_id)
-        node = tree.candidates[node].parent
+        path.append(candidates[node].token_id)
+        node = candidates[node].parent
     return tuple(reversed(path))
 
 
 def grow(
-    tree: GrowingTree, guesser: Guesser, *, max_frontier: int, min_path_prob: float = 0.0
+    tree: DraftTree, guesser: Guesser, *, max_frontier: int, min_path_prob: float = 0.0
 ) -> list[int]:
     """Grow to the end; returns the number of rows of each pass after the root's."""
     tree.grow([guesser.children(())])
     view = make_view()
     rows = []
-    while tree.choose_frontier(max_frontier=max_frontier, min_path_prob=min_path_prob):
+    while tree.choose_frontier(max_frontier=max_frontier, min_path_prob=min_path_prob) is not None:
         piece = tree.frontier_slice(view)
-        paths = [path_of(tree, node) for node in tree.frontier]
+        candidates = tree.candidates
+        paths = [path_of(candidates, node) for node in tree.frontier]
         # Ancestors that had to be computed first stand in front of the frontier.
         assert piece.token_ids[-len(paths) :] == [path[-1] for path in paths]
         assert piece.positions is not None
@@ -79,9 +84,20 @@ def grow(
     return rows
 
 
-def make_tree(*, max_nodes: int, max_depth: int, root_slot: int = 20) -> GrowingTree:
-    return GrowingTree(
-        root_token_id=7, root_slot=root_slot, max_nodes=max_nodes, max_depth=max_depth
+def make_tree(*, max_nodes: int, max_depth: int, root_slot: int = 20) -> DraftTree:
+    """A tree of the kind that a drafter has here; `test_compiled_tree` compares both kinds."""
+    library = tree_library()
+    if library is None:
+        return GrowingTree(
+            root_token_id=7, root_slot=root_slot, max_nodes=max_nodes, max_depth=max_depth
+        )
+    return CompiledTree(
+        library,
+        root_token_id=7,
+        root_slot=root_slot,
+        max_nodes=max_nodes,
+        max_depth=max_depth,
+        calibration=None,
     )
 
 
@@ -98,7 +114,8 @@ def test_an_unhurried_tree_holds_the_likeliest_paths(
     guesser = Guesser(seed, branching)
     tree = make_tree(max_nodes=max_nodes, max_depth=max_depth)
     grow(tree, guesser, max_frontier=64)
-    found = {path_of(tree, node): prob for prob, node in tree.ranked()}
+    candidates = tree.candidates
+    found = {path_of(candidates, node): prob for prob, node in tree.ranked()}
     best = sorted(guesser.all_paths(max_depth).items(), key=lambda item: -item[1])[:max_nodes]
     assert found == pytest.approx(dict(best))
 
@@ -123,7 +140,8 @@ def test_growth_is_bounded_and_always_a_tree(
     nodes = [node for _, node in ranked]
     chosen = tree.to_token_tree(nodes)
     assert chosen.num_draft_nodes == len(nodes)
-    assert [tree.candidates[node].token_id for node in nodes] == chosen.token_ids[1:]
+    candidates = tree.candidates
+    assert [candidates[node].token_id for node in nodes] == chosen.token_ids[1:]
     assert max(chosen.depth) <= max_depth
     assert chosen.parent_index[0] == -1
     assert all(0 <= parent < node for node, parent in enumerate(chosen.parent_index) if node)
@@ -137,12 +155,13 @@ def test_growth_is_bounded_and_always_a_tree(
 def test_masks_show_a_node_exactly_its_path(seed: int, max_frontier: int) -> None:
     tree = make_tree(max_nodes=30, max_depth=5)
     grow(tree, Guesser(seed, 3), max_frontier=max_frontier)
-    slots = {c.offset: c for c in tree.candidates if c.offset is not None}
+    candidates = tree.candidates
+    slots = {c.offset: c for c in candidates if c.offset is not None}
     assert sorted(slots) == list(range(tree.num_slots))
     for offset, candidate in slots.items():
         expected, node = 1 << offset, candidate
         while node.parent >= 0:
-            node = tree.candidates[node.parent]
+            node = candidates[node.parent]
             assert node.offset is not None
             assert node.offset < offset  # parents lie in lower slots
             expected |= 1 << node.offset
@@ -177,7 +196,7 @@ def test_unlikely_guesses_are_not_expanded() -> None:
 def test_a_root_without_guesses_is_plain_decoding() -> None:
     tree = make_tree(max_nodes=8, max_depth=3)
     tree.grow([[]])
-    assert tree.choose_frontier(max_frontier=4, min_path_prob=0.0) == []
+    assert tree.choose_frontier(max_frontier=4, min_path_prob=0.0) is None
     chosen = tree.to_token_tree([node for _, node in tree.ranked()])
     assert (chosen.token_ids, chosen.parent_index) == ([7], [-1])
 
@@ -238,8 +257,9 @@ def test_siblings_share_at_most_certainty_and_paths_multiply(
     for tokens, source in chains:
         tree.add_chain(source, tokens, [confidence] * len(tokens))
     grow(tree, Guesser(seed, 3), max_frontier=4)
-    for node, candidate in enumerate(tree.candidates):
-        children = [tree.candidates[child] for child in candidate.children.values()]
+    candidates = tree.candidates
+    for node, candidate in enumerate(candidates):
+        children = [candidates[child] for child in candidate.children.values()]
         assert sum(child.edge_prob for child in children) <= 1.0 + 1e-9
         for child in children:
             assert child.path_prob == pytest.approx(candidate.path_prob * child.edge_prob)
@@ -253,9 +273,9 @@ def test_the_model_goes_on_behind_a_text_and_computes_it_on_the_way() -> None:
     tree = make_tree(max_nodes=20, max_depth=8)
     tree.add_chain(SUFFIX, [5, 6, 8], [0.9, 0.9, 0.9])
     tree.grow([[(5, 0.9)]])
-    gains = tree.choose_frontier(max_frontier=1, min_path_prob=0.1)
+    gain = tree.choose_frontier(max_frontier=1, min_path_prob=0.1)
     # The end of the text: nobody has guessed behind it. Model and text agree on how it begins.
-    assert gains == [pytest.approx(0.81 / 0.82 * 0.9**2)]
+    assert gain == pytest.approx(0.81 / 0.82 * 0.9**2)
     assert tree.num_frontier_rows == 3
     piece = tree.frontier_slice(make_view())
     assert (piece.token_ids, piece.num_logit_rows) == ([5, 6, 8], 1)

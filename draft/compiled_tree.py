@@ -1,0 +1,363 @@
+"""A sequence's tree in the compiled library: `draft.growing_tree` is the reference.
+
+Its guesses lie in the library's memory, and what is asked of all trees of a step, after every draft
+pass, is one call for all of them (`draft.tree_batch`).
+"""
+
+import ctypes
+from array import array
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from draft.budget import MOST_BELIEVED, Floats
+from draft.calibration import MODEL_SILENT, RequestCalibration
+from draft.candidate import Candidate
+from draft.guess_tree import GuessTree, JudgedGuess
+from engine.cache.kv_view import KVView
+from engine.passes.runner import ForwardSlice
+from engine.sequences.sequence import Candidates
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from kernels.cpu.tree_library import MASK_WORDS, TREE_SLOTS, TreeLibrary, TreeStruct
+from kernels.sampling.likeliest import Likeliest
+
+_MASK_BYTES = 8 * MASK_WORDS
+_MODEL, _GRAMMAR = SOURCE_BIT["model"], SOURCE_BIT["grammar"]
+
+
+class CompiledTree(TreeStruct, GuessTree):
+    """See `GuessTree`; its fields are those of `TreeStruct`."""
+
+    def __init__(
+        self, library: TreeLibrary, *, calibration: RequestCalibration | None, **limits: Any
+    ) -> None:
+        """Begin with the root; limits: the fields that a `GrowingTree` is given.
+
+        Without a calibration, sources are taken at their word. Raises ValueError where it may have
+        more nodes than a mask has bits, and MemoryError.
+        """
+        super().__init__(
+            model_bit=limits.pop("model_bit", _MODEL),
+            silent_bit=MODEL_SILENT,
+            grammar_bit=_GRAMMAR,
+            recalled_bit=RECALLED_BIT,
+            most_believed=MOST_BELIEVED,
+            **limits,
+        )
+        if self.max_nodes > TREE_SLOTS:
+            raise ValueError(f"max_nodes={self.max_nodes} must be at most {TREE_SLOTS}")
+        self.library = library
+        self.address = ctypes.addressof(self)
+        self.kept_logits: dict[int, Tensor] = {}
+        self._calibration = calibration  # stays as long as the library reads it
+        if calibration is not None:
+            self.is_greedy = bool(calibration.is_greedy)
+            self.calibration = ctypes.addressof(calibration.table)
+        library.begin(self.address)
+
+    def __del__(self) -> None:
+        """Give the library's memory back."""
+        if self.memory:
+            self.library.end(self.address)
+
+    # ---- guesses come in -------------------------------------------------------------------
+
+    def add_chain(
+        self,
+        source_bit: int,
+        token_ids: Iterable[int],
+        confidences: Iterable[float],
+        node: int = 0,
+        *,
+        min_path_prob: float = 0.0,
+        is_recalled: bool = False,
+    ) -> None:
+        """Merge a chain of guesses below a node, as far as its path is at least so likely."""
+        tokens, chances = array("q", token_ids), array("d", confidences)
+        if len(tokens) != len(chances):
+            raise ValueError(f"{len(tokens)} tokens, but {len(chances)} confidences")
+        self.library.add_chain(
+            *(self.address, source_bit, node, len(tokens)),
+            *(tokens.buffer_info()[0], chances.buffer_info()[0], min_path_prob, is_recalled),
+        )
+
+    def add_answer(
+        self, token_ids: Iterable[int], places: Iterable[Candidates], *, min_path_prob: float
+    ) -> None:
+        """Merge what the small model wrote here before; see `GrowingTree.add_answer`."""
+        steps = list(zip(token_ids, places, strict=False))
+        tokens = array("q", [token_id for token_id, _ in steps])
+        counts = array("q", [len(named) for _, named in steps])
+        named = array("q", [token for _, named in steps for token, _ in named])
+        chances = array("d", [chance for _, named in steps for _, chance in named])
+        failed = self.library.add_answer(
+            *(self.address, _MODEL, len(tokens), tokens.buffer_info()[0], counts.buffer_info()[0]),
+            *(named.buffer_info()[0], chances.buffer_info()[0], min_path_prob),
+        )
+        if failed:
+            raise KeyError("a token of the answer is not among its own candidates")
+
+    def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
+        """Add the small model's children of the frontier; see `GrowingTree.grow`."""
+        if len(children) != self.num_frontier:
+            raise ValueError(f"children of {len(children)} nodes, not {self.num_frontier}")
+        first_new = self.num_candidates
+        counts = array("q", [len(found) for found in children])
+        tokens = array("q", [token for found in children for token, _ in found])
+        chances = array("d", [chance for found in children for _, chance in found])
+        self.library.grow(
+            *(self.address, counts.buffer_info()[0]),
+            *(tokens.buffer_info()[0], chances.buffer_info()[0]),
+        )
+        return list(range(first_new, self.num_candidates))
+
+    def keep_logits(self, logits: Tensor) -> None:
+        """Keep the frontier's logits, [len(frontier), vocab_size]."""
+        super().keep_logits(logits)
+        for node in self.frontier:
+            self.memory[node].has_logits = 1
+
+    # ---- the next level --------------------------------------------------------------------
+
+    def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> float | None:
+        """Pick the nodes at which the small model could add most; see `GrowingTree`."""
+        ((_, gain),) = choose_frontiers(
+            [self], max_frontier=max_frontier, min_path_prob=min_path_prob
+        )
+        return gain
+
+    def choose_open(self, *, most: int, min_path_prob: float) -> bool:
+        """Pick the likeliest nodes whose children are not named yet; False where there are none."""
+        self.library.choose_open(self.address, most, min_path_prob)
+        return self.num_frontier > 0
+
+    @property
+    def frontier(self) -> list[int]:  # type: ignore[override]
+        """The candidates whose children are wanted next."""
+        return self.frontier_nodes[: self.num_frontier]  # type: ignore[no-any-return]
+
+    @property
+    def num_frontier_rows(self) -> int:
+        """Rows that the frontier's slice will have, its missing ancestors included."""
+        return self.num_ancestors + self.num_frontier
+
+    def frontier_slice(self, view: KVView) -> ForwardSlice:
+        """Rows that compute the frontier in the small model; its slots must be reserved."""
+        (piece,) = frontier_slices([self], [view])
+        return piece
+
+    def stop(self) -> None:
+        """Grow no further; what was found so far stays."""
+        self.num_frontier = self.num_ancestors = self.max_depth = 0
+
+    # ---- what it has come to ---------------------------------------------------------------
+
+    @property
+    def candidates(self) -> list[Candidate]:  # type: ignore[override]
+        """A copy of all candidates."""
+        copies: list[Candidate] = []
+        for node, own in enumerate(self.memory[: self.num_candidates]):
+            copies.append(
+                Candidate(
+                    token_id=own.token_id,
+                    parent=own.parent,
+                    depth=own.depth,
+                    sources=own.sources,
+                    model_confidence=own.model_confidence,
+                    text_confidence=own.text_confidence,
+                    confidence=own.confidence,
+                    evidence=own.evidence,
+                    edge_prob=own.edge_prob,
+                    path_prob=own.path_prob,
+                    covered=own.covered,
+                    is_expanded=bool(own.is_expanded),
+                    is_forced=bool(own.is_forced),
+                    is_recalled=bool(own.is_recalled),
+                    offset=None if own.offset < 0 else own.offset,
+                    mask=int.from_bytes(bytes(own.mask), "little"),
+                )
+            )
+            if node:
+                copies[own.parent].children[own.token_id] = node
+        return copies
+
+    def ranked(self) -> list[tuple[float, int]]:
+        """(path probability, node) of the likeliest guesses, parents before children."""
+        self.library.rank(self.address)
+        return [(self.memory[node].path_prob, node) for node in self.ranking[: self.num_ranked]]
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from below the root down to a node; [] for the root."""
+        tokens: list[int] = []
+        while node > 0:
+            candidate = self.memory[node]
+            tokens.append(candidate.token_id)
+            node = candidate.parent
+        return tokens[::-1]
+
+    def frontier_depths(self) -> list[int]:
+        """The depth of each frontier node, which decides the token behind it."""
+        return [self.memory[node].depth for node in self.frontier]
+
+    def frontier_parents(self) -> list[int]:
+        """The candidate above each frontier node."""
+        return [self.memory[node].parent for node in self.frontier]
+
+    def place_of(self, node: int) -> tuple[int, float]:
+        """Return a candidate's depth and path probability."""
+        candidate = self.memory[node]
+        return candidate.depth, candidate.path_prob
+
+    def offsets(self, nodes: list[int]) -> list[int | None]:
+        """Return each candidate's place behind the root's slot; None: it was not computed."""
+        places = [self.memory[node].offset for node in nodes]
+        return [None if place < 0 else place for place in places]
+
+    # ---- what was right of it --------------------------------------------------------------
+
+    def follow(self, token_ids: list[int]) -> list[int]:
+        """The candidates that spell these tokens from the root on, as far as there are any."""
+        tokens = array("q", token_ids)
+        nodes = array("q", bytes(8 * len(tokens)))
+        number = self.library.follow(
+            *(self.address, tokens.buffer_info()[0], len(tokens), nodes.buffer_info()[0])
+        )
+        return nodes[:number].tolist()
+
+    def judged(self, token_ids: list[int]) -> Iterator[JudgedGuess]:
+        """Every guess whose parent these tokens reach, and whether it was right."""
+        tokens, most = array("q", token_ids), 8 * self.num_candidates
+        evidence, depths, right = (array("q", bytes(most)) for _ in range(3))
+        confidences = array("d", bytes(most))
+        number = self.library.judge(
+            *(self.address, tokens.buffer_info()[0], len(tokens), confidences.buffer_info()[0]),
+            *(each.buffer_info()[0] for each in (evidence, depths, right)),
+        )
+        for confidence, kind, depth, was_right in zip(
+            confidences[:number], evidence, depths, right, strict=False
+        ):
+            yield JudgedGuess(
+                confidence=confidence, evidence=kind, depth=depth, was_right=bool(was_right)
+            )
+
+
+# ---- many trees at once ----------------------------------------------------------------------
+
+
+def grow_rows(
+    trees: SequenceOf[CompiledTree], best: Likeliest, *, are_asked: SequenceOf[bool], floor: float
+) -> None:
+    """Add the likeliest tokens of rows, one for each node of the frontiers, as their children.
+
+    None that is less likely than `floor`, and none to trees that are not asked.
+    """
+    tokens, probs = best.token_ids.contiguous(), best.probs.contiguous()
+    which, asked = _addresses(trees), array("q", are_asked)
+    trees[0].library.grow_rows(
+        *(which.buffer_info()[0], len(trees), asked.buffer_info()[0], tokens.shape[1]),
+        *(tokens.data_ptr(), probs.data_ptr(), floor),
+    )
+
+
+def choose_frontiers(
+    trees: SequenceOf[CompiledTree], *, max_frontier: int, min_path_prob: float
+) -> list[tuple[int, float | None]]:
+    """Choose each tree's next frontier: the rows of its pass, and its gain; 0 and None for none."""
+    which, rows, gains = _addresses(trees), _numbers("q", len(trees)), _numbers("d", len(trees))
+    trees[0].library.choose(
+        *(which.buffer_info()[0], len(trees), max_frontier, min_path_prob),
+        *(rows.buffer_info()[0], gains.buffer_info()[0]),
+    )
+    return [(number, gain if number else None) for number, gain in zip(rows, gains, strict=True)]
+
+
+def frontier_slices(
+    trees: SequenceOf[CompiledTree], views: SequenceOf[KVView]
+) -> list[ForwardSlice]:
+    """Make the rows that compute the frontiers, each tree's in its view."""
+    num_rows = sum([tree.num_ancestors + tree.num_frontier for tree in trees])
+    firsts = [tree.num_slots for tree in trees]
+    which, counts = _addresses(trees), _numbers("q", len(trees))
+    tokens, depths = _numbers("q", num_rows), _numbers("q", num_rows)
+    masks = bytearray(_MASK_BYTES * max(num_rows, 1))
+    trees[0].library.rows(
+        *(which.buffer_info()[0], len(trees), counts.buffer_info()[0], tokens.buffer_info()[0]),
+        *(depths.buffer_info()[0], ctypes.addressof(ctypes.c_char.from_buffer(masks))),
+    )
+    pieces: list[ForwardSlice] = []
+    start = 0
+    for tree, view, first, count in zip(trees, views, firsts, counts, strict=True):
+        root_slot, end = tree.root_slot, start + count
+        pieces.append(
+            ForwardSlice(
+                view=view,
+                token_ids=tokens[start:end].tolist(),
+                start_slot=root_slot + first,
+                num_logit_rows=tree.num_frontier,
+                positions=[root_slot + depth for depth in depths[start:end]],
+                tree_start=root_slot,
+                ancestor_masks=[
+                    int.from_bytes(masks[row * _MASK_BYTES : (row + 1) * _MASK_BYTES], "little")
+                    for row in range(start, end)
+                ],
+            )
+        )
+        start = end
+    return pieces
+
+
+def weigh(
+    trees: SequenceOf[CompiledTree], weights: SequenceOf[float]
+) -> tuple[Floats, list[float]]:
+    """Return the weighted path probabilities of what may be accepted, descending, of all trees.
+
+    And their sum for each tree, not weighted.
+    """
+    probs = np.empty(max(sum([tree.max_nodes for tree in trees]), 1))
+    which, sums, own = _addresses(trees), _numbers("d", len(trees)), array("d", weights)
+    number = trees[0].library.weigh(
+        *(which.buffer_info()[0], len(trees), own.buffer_info()[0]),
+        *(ctypes.addressof(ctypes.c_char.from_buffer(probs.data)), sums.buffer_info()[0]),
+    )
+    return probs[:number], sums.tolist()
+
+
+def select(
+    trees: SequenceOf[CompiledTree], weights: SequenceOf[float], *, floor: float
+) -> list[TokenTree]:
+    """Return the trees of what may be accepted and has a weighted chance of at least `floor`."""
+    most = sum([tree.max_nodes + 1 for tree in trees])
+    which, own, counts = _addresses(trees), array("d", weights), _numbers("q", len(trees))
+    lists = [_numbers("q", most) for _ in range(4)]
+    trees[0].library.select(
+        *(which.buffer_info()[0], len(trees), own.buffer_info()[0], floor),
+        counts.buffer_info()[0],
+        *(each.buffer_info()[0] for each in lists),
+    )
+    chosen: list[TokenTree] = []
+    start = 0
+    for tree, count in zip(trees, counts, strict=True):
+        end = start + count
+        tokens, parents, sources, nodes = (each[start:end].tolist() for each in lists)
+        chosen.append(
+            TokenTree(
+                token_ids=tokens,
+                parent_index=parents,
+                sources=sources,
+                draft_logits=tree.logits_of(nodes),
+            )
+        )
+        start = end
+    return chosen
+
+
+def _addresses(trees: SequenceOf[CompiledTree]) -> "array[int]":
+    return array("Q", [tree.address for tree in trees])
+
+
+def _numbers(kind: Literal["q", "d"], count: int) -> "array[Any]":
+    """Make room for so many integers or real numbers."""
+    return array(kind, bytes(8 * count))
