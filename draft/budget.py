@@ -41,7 +41,7 @@ class PassTimeEstimate(Protocol):
         """Return those of passes with 0 to `num_rows` rows, [num_rows + 1]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftGain:
     """The tokens that drafting for one sequence may bring.
 

@@ -6,9 +6,10 @@ decay and begins at the confidence itself; a running isotonic fit (pool adjacent
 al., 1955; as a calibration: Zadrozny, Elkan, 2002) keeps the result in the confidences' order.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,12 +27,14 @@ _MAX_DEPTH: Final = 64
 # Depths 1, 2, 3-4, 5-8, 9-16 and deeper behave alike within themselves.
 DEPTH_CLASS: Final = tuple(min(max(depth - 1, 0).bit_length(), 5) for depth in range(_MAX_DEPTH))
 _NUM_DEPTH_CLASSES: Final = 6
+_NUM_KINDS: Final = 2 << len(SOURCES)  # of evidence
 # Both again, as the compiled library reads them.
 _EDGES: Final = np.array(BIN_EDGES)
 _DEPTH_CLASSES: Final = np.array(DEPTH_CLASS, dtype=np.int64)
 # As many outcomes as the confidence itself is worth at first, and as a bin remembers.
 _PRIOR_WEIGHT: Final = 6.0
 _MEMORY: Final = 400.0
+_KEPT: Final = 1.0 - 1.0 / _MEMORY
 _REFIT_EVERY: Final = 32
 LEAST_LIKELY: Final = 0.001
 MOST_LIKELY: Final = 0.999
@@ -60,66 +63,16 @@ def pool_adjacent_violators(values: list[float], weights: list[float]) -> list[f
     return [mean for mean, _, count in level for _ in range(count)]
 
 
-@dataclass(slots=True)
-class _Curve:
-    """Outcomes of one kind of guess. What it has not seen yet it takes from a wider kind's."""
-
-    wider: "_Curve | None" = None
-    num_right: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
-    num_judged: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
-    sum_confidence: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
-    # What a bin adds to a confidence: 0 until something is known.
-    shift: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
-    is_fitted: bool = False
-    num_unfitted: int = 0
-
-    def shifts(self) -> list[float]:
-        """Return each bin's shift: this curve's own, or the wider kind's until it is fitted."""
-        return self.shift if self.is_fitted or self.wider is None else self.wider.shift
-
-    def observe(self, confidence: float, was_right: bool) -> bool:
-        """Learn one outcome; returns whether the shifts are new."""
-        index = bisect_right(BIN_EDGES, confidence)
-        kept = 1.0 - 1.0 / _MEMORY
-        self.num_right[index] = kept * self.num_right[index] + was_right
-        self.num_judged[index] = kept * self.num_judged[index] + 1.0
-        self.sum_confidence[index] = kept * self.sum_confidence[index] + confidence
-        self.num_unfitted += 1
-        if self.num_unfitted < _REFIT_EVERY:
-            return False
-        self._fit()
-        return True
-
-    def _fit(self) -> None:
-        self.num_unfitted, self.is_fitted = 0, True
-        believed = [0.0] * _NUM_BINS if self.wider is None else self.wider.shift
-        lows, highs = (0.0, *BIN_EDGES), (*BIN_EDGES, 1.0)
-        means, values, weights = [], [], []
-        for index in range(_NUM_BINS):
-            judged = self.num_judged[index]
-            middle = (lows[index] + highs[index]) / 2
-            mean = self.sum_confidence[index] / judged if judged else middle
-            means.append(mean)
-            prior = min(max(mean + believed[index], 0.0), 1.0)
-            right = self.num_right[index] + _PRIOR_WEIGHT * prior
-            values.append(right / (judged + _PRIOR_WEIGHT))
-            weights.append(judged + _PRIOR_WEIGHT)
-        fitted = pool_adjacent_violators(values, weights)
-        self.shift = [value - mean for value, mean in zip(fitted, means, strict=True)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCalibration:
     """A calibration for greedy or for sampling requests, which follows what is learnt later.
 
-    chance: of a guess, to be right where its parent was. table: the same for the compiled library,
-    which reads `shifts`.
+    chance: of a guess, to be right where its parent was. The compiled library reads `of.table`.
     """
 
+    of: "EdgeCalibration"
     chance: Calibrate
-    is_greedy: int
-    table: CalibrationTable
-    shifts: npt.NDArray[np.float64]
+    is_greedy: bool
 
     def __call__(self, confidence: float, sources: int, depth: int) -> float:
         """Return the chance that such a guess is right where its parent was."""
@@ -136,15 +89,45 @@ class EdgeCalibration:
     """
 
     def __init__(self) -> None:
-        num_kinds = 2 << len(SOURCES)  # of evidence
-        self._wide = [_Curve() for _ in range(num_kinds)]
-        self._curves = [
-            _Curve(wider=wide) for wide in self._wide for _ in range(2 * _NUM_DEPTH_CLASSES)
+        num_curves = _NUM_KINDS * (1 + 2 * _NUM_DEPTH_CLASSES)
+        # Outcomes by curve and bin: first a curve for each kind of evidence, then one for each
+        # kind, depth class and way of sampling. What such a one has not seen yet it takes from its
+        # kind's.
+        self._num_right, self._num_judged, self._sum_confidence = (
+            array("d", bytes(8 * num_curves * _NUM_BINS)) for _ in range(3)
+        )
+        self._num_unfitted = array("q", bytes(8 * num_curves))
+        # What a bin adds to a confidence: 0 until something is known.
+        self._of_kinds = [[0.0] * _NUM_BINS for _ in range(_NUM_KINDS)]
+        self._of_curves = [
+            shifts for shifts in self._of_kinds for _ in range(2 * _NUM_DEPTH_CLASSES)
         ]
-        # All shifts again, for calibration by the library and on the device: kept up to date.
-        self._shifts = np.zeros((num_kinds, _NUM_DEPTH_CLASSES, 2, _NUM_BINS))
+        self._is_fitted = [False] * len(self._of_curves)
+        # The last ones again, for calibration by the library and on the device: kept up to date.
+        self._shifts = np.zeros((_NUM_KINDS, _NUM_DEPTH_CLASSES, 2, _NUM_BINS))
         self._version = 0
-        self._of_requests = tuple(self._request_calibration(is_greedy) for is_greedy in (0, 1))
+        self._of_requests = [
+            RequestCalibration(of=self, chance=self._chance(is_greedy), is_greedy=is_greedy)
+            for is_greedy in (False, True)
+        ]
+        self.table = CalibrationTable(
+            shifts=self._shifts.ctypes.data,
+            edges=_EDGES.ctypes.data,
+            depth_class=_DEPTH_CLASSES.ctypes.data,
+            num_right=self._num_right.buffer_info()[0],
+            num_judged=self._num_judged.buffer_info()[0],
+            sum_confidence=self._sum_confidence.buffer_info()[0],
+            num_unfitted=self._num_unfitted.buffer_info()[0],
+            num_edges=len(BIN_EDGES),
+            num_depths=_MAX_DEPTH,
+            num_classes=_NUM_DEPTH_CLASSES,
+            num_kinds=_NUM_KINDS,
+            refit_every=_REFIT_EVERY,
+            least=LEAST_LIKELY,
+            most=MOST_LIKELY,
+            kept=_KEPT,
+        )
+        """The same for the compiled library, as long as this is there."""
 
     @property
     def version(self) -> int:
@@ -158,33 +141,18 @@ class EdgeCalibration:
         """
         return np.ascontiguousarray(self._shifts.transpose(2, 0, 1, 3), dtype=np.float32)
 
-    def of_requests(self, *, is_greedy: bool) -> "RequestCalibration":
+    def of_requests(self, *, is_greedy: bool) -> RequestCalibration:
         """Return the calibration of greedy or of sampling requests; it follows what is learnt."""
         return self._of_requests[is_greedy]
 
-    def _request_calibration(self, is_greedy: int) -> "RequestCalibration":
-        table = CalibrationTable(
-            shifts=self._shifts.ctypes.data,
-            edges=_EDGES.ctypes.data,
-            depth_class=_DEPTH_CLASSES.ctypes.data,
-            num_edges=len(BIN_EDGES),
-            num_depths=_MAX_DEPTH,
-            num_classes=_NUM_DEPTH_CLASSES,
-            least=LEAST_LIKELY,
-            most=MOST_LIKELY,
-        )
-        return RequestCalibration(
-            chance=self._chance(is_greedy), is_greedy=is_greedy, table=table, shifts=self._shifts
-        )
-
-    def _chance(self, is_greedy: int) -> Calibrate:
-        curves, depth_class, edges = self._curves, DEPTH_CLASS, BIN_EDGES
+    def _chance(self, is_greedy: bool) -> Calibrate:
+        curves, depth_class, edges = self._of_curves, DEPTH_CLASS, BIN_EDGES
 
         def probability(confidence: float, sources: int, depth: int) -> float:
             # This runs for every guess of every sequence.
             place = depth_class[depth if depth < _MAX_DEPTH else -1]
-            curve = curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
-            shifted = confidence + curve.shifts()[bisect_right(edges, confidence)]
+            shifts = curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
+            shifted = confidence + shifts[bisect_right(edges, confidence)]
             if shifted > MOST_LIKELY:
                 return MOST_LIKELY
             return shifted if shifted > LEAST_LIKELY else LEAST_LIKELY
@@ -196,18 +164,53 @@ class EdgeCalibration:
     ) -> None:
         """Learn from a guess whose parent was accepted."""
         place = DEPTH_CLASS[min(depth, _MAX_DEPTH - 1)]
-        curve = self._curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
-        if self._wide[sources].observe(confidence, was_right):
-            self._note_kind(sources)
-        if curve.observe(confidence, was_right):
-            self._shifts[sources, place, int(is_greedy)] = curve.shift
-            self._version += 1
+        own = (sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy
+        index = bisect_right(BIN_EDGES, confidence)
+        right, judged, sums = self._num_right, self._num_judged, self._sum_confidence
+        for curve in (sources, _NUM_KINDS + own):
+            each = curve * _NUM_BINS + index
+            right[each] = _KEPT * right[each] + was_right
+            judged[each] = _KEPT * judged[each] + 1.0
+            sums[each] = _KEPT * sums[each] + confidence
+            self._num_unfitted[curve] += 1
+            if self._num_unfitted[curve] >= _REFIT_EVERY:
+                self.fit(curve)
 
-    def _note_kind(self, sources: int) -> None:
-        """A kind's wide curve is new: all of its curves follow that have seen too little."""
-        first = sources * _NUM_DEPTH_CLASSES * 2
-        own = self._curves[first : first + _NUM_DEPTH_CLASSES * 2]
-        table = self._shifts[sources].reshape(-1, _NUM_BINS)  # a view: [depth class * 2, bins]
-        for number, curve in enumerate(own):
-            table[number] = curve.shifts()
+    def fit(self, curve: int) -> None:
+        """Fit a curve to its outcomes; what follows it changes too.
+
+        curve: below `_NUM_KINDS` that of a kind of evidence, then those of kinds at depths.
+        """
+        self._num_unfitted[curve] = 0
         self._version += 1
+        if curve < _NUM_KINDS:
+            shifts = self._of_kinds[curve] = self._fitted(curve, [0.0] * _NUM_BINS)
+            first = curve * 2 * _NUM_DEPTH_CLASSES
+            followers = range(first, first + 2 * _NUM_DEPTH_CLASSES)
+            own = [number for number in followers if not self._is_fitted[number]]
+        else:
+            number = curve - _NUM_KINDS
+            kind = number // (2 * _NUM_DEPTH_CLASSES)
+            shifts, own = self._fitted(curve, self._of_kinds[kind]), [number]
+            self._is_fitted[number] = True
+        table = self._shifts.reshape(-1, _NUM_BINS)  # a view: [curves of kinds at depths, bins]
+        for number in own:
+            self._of_curves[number] = shifts
+            table[number] = shifts
+
+    def _fitted(self, curve: int, believed: list[float]) -> list[float]:
+        """Return the shifts that a curve's outcomes ask for; believed: shifts before any."""
+        first = curve * _NUM_BINS
+        lows, highs = (0.0, *BIN_EDGES), (*BIN_EDGES, 1.0)
+        means, values, weights = [], [], []
+        for index in range(_NUM_BINS):
+            judged = self._num_judged[first + index]
+            middle = (lows[index] + highs[index]) / 2
+            mean = self._sum_confidence[first + index] / judged if judged else middle
+            means.append(mean)
+            prior = min(max(mean + believed[index], 0.0), 1.0)
+            right = self._num_right[first + index] + _PRIOR_WEIGHT * prior
+            values.append(right / (judged + _PRIOR_WEIGHT))
+            weights.append(judged + _PRIOR_WEIGHT)
+        fitted = pool_adjacent_violators(values, weights)
+        return [value - mean for value, mean in zip(fitted, means, strict=True)]

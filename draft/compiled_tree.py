@@ -6,7 +6,7 @@ pass, is one call for all of them (`draft.tree_batch`).
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from draft.budget import MOST_BELIEVED, Floats
 from draft.calibration import MODEL_SILENT, RequestCalibration
 from draft.candidate import Candidate
-from draft.guess_tree import GuessTree, JudgedGuess
+from draft.guess_tree import GuessTree
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice
 from engine.sequences.sequence import Candidates
@@ -31,32 +31,40 @@ _MODEL, _GRAMMAR = SOURCE_BIT["model"], SOURCE_BIT["grammar"]
 class CompiledTree(TreeStruct, GuessTree):
     """See `GuessTree`; its fields are those of `TreeStruct`."""
 
-    def __init__(
-        self, library: TreeLibrary, *, calibration: RequestCalibration | None, **limits: Any
-    ) -> None:
-        """Begin with the root; limits: the fields that a `GrowingTree` is given.
+    library: TreeLibrary
+    address: int
+    kept_logits: dict[int, Tensor]
 
-        Without a calibration, sources are taken at their word. Raises ValueError where it may have
-        more nodes than a mask has bits, and MemoryError.
+    @classmethod
+    def begin(  # noqa: PLR0913 - all that a tree is begun with
+        cls,
+        library: TreeLibrary,
+        *,
+        calibration: RequestCalibration | None,
+        root_token_id: int,
+        root_slot: int,
+        max_nodes: int,
+        max_depth: int,
+        keeps_logits: bool = False,
+        is_stepwise: bool = False,
+    ) -> "CompiledTree":
+        """Begin with the root; without a calibration, sources are taken at their word.
+
+        Raises ValueError where it may have more nodes than a mask has bits, and MemoryError.
         """
-        super().__init__(
-            model_bit=limits.pop("model_bit", _MODEL),
-            silent_bit=MODEL_SILENT,
-            grammar_bit=_GRAMMAR,
-            recalled_bit=RECALLED_BIT,
-            most_believed=MOST_BELIEVED,
-            **limits,
-        )
-        if self.max_nodes > TREE_SLOTS:
-            raise ValueError(f"max_nodes={self.max_nodes} must be at most {TREE_SLOTS}")
-        self.library = library
-        self.address = ctypes.addressof(self)
-        self.kept_logits: dict[int, Tensor] = {}
-        self._calibration = calibration  # stays as long as the library reads it
+        if max_nodes > TREE_SLOTS:
+            raise ValueError(f"max_nodes={max_nodes} must be at most {TREE_SLOTS}")
+        tree = cls.from_buffer_copy(_EMPTY)
+        tree.library, tree.address, tree.kept_logits = library, ctypes.addressof(tree), {}
+        tree.root_token_id, tree.root_slot = root_token_id, root_slot
+        tree.max_nodes, tree.max_depth = max_nodes, max_depth
+        tree.keeps_logits, tree.is_stepwise = keeps_logits, is_stepwise
         if calibration is not None:
-            self.is_greedy = bool(calibration.is_greedy)
-            self.calibration = ctypes.addressof(calibration.table)
-        library.begin(self.address)
+            tree._calibration = calibration.of  # stays as long as the library reads it
+            tree.is_greedy = calibration.is_greedy
+            tree.calibration = ctypes.addressof(calibration.of.table)
+        library.begin(tree.address)
+        return tree
 
     def __del__(self) -> None:
         """Give the library's memory back."""
@@ -211,37 +219,49 @@ class CompiledTree(TreeStruct, GuessTree):
         candidate = self.memory[node]
         return candidate.depth, candidate.path_prob
 
-    def offsets(self, nodes: list[int]) -> list[int | None]:
-        """Return each candidate's place behind the root's slot; None: it was not computed."""
-        places = [self.memory[node].offset for node in nodes]
-        return [None if place < 0 else place for place in places]
-
     # ---- what was right of it --------------------------------------------------------------
 
     def follow(self, token_ids: list[int]) -> list[int]:
         """The candidates that spell these tokens from the root on, as far as there are any."""
-        tokens = array("q", token_ids)
-        nodes = array("q", bytes(8 * len(tokens)))
-        number = self.library.follow(
-            *(self.address, tokens.buffer_info()[0], len(tokens), nodes.buffer_info()[0])
-        )
-        return nodes[:number].tolist()
+        return self._follow(token_ids)[0]
 
-    def judged(self, token_ids: list[int]) -> Iterator[JudgedGuess]:
-        """Every guess whose parent these tokens reach, and whether it was right."""
-        tokens, most = array("q", token_ids), 8 * self.num_candidates
-        evidence, depths, right = (array("q", bytes(most)) for _ in range(3))
-        confidences = array("d", bytes(most))
-        number = self.library.judge(
-            *(self.address, tokens.buffer_info()[0], len(tokens), confidences.buffer_info()[0]),
-            *(each.buffer_info()[0] for each in (evidence, depths, right)),
+    def offsets(self, token_ids: list[int]) -> list[int | None]:
+        """Where the candidates of `follow` stand behind the root's slot; None: not computed."""
+        return [None if place < 0 else place for place in self._follow(token_ids)[1]]
+
+    def _follow(self, token_ids: list[int]) -> tuple[list[int], list[int]]:
+        """Return the candidates that spell these tokens, and their offsets."""
+        tokens = array("q", token_ids)
+        nodes, offsets = _numbers("q", len(tokens)), _numbers("q", len(tokens))
+        number = self.library.follow(
+            *(self.address, tokens.buffer_info()[0], len(tokens)),
+            *(nodes.buffer_info()[0], offsets.buffer_info()[0]),
         )
-        for confidence, kind, depth, was_right in zip(
-            confidences[:number], evidence, depths, right, strict=False
-        ):
-            yield JudgedGuess(
-                confidence=confidence, evidence=kind, depth=depth, was_right=bool(was_right)
-            )
+        return nodes[:number].tolist(), offsets[:number].tolist()
+
+    def first_guess(self) -> int | None:
+        """The token that the model thought likeliest behind the root; None: it named none."""
+        token_id = self.library.first_guess(self.address)
+        return None if token_id < 0 else token_id
+
+    def teach(self, calibration: RequestCalibration, token_ids: list[int]) -> None:
+        """Let a calibration learn from every guess whose parent these tokens reach."""
+        tokens, progress = array("q", token_ids), array("q", (0,))
+        arguments = (
+            *(self.address, ctypes.addressof(calibration.of.table), tokens.buffer_info()[0]),
+            *(len(tokens), calibration.is_greedy, progress.buffer_info()[0]),
+        )
+        while (curve := self.library.learn(*arguments)) >= 0:
+            calibration.of.fit(curve)
+
+
+_EMPTY = TreeStruct(
+    model_bit=_MODEL,
+    silent_bit=MODEL_SILENT,
+    grammar_bit=_GRAMMAR,
+    recalled_bit=RECALLED_BIT,
+    most_believed=MOST_BELIEVED,
+)
 
 
 # ---- many trees at once ----------------------------------------------------------------------
@@ -279,30 +299,36 @@ def frontier_slices(
 ) -> list[ForwardSlice]:
     """Make the rows that compute the frontiers, each tree's in its view."""
     num_rows = sum([tree.num_ancestors + tree.num_frontier for tree in trees])
-    firsts = [tree.num_slots for tree in trees]
-    which, counts = _addresses(trees), _numbers("q", len(trees))
-    tokens, depths = _numbers("q", num_rows), _numbers("q", num_rows)
-    masks = bytearray(_MASK_BYTES * max(num_rows, 1))
-    trees[0].library.rows(
+    firsts = [tree.root_slot + tree.num_slots for tree in trees]
+    which, counts, masks = _addresses(trees), _numbers("q", len(trees)), _numbers("Q", num_rows)
+    tokens, positions = _numbers("q", num_rows), _numbers("q", num_rows)
+    all_words = bytearray(_MASK_BYTES * max(num_rows, 1))
+    is_narrow = trees[0].library.rows(
         *(which.buffer_info()[0], len(trees), counts.buffer_info()[0], tokens.buffer_info()[0]),
-        *(depths.buffer_info()[0], ctypes.addressof(ctypes.c_char.from_buffer(masks))),
+        *(positions.buffer_info()[0], masks.buffer_info()[0]),
+        ctypes.addressof(ctypes.c_char.from_buffer(all_words)),
     )
+    if is_narrow:
+        masks_of_rows = masks.tolist()
+    else:
+        masks_of_rows = [
+            int.from_bytes(all_words[row * _MASK_BYTES : (row + 1) * _MASK_BYTES], "little")
+            for row in range(num_rows)
+        ]
+    tokens_of_rows, positions_of_rows = tokens.tolist(), positions.tolist()
     pieces: list[ForwardSlice] = []
     start = 0
     for tree, view, first, count in zip(trees, views, firsts, counts, strict=True):
-        root_slot, end = tree.root_slot, start + count
+        end = start + count
         pieces.append(
             ForwardSlice(
                 view=view,
-                token_ids=tokens[start:end].tolist(),
-                start_slot=root_slot + first,
+                token_ids=tokens_of_rows[start:end],
+                start_slot=first,
                 num_logit_rows=tree.num_frontier,
-                positions=[root_slot + depth for depth in depths[start:end]],
-                tree_start=root_slot,
-                ancestor_masks=[
-                    int.from_bytes(masks[row * _MASK_BYTES : (row + 1) * _MASK_BYTES], "little")
-                    for row in range(start, end)
-                ],
+                positions=positions_of_rows[start:end],
+                tree_start=tree.root_slot,
+                ancestor_masks=masks_of_rows[start:end],
             )
         )
         start = end
@@ -331,25 +357,26 @@ def select(
     """Return the trees of what may be accepted and has a weighted chance of at least `floor`."""
     most = sum([tree.max_nodes + 1 for tree in trees])
     which, own, counts = _addresses(trees), array("d", weights), _numbers("q", len(trees))
-    lists = [_numbers("q", most) for _ in range(4)]
+    numbers = [_numbers("q", most) for _ in range(5)]
     trees[0].library.select(
         *(which.buffer_info()[0], len(trees), own.buffer_info()[0], floor),
         counts.buffer_info()[0],
-        *(each.buffer_info()[0] for each in lists),
+        *(each.buffer_info()[0] for each in numbers),
     )
+    num_nodes = sum(counts)
+    tokens, parents, sources, depths, nodes = (each[:num_nodes].tolist() for each in numbers)
     chosen: list[TokenTree] = []
     start = 0
     for tree, count in zip(trees, counts, strict=True):
         end = start + count
-        tokens, parents, sources, nodes = (each[start:end].tolist() for each in lists)
-        chosen.append(
-            TokenTree(
-                token_ids=tokens,
-                parent_index=parents,
-                sources=sources,
-                draft_logits=tree.logits_of(nodes),
-            )
+        found = TokenTree(
+            token_ids=tokens[start:end],
+            parent_index=parents[start:end],
+            sources=sources[start:end],
+            draft_logits=tree.logits_of(nodes[start:end]),
         )
+        found.depth = depths[start:end]
+        chosen.append(found)
         start = end
     return chosen
 
@@ -358,6 +385,6 @@ def _addresses(trees: SequenceOf[CompiledTree]) -> "array[int]":
     return array("Q", [tree.address for tree in trees])
 
 
-def _numbers(kind: Literal["q", "d"], count: int) -> "array[Any]":
+def _numbers(kind: Literal["q", "Q", "d"], count: int) -> "array[Any]":
     """Make room for so many integers or real numbers."""
     return array(kind, bytes(8 * count))

@@ -130,8 +130,7 @@ class DraftState:
             return [], []  # the small model did not take part in this step
         sources, destinations = [], []
         num_valid = 1  # the root
-        accepted = tree.follow(verdict.token_ids[: verdict.num_accepted_tokens])
-        for offset in tree.offsets(accepted):
+        for offset in tree.offsets(verdict.token_ids[: verdict.num_accepted_tokens]):
             if offset is None:  # a guess that the small model never computed
                 break
             if offset != num_valid:

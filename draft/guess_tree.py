@@ -1,10 +1,11 @@
 """What can be read of a sequence's tree of guesses, however it grew."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
+from draft.calibration import RequestCalibration
 from draft.candidate import Candidate
 from engine.trees.token_tree import RECALLED_BIT, TokenTree
 
@@ -12,8 +13,7 @@ from engine.trees.token_tree import RECALLED_BIT, TokenTree
 MAX_TREE_SLOTS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedGuess:
+class JudgedGuess(NamedTuple):
     """A guess whose parent was accepted, and whether it was right."""
 
     confidence: float
@@ -79,11 +79,6 @@ class GuessTree:
         candidate = self.candidates[node]
         return candidate.depth, candidate.path_prob
 
-    def offsets(self, nodes: list[int]) -> list[int | None]:
-        """Return each candidate's place behind the root's slot; None: it was not computed."""
-        candidates = self.candidates
-        return [candidates[node].offset for node in nodes]
-
     def keep_logits(self, logits: Tensor) -> None:
         """Keep the frontier's logits, [len(frontier), vocab_size]."""
         # The tensor may be the runner's own, which its next pass fills anew.
@@ -142,6 +137,11 @@ class GuessTree:
             node = child
         return nodes
 
+    def offsets(self, token_ids: list[int]) -> list[int | None]:
+        """Where the candidates of `follow` stand behind the root's slot; None: not computed."""
+        candidates = self.candidates
+        return [candidates[node].offset for node in self.follow(token_ids)]
+
     def first_guess(self) -> int | None:
         """The token that the model thought likeliest behind the root; None: it named none."""
         candidates = self.candidates
@@ -149,6 +149,17 @@ class GuessTree:
         named = [child for child in children if child.sources & self.model_bit]
         best = max(named, key=lambda guess: guess.model_confidence, default=None)
         return None if best is None else best.token_id
+
+    def teach(self, calibration: RequestCalibration, token_ids: list[int]) -> None:
+        """Let a calibration learn from every guess whose parent these tokens reach."""
+        for guess in self.judged(token_ids):
+            calibration.of.observe(
+                guess.confidence,
+                guess.was_right,
+                sources=guess.evidence,
+                depth=guess.depth,
+                is_greedy=calibration.is_greedy,
+            )
 
     def judged(self, token_ids: list[int]) -> Iterator[JudgedGuess]:
         """Every guess whose parent these tokens reach, and whether it was right."""

@@ -54,16 +54,7 @@ class Lessons:
         """Learn from the verdict on a tree that grew on the host."""
         if state.was_asked:
             self.learn_first(state, tree.first_guess(), emitted)
-        is_greedy = state.sequence.request.sampling.is_greedy
-        calibration = self._calibration_of(state.sequence)
-        for guess in tree.judged(emitted):
-            calibration.observe(
-                guess.confidence,
-                guess.was_right,
-                sources=guess.evidence,
-                depth=guess.depth,
-                is_greedy=is_greedy,
-            )
+        tree.teach(self.calibrate(state.sequence), emitted)
 
     def learn_guess(self, guess: JudgedGuess, *, is_greedy: bool) -> None:
         """Learn from one guess of a tree that grew on the device."""

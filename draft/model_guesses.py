@@ -9,12 +9,12 @@ from draft.config import DraftConfig
 from draft.draft_state import Draft
 from draft.heads.protocol import BlockLayout
 from draft.token_map import TokenMap
-from draft.tree_batch import frontier_slices, grow_rows
+from draft.tree_batch import DraftTree, frontier_slices, grow_rows
 from engine.cache.block_pool import OutOfBlocksError
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.protocols import DraftPass
-from engine.sequences.sampling import RowGroup, perturbed_scores
+from engine.sequences.sampling import RowGroup, perturbed_scores, takes_greatest
 from kernels.sampling.likeliest import Likeliest, likeliest_tokens
 
 Slices = list[tuple[Draft, ForwardSlice]]
@@ -169,23 +169,21 @@ class ModelGuesses:
 
     def _add_children(self, growing: SequenceOf[Draft], logits: Tensor) -> None:
         """Name the frontiers' best children, ranked as the target will rank; logits in order."""
-        groups = [
-            RowGroup(
-                sequence=draft.sequence,
-                depths=draft.tree.frontier_depths(),
-                paths=draft.tree.frontier_paths,
-            )
-            for draft in growing
-        ]
+        groups: list[RowGroup] = []
+        if not all(takes_greatest(draft.sequence) for draft in growing):
+            groups = [
+                RowGroup(
+                    sequence=draft.sequence,
+                    depths=draft.tree.frontier_depths(),
+                    paths=draft.tree.frontier_paths,
+                )
+                for draft in growing
+            ]
         best = self._ranked(logits, groups)
-        first = 0
-        for draft, group in zip(growing, groups, strict=True):
-            last = first + len(group.depths)
-            if draft.tree.keeps_logits:
-                draft.tree.keep_logits(logits[first:last])
-            draft.state.was_asked = draft.may_ask_model
-            first = last
         trees = [draft.tree for draft in growing]
+        self._keep_logits(trees, logits)
+        for draft in growing:
+            draft.state.was_asked = draft.may_ask_model
         firsts_new = [tree.num_candidates for tree in trees]
         grow_rows(
             trees,
@@ -196,8 +194,23 @@ class ModelGuesses:
         for draft, first_new in zip(growing, firsts_new, strict=True):
             self._on_new(draft, range(first_new, draft.tree.num_candidates))
 
+    @staticmethod
+    def _keep_logits(trees: SequenceOf[DraftTree], logits: Tensor) -> None:
+        """Keep the logits of the frontiers for the trees that want them."""
+        if not any(tree.keeps_logits for tree in trees):
+            return
+        first = 0
+        for tree in trees:
+            last = first + len(tree.frontier)
+            if tree.keeps_logits:
+                tree.keep_logits(logits[first:last])
+            first = last
+
     def _ranked(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> Likeliest:
-        """Each row's best tokens, ranked as the target will rank, with their chances."""
+        """Each row's best tokens, ranked as the target will rank, with their chances.
+
+        groups: of all rows; none where all sequences take the greatest logit.
+        """
         scores = perturbed_scores(logits, groups)
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
         return likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))

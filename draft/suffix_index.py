@@ -147,7 +147,12 @@ class SuffixIndex:
 
     def _extend_one_by_one(self, token_ids: Sequence[int]) -> None:
         """Append a few tokens; each place is entered once the next one is known."""
-        tokens, pairs, quads, keys = self.token_ids, self._last_pairs, self._last_quads, self.end_keys
+        tokens, pairs, quads, keys = (
+            self.token_ids,
+            self._last_pairs,
+            self._last_quads,
+            self.end_keys,
+        )
         tables = tuple(zip(self._latest, self._earlier, strict=True))
         position = len(tokens) - 1
         for token_id in token_ids:

@@ -42,7 +42,7 @@ def new_tree(
             calibrate=calibration.chance,
             keeps_logits=keeps_logits,
         )
-    return CompiledTree(
+    return CompiledTree.begin(
         library,
         root_token_id=root_token_id,
         root_slot=root_slot,

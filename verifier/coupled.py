@@ -115,10 +115,12 @@ def _follow(
     tokens = chosen.tolist()
     paths, next_tokens = [], []
     for start, tree in zip(starts, trees, strict=False):
-        node, path = 0, []
-        while (child := tree.children.get((node, tokens[start + node]))) is not None:
-            path.append(start + child)
-            node = child
+        node, wanted, path = 0, tokens[start], []
+        token_ids = tree.token_ids
+        for child, parent in enumerate(tree.parent_index):  # parents stand before children
+            if parent == node and token_ids[child] == wanted:
+                node, wanted = child, tokens[start + child]
+                path.append(start + child)
         paths.append(path)
         next_tokens.append(tokens[start + node])
     return paths, next_tokens, [] if by_target is None else by_target.tolist()

@@ -28,7 +28,7 @@ from kernels.upload import upload
 _MOST_TOP_K = 2**24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowGroup:
     """The rows of one sequence, each of which decides a token.
 
@@ -80,13 +80,14 @@ def perturbed_scores(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     logits: float32 [num_rows, vocab_size], the groups' rows one after the other. The target and the
     drafter rank with the same function, which is what makes them agree.
     """
-    if all(not group.sequence.rules and _is_greedy(group) for group in groups):
+    if all(takes_greatest(group.sequence) for group in groups):
         return logits
     return perturbed(process_logits(logits, groups), groups)
 
 
-def _is_greedy(group: RowGroup) -> bool:
-    return group.sequence.request.sampling.is_greedy
+def takes_greatest(sequence: Sequence) -> bool:
+    """True if a sequence's scores are the logits as they are."""
+    return sequence.request.sampling.is_greedy and not sequence.rules
 
 
 def perturbed(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:

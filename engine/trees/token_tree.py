@@ -15,7 +15,7 @@ SOURCE_BIT: Final[dict[Source, int]] = {source: 1 << bit for bit, source in enum
 RECALLED_BIT: Final = 1 << len(SOURCES)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TokenTree:
     """A prefix tree of guesses below the sequence's last token.
 
@@ -77,16 +77,6 @@ class TokenTree:
         for token, parent in zip(self.token_ids, self.parent_index, strict=True):
             paths.append([*paths[parent], token] if parent >= 0 else [])
         return paths
-
-    @cached_property
-    def children(self) -> dict[tuple[int, int], int]:
-        """(node, token) -> the node's child of that token."""
-        return {
-            (parent, token): node
-            for node, (parent, token) in enumerate(
-                zip(self.parent_index, self.token_ids, strict=True)
-            )
-        }
 
     def truncated(self, num_nodes: int) -> "TokenTree":
         """The first `num_nodes` nodes; they are a tree since parents stand before children."""

@@ -81,22 +81,24 @@ def attach_tree(piece: ForwardSlice, tree: TokenTree) -> list[ForwardSlice]:
     Returns the rows in front of it, if there are any (a prefill's), as a slice of the same pass:
     in a layer all keys are written before any is read.
     """
+    fronts: list[ForwardSlice] = []
     num_before = len(piece.token_ids) - 1
-    fronts = [
-        ForwardSlice(
-            view=piece.view,
-            token_ids=piece.token_ids[:-1],
-            start_slot=piece.start_slot,
-            num_logit_rows=0,
+    if num_before:
+        fronts.append(
+            ForwardSlice(
+                view=piece.view,
+                token_ids=piece.token_ids[:-1],
+                start_slot=piece.start_slot,
+                num_logit_rows=0,
+            )
         )
-    ]
     piece.start_slot = root_slot = piece.start_slot + num_before
     piece.token_ids = tree.token_ids
     piece.positions = [root_slot + depth for depth in tree.depth]
     piece.tree_start = root_slot
     piece.ancestor_masks = tree.ancestor_mask
     piece.num_logit_rows = tree.num_nodes
-    return fronts if num_before else []
+    return fronts
 
 
 def fit_tree(runner: ModelRunner, sequence: Sequence, tree: TokenTree) -> TokenTree:

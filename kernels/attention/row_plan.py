@@ -4,7 +4,6 @@ import ctypes
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,91 +57,74 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
     mask_words = _num_words(masks)
     numbers = _numbers(batch)
     first = numbers.buffer_info()[0]  # 0 where there are none
-    memory = _Memory.of(batch)
     # What the library reads stays in these names until it has returned.
-    packed = b"".join(mask.to_bytes(8 * mask_words, "little") for own in masks for mask in own)
+    packed = b"".join([mask.to_bytes(8 * mask_words, "little") for own in masks for mask in own])
+    words, places = _make_room(batch)
+    num_sequences = len(batch.kv_lens)
     call = RowPlanCall(
-        num_sequences=len(batch.kv_lens),
-        block_size=block_size,
-        window=window or 0,
-        tile_rows=TILE_ROWS,
-        mask_words=mask_words,
-        sequences=first,
-        masks=packed,
+        *(num_sequences, block_size, window or 0, TILE_ROWS, mask_words),
+        *(first, first + _SEQUENCE_FIELDS * 8 * num_sequences, packed, *places),
     )
-    call.blocks = first + _SEQUENCE_FIELDS * 8 * len(batch.kv_lens)
-    keys = memory.attention()
-    for field in _WRITTEN:
-        setattr(call, field, getattr(keys, field))
+    keys = Attention(max_tile_rows=TILE_ROWS, **dict(zip(_WRITTEN, places, strict=True)))
     keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
-    return RowKeys(struct=keys, num_rows=batch.query_indptr[-1], memory=memory.words)
+    return RowKeys(struct=keys, num_rows=batch.query_indptr[-1], memory=words)
 
 
+# In the order of RowPlanCall's last fields.
 _WRITTEN = (
     *("tiles", "tile_slots", "slots", "begins", "ends", "own_begins", "own_starts", "own_slots"),
 )
 
 
 def _num_words(masks: list[list[int]]) -> int:
-    widest = max((mask.bit_length() for own in masks for mask in own), default=0)
-    return -(-widest // _WORD_BITS)
+    # A mask of a higher bit is a greater number.
+    widest = max([max(own) for own in masks if own], default=0)
+    return -(-widest.bit_length() // _WORD_BITS)
 
 
 def _numbers(batch: AttentionBatch) -> "array[int]":
     """The sequences' fields, and behind them all block tables."""
     fields: list[int] = []
     blocks: list[int] = []
-    for index, (start, end) in enumerate(pairwise(batch.query_indptr)):
-        is_tree = batch.ancestor_masks[index] is not None
-        fields += (start, end, batch.kv_lens[index], batch.tree_starts[index], len(blocks), is_tree)
-        blocks += batch.block_tables[index]
+    start = 0
+    for end, num_keys, tree_start, masks, table in zip(
+        batch.query_indptr[1:],
+        batch.kv_lens,
+        batch.tree_starts,
+        batch.ancestor_masks,
+        batch.block_tables,
+        strict=True,
+    ):
+        fields += (start, end, num_keys, tree_start, len(blocks), masks is not None)
+        blocks += table
+        start = end
     return array("q", fields + blocks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Memory:
-    """Where the library writes a plan: 8-byte numbers first, then 4-byte ones."""
+def _make_room(batch: AttentionBatch) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Allocate what a batch's plan can need; return it, and where its parts (`_WRITTEN`) begin.
 
-    words: NDArray[np.int64]
-    num_rows: int
-    num_tiles: int
-    num_keys: int
-
-    @classmethod
-    def of(cls, batch: AttentionBatch) -> "_Memory":
-        """Allocate as much as a batch can need."""
-        num_rows, num_tiles, num_own = batch.query_indptr[-1], 0, 0
-        for index, (start, end) in enumerate(pairwise(batch.query_indptr)):
-            num_tiles += -(-(end - start) // TILE_ROWS)
-            if batch.ancestor_masks[index] is not None:
-                # A path is at most as long as the tree's slots, behind less than a chunk.
-                num_slots = batch.kv_lens[index] - batch.tree_starts[index] + CHUNK_KEYS
-                num_own += (end - start) * num_slots
-        num_keys = sum(batch.kv_lens)
-        num_small = 3 * num_rows + 2 * num_tiles + num_keys + num_own
-        words = np.empty(num_rows + num_tiles + (num_small + 1) // 2, dtype=np.int64)
-        return cls(words=words, num_rows=num_rows, num_tiles=num_tiles, num_keys=num_keys)
-
-    def attention(self) -> Attention:
-        """Cut it; the fields of a call are 0."""
-        # In a quarter of the time of `self.words.ctypes.data`.
-        own_starts = (
-            ctypes.addressof(ctypes.c_char.from_buffer(self.words.data)) if self.words.size else 0
-        )
-        tile_slots = own_starts + 8 * self.num_rows
-        tiles = tile_slots + 8 * self.num_tiles
-        begins = tiles + 8 * self.num_tiles  # two numbers of 4 bytes a tile
-        ends = begins + 4 * self.num_rows
-        own_begins = ends + 4 * self.num_rows
-        slots = own_begins + 4 * self.num_rows
-        return Attention(
-            max_tile_rows=TILE_ROWS,
-            tiles=tiles,
-            tile_slots=tile_slots,
-            slots=slots,
-            begins=begins,
-            ends=ends,
-            own_begins=own_begins,
-            own_starts=own_starts,
-            own_slots=slots + 4 * self.num_keys,
-        )
+    8-byte numbers stand first, then 4-byte ones.
+    """
+    num_rows, num_tiles, num_own = batch.query_indptr[-1], 0, 0
+    start = 0
+    for index, end in enumerate(batch.query_indptr[1:]):
+        num_tiles += -(-(end - start) // TILE_ROWS)
+        if batch.ancestor_masks[index] is not None:
+            # A path is at most as long as the tree's slots, behind less than a chunk.
+            num_slots = batch.kv_lens[index] - batch.tree_starts[index] + CHUNK_KEYS
+            num_own += (end - start) * num_slots
+        start = end
+    num_keys = sum(batch.kv_lens)
+    num_small = 3 * num_rows + 2 * num_tiles + num_keys + num_own
+    words = np.empty(num_rows + num_tiles + (num_small + 1) // 2, dtype=np.int64)
+    # In a quarter of the time of `words.ctypes.data`.
+    own_starts = ctypes.addressof(ctypes.c_char.from_buffer(words.data)) if words.size else 0
+    tile_slots = own_starts + 8 * num_rows
+    tiles = tile_slots + 8 * num_tiles
+    begins = tiles + 8 * num_tiles  # two numbers of 4 bytes a tile
+    ends = begins + 4 * num_rows
+    own_begins = ends + 4 * num_rows
+    slots = own_begins + 4 * num_rows
+    own_slots = slots + 4 * num_keys
+    return words, (tiles, tile_slots, slots, begins, ends, own_begins, own_starts, own_slots)

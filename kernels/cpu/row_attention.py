@@ -35,7 +35,7 @@ def can_attend_rows(dtype: torch.dtype, head_dim: int, device: torch.device) -> 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowKeys:
     """Rows and the keys that each sees.
 

@@ -2,6 +2,7 @@
 #include "tree.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "parallel.h"
 
@@ -62,15 +63,23 @@ int64_t add_child(Tree& tree, int64_t node, int64_t token_id, double confidence,
     return child;
 }
 
+int64_t bin_of(const CalibrationTable& known, double confidence) {
+    const double* end = known.edges + known.num_edges;
+    return std::upper_bound(known.edges, end, confidence) - known.edges;
+}
+
+// The number of the guesses of this evidence at this depth.
+int64_t kind_of(const CalibrationTable& known, int64_t evidence, int64_t depth, bool is_greedy) {
+    const int64_t place = known.depth_class[std::min(depth, known.num_depths - 1)];
+    return (evidence * known.num_classes + place) * 2 + int64_t(is_greedy);
+}
+
 double calibrated(const Tree& tree, double confidence, int64_t evidence, int64_t depth) {
     const CalibrationTable* known = tree.calibration;
     if (!known) return confidence;
-    const int64_t place = known->depth_class[std::min(depth, known->num_depths - 1)];
-    const double* shifts = known->shifts + ((evidence * known->num_classes + place) * 2 +
-                                            int64_t(tree.is_greedy)) * (known->num_edges + 1);
-    const double* edge =
-        std::upper_bound(known->edges, known->edges + known->num_edges, confidence);
-    const double shifted = confidence + shifts[edge - known->edges];
+    const int64_t bin = kind_of(*known, evidence, depth, tree.is_greedy) * (known->num_edges + 1) +
+                        bin_of(*known, confidence);
+    const double shifted = confidence + known->shifts[bin];
     if (shifted > known->most) return known->most;
     return shifted > known->least ? shifted : known->least;
 }
@@ -268,14 +277,6 @@ int64_t take_rows(Tree& tree, int64_t* rows) {
     return number;
 }
 
-int64_t follow(const Tree& tree, const int64_t* token_ids, int64_t count, int64_t* nodes) {
-    int64_t node = 0, number = 0;
-    while (number < count && (node = find_child(tree, node, token_ids[number])) != kNone) {
-        nodes[number++] = node;
-    }
-    return number;
-}
-
 }  // namespace
 }  // namespace outrider
 
@@ -413,21 +414,27 @@ EXPORT int32_t outrider_tree_choose_open(Tree* tree, int64_t most, double min_pa
     return 0;
 }
 
-// Makes the rows of the chosen frontiers, all trees' one behind the other: tokens, depths, masks.
-// counts: of each tree.
-EXPORT void outrider_tree_rows(Tree* const* trees, int64_t num_trees, int64_t* counts,
-                               int64_t* token_ids, int64_t* depths, uint64_t* masks) {
+// Makes the rows of the chosen frontiers, all trees' one behind the other: tokens, positions, and
+// masks, of which `first_words` are the first. counts: of each tree. Returns 1 if the first words
+// are all that there is of the masks.
+EXPORT int32_t outrider_tree_rows(Tree* const* trees, int64_t num_trees, int64_t* counts,
+                                  int64_t* token_ids, int64_t* positions, uint64_t* first_words,
+                                  uint64_t* masks) {
     int64_t rows[2 * kTreeSlots];
+    bool is_narrow = true;
     for (int64_t number = 0; number < num_trees; ++number) {
         Tree& tree = *trees[number];
         counts[number] = take_rows(tree, rows);
+        is_narrow = is_narrow && tree.num_slots <= 64;
         for (int64_t row = 0; row < counts[number]; ++row) {
             const Candidate& candidate = tree.candidates[rows[row]];
             *token_ids++ = candidate.token_id;
-            *depths++ = candidate.depth;
+            *positions++ = tree.root_slot + candidate.depth;
+            *first_words++ = candidate.mask[0];
             masks = std::copy_n(candidate.mask, kMaskWords, masks);
         }
     }
+    return is_narrow;
 }
 
 // Writes what trees may have accepted: weighted path probabilities, descending in each tree, all
@@ -454,10 +461,12 @@ EXPORT int64_t outrider_tree_weigh(Tree* const* trees, int64_t num_trees, const 
 }
 
 // Selects the nodes of trees whose weighted chance is at least `floor`, behind the root: tokens,
-// parents (places among these nodes), sources, and the candidates that they are. counts: of each.
+// parents (places among these nodes), sources, depths, and the candidates that they are. counts: of
+// each tree.
 EXPORT int32_t outrider_tree_select(Tree* const* trees, int64_t num_trees, const double* weights,
                                     double floor, int64_t* counts, int64_t* token_ids,
-                                    int64_t* parents, int64_t* sources, int64_t* nodes) {
+                                    int64_t* parents, int64_t* sources, int64_t* depths,
+                                    int64_t* nodes) {
     for (int64_t number = 0; number < num_trees; ++number) {
         Tree& tree = *trees[number];
         if (!rank(tree)) return -1;
@@ -467,10 +476,10 @@ EXPORT int32_t outrider_tree_select(Tree* const* trees, int64_t num_trees, const
         places[0] = 0;
         *token_ids++ = tree.candidates[0].token_id;
         *parents++ = kNone;
-        *sources++ = *nodes++ = 0;
+        *sources++ = *depths++ = *nodes++ = 0;
         int64_t count = 1;
-        for (int64_t rank_of = 0; rank_of < tree.num_ranked; ++rank_of) {
-            const int64_t node = tree.ranking[rank_of];
+        for (int64_t place = 0; place < tree.num_ranked; ++place) {
+            const int64_t node = tree.ranking[place];
             const Candidate& candidate = tree.candidates[node];
             if (!may_be_accepted(tree, node)) continue;
             if (!(candidate.path_prob * weights[number] >= floor)) continue;
@@ -478,6 +487,7 @@ EXPORT int32_t outrider_tree_select(Tree* const* trees, int64_t num_trees, const
             *token_ids++ = candidate.token_id;
             *parents++ = places[candidate.parent];
             *sources++ = candidate.sources | (candidate.is_recalled ? tree.recalled_bit : 0);
+            *depths++ = candidate.depth;
             *nodes++ = node;
         }
         counts[number] = count;
@@ -485,32 +495,60 @@ EXPORT int32_t outrider_tree_select(Tree* const* trees, int64_t num_trees, const
     return 0;
 }
 
-// Lists the candidates that spell these tokens from the root on; returns how many there are.
+// Lists the candidates that spell these tokens from the root on, and their offsets; returns how many
+// there are.
 EXPORT int64_t outrider_tree_follow(const Tree* tree, const int64_t* token_ids, int64_t count,
-                                    int64_t* nodes) {
-    return follow(*tree, token_ids, count, nodes);
+                                    int64_t* nodes, int64_t* offsets) {
+    int64_t node = 0, number = 0;
+    while (number < count && (node = find_child(*tree, node, token_ids[number])) != kNone) {
+        offsets[number] = tree->candidates[node].offset;
+        nodes[number++] = node;
+    }
+    return number;
 }
 
-// Writes the guesses whose parents these tokens reach, and whether each was right: confidences,
-// evidence and depths. Returns how many there are.
-EXPORT int64_t outrider_tree_judge(const Tree* tree, const int64_t* token_ids, int64_t count,
-                                   double* confidences, int64_t* evidence, int64_t* depths,
-                                   int64_t* was_right) {
+// Learns from the guesses whose parents these tokens reach. Returns the number of a curve that is to
+// be fitted before it goes on from `progress` (0 at first), -1 at the end.
+EXPORT int64_t outrider_tree_learn(const Tree* tree, const CalibrationTable* known,
+                                   const int64_t* token_ids, int64_t count, int32_t is_greedy,
+                                   int64_t* progress) {
     int64_t number = 0, node = 0;
     for (int64_t each = 0; each < count && node != kNone; ++each) {
         int64_t right = kNone;
         for (int64_t child = tree->candidates[node].first_child; child != kNone;
              child = tree->candidates[child].next_sibling) {
             const Candidate& guess = tree->candidates[child];
-            if (guess.token_id == token_ids[each]) right = child;
-            confidences[number] = guess.confidence;
-            evidence[number] = guess.evidence;
-            depths[number] = guess.depth;
-            was_right[number++] = right == child;
+            const bool is_right = guess.token_id == token_ids[each];
+            if (is_right) right = child;
+            const int64_t own = kind_of(*known, guess.evidence, guess.depth, is_greedy != 0);
+            for (const int64_t curve : {guess.evidence, known->num_kinds + own}) {
+                if (number++ < *progress) continue;
+                const int64_t bin =
+                    curve * (known->num_edges + 1) + bin_of(*known, guess.confidence);
+                known->num_right[bin] = known->kept * known->num_right[bin] + double(is_right);
+                known->num_judged[bin] = known->kept * known->num_judged[bin] + 1.0;
+                known->sum_confidence[bin] =
+                    known->kept * known->sum_confidence[bin] + guess.confidence;
+                if (++known->num_unfitted[curve] < known->refit_every) continue;
+                *progress = number;
+                return curve;
+            }
         }
         node = right;
     }
-    return number;
+    return kNone;
+}
+
+// Returns the token that the drafting model thought likeliest behind the root, -1 for none.
+EXPORT int64_t outrider_tree_first_guess(const Tree* tree) {
+    const Candidate* best = nullptr;
+    for (int64_t child = tree->candidates[0].first_child; child != kNone;
+         child = tree->candidates[child].next_sibling) {
+        const Candidate& guess = tree->candidates[child];
+        if (!(guess.sources & tree->model_bit)) continue;
+        if (!best || guess.model_confidence > best->model_confidence) best = &guess;
+    }
+    return best ? best->token_id : kNone;
 }
 
 // Ranks a tree's guesses.

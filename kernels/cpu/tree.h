@@ -22,13 +22,16 @@ struct Candidate {
     uint64_t mask[kMaskWords];
 };
 
-// Shifts of confidences: draft/calibration.py.
+// What is learnt of guesses: draft/calibration.py. There is a curve for each kind of evidence, and
+// behind these one for each kind, depth class, and way of sampling (0 for sampled, 1 for greedy).
 struct CalibrationTable {
-    const double* shifts;        // [kinds of evidence, depth classes, 2, bins]
+    const double* shifts;        // of confidences, [kinds, depth classes, 2, bins]
     const double* edges;         // [bins - 1]
     const int64_t* depth_class;  // [num_depths]
-    int64_t num_edges, num_depths, num_classes;
-    double least, most;
+    double *num_right, *num_judged, *sum_confidence;  // [curves, bins]
+    int64_t* num_unfitted;                            // [curves]: outcomes since the last fit
+    int64_t num_edges, num_depths, num_classes, num_kinds, refit_every;
+    double least, most, kept;
 };
 
 // A tree; tree_library.py declares the same fields in this order.

@@ -29,17 +29,15 @@ class CandidateStruct(ctypes.Structure):
 
 
 class CalibrationTable(ctypes.Structure):
-    """Shifts of confidences as the library reads them (struct Calibration in tree.h)."""
+    """What is learnt of guesses, for the library (struct CalibrationTable in tree.h)."""
 
     _fields_ = (
-        ("shifts", _Address),
-        ("edges", _Address),
-        ("depth_class", _Address),
-        ("num_edges", _Int64),
-        ("num_depths", _Int64),
-        ("num_classes", _Int64),
-        ("least", _Double),
-        ("most", _Double),
+        *((name, _Address) for name in ("shifts", "edges", "depth_class")),
+        *((name, _Address) for name in ("num_right", "num_judged", "sum_confidence")),
+        ("num_unfitted", _Address),
+        *((name, _Int64) for name in ("num_edges", "num_depths", "num_classes", "num_kinds")),
+        ("refit_every", _Int64),
+        *((name, _Double) for name in ("least", "most", "kept")),
     )
 
 
@@ -83,11 +81,12 @@ _SIGNATURES: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "choose": ((*_TREES, _Int64, _Double, _Address, _Address), _checked),
     "choose_open": ((_Address, _Int64, _Double), _checked),
     "rank": ((_Address,), _checked),
-    "rows": ((*_TREES, *(_Address,) * 4), None),
+    "rows": ((*_TREES, *(_Address,) * 5), _Int32),
     "weigh": ((*_TREES, *(_Address,) * 3), _checked),
-    "select": ((*_TREES, _Address, _Double, *(_Address,) * 5), _checked),
-    "follow": ((_Address, _Address, _Int64, _Address), _Int64),
-    "judge": ((_Address, _Address, _Int64, *(_Address,) * 4), _Int64),
+    "select": ((*_TREES, _Address, _Double, *(_Address,) * 6), _checked),
+    "follow": ((_Address, _Address, _Int64, _Address, _Address), _Int64),
+    "learn": ((_Address, _Address, _Address, _Int64, _Int32, _Address), _Int64),
+    "first_guess": ((_Address,), _Int64),
 }
 
 

@@ -91,7 +91,7 @@ def make_tree(*, max_nodes: int, max_depth: int, root_slot: int = 20) -> DraftTr
         return GrowingTree(
             root_token_id=7, root_slot=root_slot, max_nodes=max_nodes, max_depth=max_depth
         )
-    return CompiledTree(
+    return CompiledTree.begin(
         library,
         root_token_id=7,
         root_slot=root_slot,
