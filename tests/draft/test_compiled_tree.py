@@ -17,6 +17,7 @@ from engine.passes.runner import ForwardSlice
 from engine.trees.token_tree import SOURCE_BIT
 from kernels.cpu.tree_library import TreeLibrary, tree_library
 from kernels.sampling.likeliest import Likeliest
+from tests.engines import make_engine, make_request, random_prompt, serve, tiny_pair
 
 pytestmark = pytest.mark.skipif(tree_library() is None, reason="the library was not built")
 
@@ -172,3 +173,43 @@ def test_what_does_not_fit_together_is_refused() -> None:
         tree.add_answer([3], [[(2, 0.5)]], min_path_prob=0.0)
     with pytest.raises(ValueError, match="max_nodes=257"):
         Pair(None, max_nodes=257, max_depth=4)
+
+
+@given(seed=st.integers(0, 999))
+def test_calibrations_learn_the_same(seed: int) -> None:
+    calibrations = [EdgeCalibration(), EdgeCalibration()]
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(30):  # enough for fits, of which later trees take their numbers
+        texts = torch.randint(NUM_TOKENS, (2, 6), generator=rng).tolist()
+        confidences = torch.rand(6, generator=rng).tolist()
+        pair = Pair(calibrations[0], max_nodes=20, max_depth=8)
+        pair.compiled = Pair(calibrations[1], max_nodes=20, max_depth=8).compiled
+        for tree, calibration in zip((pair.reference, pair.compiled), calibrations, strict=True):
+            tree.add_chain(TEXTS[0], texts[0], confidences)
+            tree.grow([[(token, 0.3) for token in range(3)]])
+            tree.teach(calibration.of_requests(is_greedy=True), texts[1])
+        pair.check()
+    assert calibrations[0].version == calibrations[1].version > 0
+    assert (calibrations[0].shifts() == calibrations[1].shifts()).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_engine_drafts_the_same_with_and_without_the_library(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [
+        make_request(str(n), random_prompt(9, seed=n), temperature=temperature, seed=n)
+        for n in range(3)
+    ]
+    answers = []
+    for found in (library(), None):
+        monkeypatch.setattr(tree_batch, "tree_library", lambda found=found: found)
+        served = serve(make_engine(tiny_pair()), requests)
+        answers.append(
+            {
+                name: [(event.token_ids, event.num_drafted_tokens) for event in answer.emitted]
+                for name, answer in served.items()
+            }
+        )
+    assert answers[0] == answers[1]
+    assert any(drafted for events in answers[0].values() for _, drafted in events)
