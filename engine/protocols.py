@@ -41,7 +41,7 @@ __all__ = [
 DraftModel = Literal["small", "head"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftPass:
     """The rows that a proposal wants in the next pass of a model that drafts.
 
@@ -87,7 +87,7 @@ class DraftLevel(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftLogits:
     """Logits of a draft pass, float32, valid until that model's next pass.
 

@@ -11,7 +11,7 @@ import torch
 _MAX_FINISHED = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PassTime:
     """One pass that is over: its rows, its seconds, and how many tokens a row saw on average.
 

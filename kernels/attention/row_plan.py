@@ -1,7 +1,7 @@
 """The keys of every row in order, for the compiled attention of `kernels.cpu.row_attention`."""
 
 import ctypes
-from array import array
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,8 +14,6 @@ from kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys, compiled_l
 from kernels.cpu.structs import Attention, RowPlanCall
 
 _WORD_BITS = 64
-# Fields of a PlannedSequence in row_plan.h.
-_SEQUENCE_FIELDS = 6
 
 
 @dataclass(slots=True)
@@ -55,15 +53,12 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
     """
     masks = [masks for masks in batch.ancestor_masks if masks is not None]
     mask_words = _num_words(masks)
-    numbers = _numbers(batch)
-    first = numbers.buffer_info()[0]  # 0 where there are none
-    # What the library reads stays in these names until it has returned.
+    sequences, blocks = _numbers(batch)
     packed = b"".join([mask.to_bytes(8 * mask_words, "little") for own in masks for mask in own])
     words, places = _make_room(batch)
-    num_sequences = len(batch.kv_lens)
     call = RowPlanCall(
-        *(num_sequences, block_size, window or 0, TILE_ROWS, mask_words),
-        *(first, first + _SEQUENCE_FIELDS * 8 * num_sequences, packed, *places),
+        *(len(batch.kv_lens), block_size, window or 0, TILE_ROWS, mask_words),
+        *(sequences, blocks, packed, *places),
     )
     keys = Attention(max_tile_rows=TILE_ROWS, **dict(zip(_WRITTEN, places, strict=True)))
     keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
@@ -82,8 +77,8 @@ def _num_words(masks: list[list[int]]) -> int:
     return -(-widest.bit_length() // _WORD_BITS)
 
 
-def _numbers(batch: AttentionBatch) -> "array[int]":
-    """The sequences' fields, and behind them all block tables."""
+def _numbers(batch: AttentionBatch) -> tuple[bytes, bytes]:
+    """The fields of all sequences (PlannedSequence in row_plan.h), and all block tables."""
     fields: list[int] = []
     blocks: list[int] = []
     start = 0
@@ -98,7 +93,8 @@ def _numbers(batch: AttentionBatch) -> "array[int]":
         fields += (start, end, num_keys, tree_start, len(blocks), masks is not None)
         blocks += table
         start = end
-    return array("q", fields + blocks)
+    # In a third of the time of an `array`.
+    return struct.pack(f"{len(fields)}q", *fields), struct.pack(f"{len(blocks)}q", *blocks)
 
 
 def _make_room(batch: AttentionBatch) -> tuple[NDArray[np.int64], tuple[int, ...]]:
