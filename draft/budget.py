@@ -149,16 +149,18 @@ class StepBudget:
         path_probs: of all candidates of all sequences, weighted by urgency, descending. spent_s:
         draft time so far.
         """
-        expected = np.empty(len(path_probs) + 1)
-        expected[0] = self.base_tokens
-        np.cumsum(path_probs, out=expected[1:])
-        expected[1:] += self.base_tokens
+        # This runs for every level of drafts: numpy's methods cost less than its functions.
+        expected = np.zeros(len(path_probs) + 1)
+        path_probs.cumsum(out=expected[1:])
+        expected += self.base_tokens
         target_s = self.target_pass_s.upto(self.num_rows + len(path_probs), self.context)
-        step_s = self.beside_s + spent_s + target_s[self.num_rows :]
+        step_s = target_s[self.num_rows :] + (self.beside_s + spent_s)
         rates = expected / step_s
-        rates[1:][step_s[1:] > self.longest_s] = 0.0
-        best = int(np.argmax(rates))
-        return best, float(expected[best]), float(step_s[best])
+        plain_rate = rates[0]
+        np.putmask(rates, step_s > self.longest_s, 0.0)
+        rates[0] = plain_rate
+        best = int(rates.argmax())
+        return best, expected.item(best), step_s.item(best)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ _MAX_PADDING = 1.35
 _MAX_GROUP_KEYS = 12288
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AttentionBatch:
     """Keys that each query row of a step may see. All fields are host data.
 

@@ -33,7 +33,7 @@ class MadeOnce:
         return self._made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowPlan:
     """A step's rows and keys; the same for all layers.
 
@@ -51,38 +51,11 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
 
     A key that no row sees may lie in a block that does not exist any more.
     """
-    masks = [masks for masks in batch.ancestor_masks if masks is not None]
-    mask_words = _num_words(masks)
-    sequences, blocks = _numbers(batch)
-    packed = b"".join([mask.to_bytes(8 * mask_words, "little") for own in masks for mask in own])
-    words, places = _make_room(batch)
-    call = RowPlanCall(
-        *(len(batch.kv_lens), block_size, window or 0, TILE_ROWS, mask_words),
-        *(sequences, blocks, packed, *places),
-    )
-    keys = Attention(max_tile_rows=TILE_ROWS, **dict(zip(_WRITTEN, places, strict=True)))
-    keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
-    return RowKeys(struct=keys, num_rows=batch.query_indptr[-1], memory=words)
-
-
-# In the order of RowPlanCall's last fields.
-_WRITTEN = (
-    *("tiles", "tile_slots", "slots", "begins", "ends", "own_begins", "own_starts", "own_slots"),
-)
-
-
-def _num_words(masks: list[list[int]]) -> int:
-    # A mask of a higher bit is a greater number.
-    widest = max([max(own) for own in masks if own], default=0)
-    return -(-widest.bit_length() // _WORD_BITS)
-
-
-def _numbers(batch: AttentionBatch) -> tuple[bytes, bytes]:
-    """The fields of all sequences (PlannedSequence in row_plan.h), and all block tables."""
-    fields: list[int] = []
+    fields: list[int] = []  # of each PlannedSequence in row_plan.h
     blocks: list[int] = []
-    start = 0
-    for end, num_keys, tree_start, masks, table in zip(
+    masks: list[int] = []
+    start = num_tiles = num_own = mask_words = 0
+    for end, num_keys, tree_start, own, table in zip(
         batch.query_indptr[1:],
         batch.kv_lens,
         batch.tree_starts,
@@ -90,28 +63,42 @@ def _numbers(batch: AttentionBatch) -> tuple[bytes, bytes]:
         batch.block_tables,
         strict=True,
     ):
-        fields += (start, end, num_keys, tree_start, len(blocks), masks is not None)
+        fields += (start, end, num_keys, tree_start, len(blocks), own is not None)
         blocks += table
+        num_tiles += -(-(end - start) // TILE_ROWS)
+        if own is not None:
+            masks += own
+            # A path is at most as long as the tree's slots, behind less than a chunk.
+            num_own += (end - start) * (num_keys - tree_start + CHUNK_KEYS)
+            mask_words = max(mask_words, -(-(num_keys - tree_start) // _WORD_BITS))
         start = end
-    # In a third of the time of an `array`.
-    return struct.pack(f"{len(fields)}q", *fields), struct.pack(f"{len(blocks)}q", *blocks)
+    words, places = _make_room(
+        num_rows=start, num_tiles=num_tiles, num_keys=sum(batch.kv_lens), num_own=num_own
+    )
+    call = RowPlanCall(
+        *(len(batch.kv_lens), block_size, window or 0, TILE_ROWS, mask_words),
+        # `struct` packs a list in a third of the time of an `array` or of numpy.
+        *(struct.pack(f"{len(fields)}q", *fields), struct.pack(f"{len(blocks)}q", *blocks)),
+        b"".join([mask.to_bytes(8 * mask_words, "little") for mask in masks]),
+        *places,
+    )
+    keys = Attention.from_buffer_copy(_NOTHING)
+    keys.tiles, keys.tile_slots, keys.slots, keys.begins = places[:4]
+    keys.ends, keys.own_begins, keys.own_starts, keys.own_slots = places[4:]
+    keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
+    return RowKeys(struct=keys, num_rows=start, memory=words)
 
 
-def _make_room(batch: AttentionBatch) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Allocate what a batch's plan can need; return it, and where its parts (`_WRITTEN`) begin.
+_NOTHING = Attention(max_tile_rows=TILE_ROWS)
+
+
+def _make_room(
+    *, num_rows: int, num_tiles: int, num_keys: int, num_own: int
+) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Allocate a plan; return it, and where its parts begin: RowPlanCall's last fields.
 
     8-byte numbers stand first, then 4-byte ones.
     """
-    num_rows, num_tiles, num_own = batch.query_indptr[-1], 0, 0
-    start = 0
-    for index, end in enumerate(batch.query_indptr[1:]):
-        num_tiles += -(-(end - start) // TILE_ROWS)
-        if batch.ancestor_masks[index] is not None:
-            # A path is at most as long as the tree's slots, behind less than a chunk.
-            num_slots = batch.kv_lens[index] - batch.tree_starts[index] + CHUNK_KEYS
-            num_own += (end - start) * num_slots
-        start = end
-    num_keys = sum(batch.kv_lens)
     num_small = 3 * num_rows + 2 * num_tiles + num_keys + num_own
     words = np.empty(num_rows + num_tiles + (num_small + 1) // 2, dtype=np.int64)
     # In a quarter of the time of `words.ctypes.data`.
