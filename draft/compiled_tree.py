@@ -298,24 +298,27 @@ def frontier_slices(
     trees: SequenceOf[CompiledTree], views: SequenceOf[KVView]
 ) -> list[ForwardSlice]:
     """Make the rows that compute the frontiers, each tree's in its view."""
+    num_trees = len(trees)
     num_rows = sum([tree.num_ancestors + tree.num_frontier for tree in trees])
     firsts = [tree.root_slot + tree.num_slots for tree in trees]
-    which, counts, masks = _addresses(trees), _numbers("q", len(trees)), _numbers("Q", num_rows)
-    tokens, positions = _numbers("q", num_rows), _numbers("q", num_rows)
-    all_words = bytearray(_MASK_BYTES * max(num_rows, 1))
+    # Counts of trees; then of all rows the tokens, the positions and the masks' first words.
+    which, numbers = _addresses(trees), _numbers("Q", num_trees + 3 * num_rows)
+    words = bytearray(_MASK_BYTES * max(num_rows, 1))
+    counts_at = numbers.buffer_info()[0]
+    tokens_at, row_bytes = counts_at + 8 * num_trees, 8 * num_rows
     is_narrow = trees[0].library.rows(
-        *(which.buffer_info()[0], len(trees), counts.buffer_info()[0], tokens.buffer_info()[0]),
-        *(positions.buffer_info()[0], masks.buffer_info()[0]),
-        ctypes.addressof(ctypes.c_char.from_buffer(all_words)),
+        *(which.buffer_info()[0], num_trees, counts_at),
+        *(tokens_at, tokens_at + row_bytes, tokens_at + 2 * row_bytes),
+        ctypes.addressof(ctypes.c_char.from_buffer(words)),
     )
-    if is_narrow:
-        masks_of_rows = masks.tolist()
-    else:
-        masks_of_rows = [
-            int.from_bytes(all_words[row * _MASK_BYTES : (row + 1) * _MASK_BYTES], "little")
+    found = numbers.tolist()
+    counts, tokens = found[:num_trees], found[num_trees : num_trees + num_rows]
+    positions, masks = found[-2 * num_rows : -num_rows], found[-num_rows:]
+    if not is_narrow:
+        masks = [
+            int.from_bytes(words[row * _MASK_BYTES : (row + 1) * _MASK_BYTES], "little")
             for row in range(num_rows)
         ]
-    tokens_of_rows, positions_of_rows = tokens.tolist(), positions.tolist()
     pieces: list[ForwardSlice] = []
     start = 0
     for tree, view, first, count in zip(trees, views, firsts, counts, strict=True):
@@ -323,12 +326,12 @@ def frontier_slices(
         pieces.append(
             ForwardSlice(
                 view=view,
-                token_ids=tokens_of_rows[start:end],
+                token_ids=tokens[start:end],
                 start_slot=first,
                 num_logit_rows=tree.num_frontier,
-                positions=positions_of_rows[start:end],
+                positions=positions[start:end],
                 tree_start=tree.root_slot,
-                ancestor_masks=masks_of_rows[start:end],
+                ancestor_masks=masks[start:end],
             )
         )
         start = end
