@@ -29,7 +29,10 @@ _MODEL, _GRAMMAR = SOURCE_BIT["model"], SOURCE_BIT["grammar"]
 
 
 class CompiledTree(TreeStruct, GuessTree):
-    """See `GuessTree`; its fields are those of `TreeStruct`."""
+    """See `GuessTree`; its fields are those of `TreeStruct`.
+
+    It must not be copied: the guesses' memory is given back with it.
+    """
 
     library: TreeLibrary
     address: int
@@ -270,10 +273,7 @@ _EMPTY = TreeStruct(
 def grow_rows(
     trees: SequenceOf[CompiledTree], best: Likeliest, *, are_asked: SequenceOf[bool], floor: float
 ) -> None:
-    """Add the likeliest tokens of rows, one for each node of the frontiers, as their children.
-
-    None that is less likely than `floor`, and none to trees that are not asked.
-    """
+    """Add the likeliest tokens of rows; see `draft.tree_batch.grow_rows`."""
     tokens, probs = best.token_ids.contiguous(), best.probs.contiguous()
     which, asked = _addresses(trees), array("q", are_asked)
     trees[0].library.grow_rows(
@@ -285,7 +285,7 @@ def grow_rows(
 def choose_frontiers(
     trees: SequenceOf[CompiledTree], *, max_frontier: int, min_path_prob: float
 ) -> list[tuple[int, float | None]]:
-    """Choose each tree's next frontier: the rows of its pass, and its gain; 0 and None for none."""
+    """Choose the next frontiers; see `draft.tree_batch.choose_frontiers`."""
     which, rows, gains = _addresses(trees), _numbers("q", len(trees)), _numbers("d", len(trees))
     trees[0].library.choose(
         *(which.buffer_info()[0], len(trees), max_frontier, min_path_prob),
@@ -297,7 +297,7 @@ def choose_frontiers(
 def frontier_slices(
     trees: SequenceOf[CompiledTree], views: SequenceOf[KVView]
 ) -> list[ForwardSlice]:
-    """Make the rows that compute the frontiers, each tree's in its view."""
+    """Make the rows of the frontiers; see `draft.tree_batch.frontier_slices`."""
     num_trees = len(trees)
     num_rows = sum([tree.num_ancestors + tree.num_frontier for tree in trees])
     firsts = [tree.root_slot + tree.num_slots for tree in trees]
@@ -341,10 +341,7 @@ def frontier_slices(
 def weigh(
     trees: SequenceOf[CompiledTree], weights: SequenceOf[float]
 ) -> tuple[Floats, list[float]]:
-    """Return the weighted path probabilities of what may be accepted, descending, of all trees.
-
-    And their sum for each tree, not weighted.
-    """
+    """Weigh what may be accepted; see `draft.tree_batch.weigh`."""
     probs = np.empty(max(sum([tree.max_nodes for tree in trees]), 1))
     which, sums, own = _addresses(trees), _numbers("d", len(trees)), array("d", weights)
     number = trees[0].library.weigh(
@@ -357,7 +354,7 @@ def weigh(
 def select(
     trees: SequenceOf[CompiledTree], weights: SequenceOf[float], *, floor: float
 ) -> list[TokenTree]:
-    """Return the trees of what may be accepted and has a weighted chance of at least `floor`."""
+    """Select what is judged; see `draft.tree_batch.select`."""
     most = sum([tree.max_nodes + 1 for tree in trees])
     which, own, counts = _addresses(trees), array("d", weights), _numbers("q", len(trees))
     numbers = [_numbers("q", most) for _ in range(5)]

@@ -32,14 +32,7 @@ def _agreed(first: float, second: float) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class GrowingTree(GuessTree):
-    """Candidates below a root that stands at logical slot and position `root_slot`.
-
-    Candidate 0 is the root. `max_depth` bounds what the small model adds. `num_slots` counts the
-    draft slots in use, the root's included, and `num_passes` the small passes that computed them:
-    at most `max_depth`. `kept_logits`: of computed candidates, where `keeps_logits` asks for them.
-    `model_bit`: the source that the drafting model is. `is_stepwise`: it can only compute a node
-    whose parent is computed, as a head can, whose rows carry what the parent's gave.
-    """
+    """See `GuessTree`; `calibrate`: gives the chances of guesses."""
 
     root_token_id: int
     root_slot: int
