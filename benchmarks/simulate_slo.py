@@ -294,7 +294,10 @@ def simulate(
             "attainment": attainment(outcomes, wanted),
             "chat_attainment": attainment(parts["short-chat"], wanted),
             "batch_attainment": attainment(parts["batch"], wanted),
-            "chat_ttft_p99": _p99([one.ttft_s for one in parts["short-chat"]]) / wanted.ttft_s,
+            "chat_ttft_p99": _p99(
+                [one.ttft_s for one in parts["short-chat"] if one.ttft_s is not None]
+            )
+            / wanted.ttft_s,
             "tokens_per_s": sum(one.num_tokens for one in outcomes) / engine.now_s,
         }
     for figures in found.values():
