@@ -91,7 +91,7 @@ def test_equals_generate(tier: Tier) -> None:
     assert_idle(speculative)
 
 
-NUM_PROMPTS = repeats(64, 24)
+NUM_PROMPTS = repeats(200, 40)
 
 
 def under_pressure() -> Engine:
