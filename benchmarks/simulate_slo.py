@@ -8,8 +8,8 @@ has become slower since the objectives were set.
 
 Reading it: `over order` is goodput by that of order of arrival, over all seeds its mean and, in
 brackets, its least. `attained`, `chat` and `batch` are shares of the requests in percent; `ttft
-p99`, of the chats, is a multiple of the objective. In the last case the objectives are those of a
-class, and nobody asked for them: they order the queue, and hold nobody back.
+p99`, of the chats, is a multiple of the objective. The last case has the same objectives, but
+assumed, as those of a built-in class are: they order the queue, and hold no request back.
 
     OUTRIDER_DATA=... python -m benchmarks.simulate_slo
 """

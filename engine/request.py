@@ -186,8 +186,8 @@ class LatencyObjective:
 
     `ttft_s`: from arrival to the first token. `inter_token_s`: the mean between tokens. is_batch:
     it is not urgent and fills what others leave. refuses: where the first token cannot come
-    in time, the request is refused at once instead of being answered late. is_assumed: nobody asked
-    for it, so it decides the order, but no other request is held back for its sake.
+    in time, the request is refused at once instead of being answered late. is_assumed: taken
+    from a built-in class; it decides the order, and holds no other request back.
     """
 
     ttft_s: float | None = None
