@@ -33,7 +33,7 @@ from tests.sizes import repeats
 from verifier.coupled import CoupledVerifier
 
 ALPHA = 1e-4
-NUM_SEEDS = repeats(4000, 2500)
+NUM_SEEDS = repeats(8000, 4000)
 
 Sampling = dict[str, float]
 PLAIN: Sampling = {"temperature": 1.0}
