@@ -163,7 +163,7 @@ def _verify_tree_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     emitted = tl.full([DEPTHS], -1, tl.int64)
     is_accepted = tl.zeros([NODES], tl.int32)
     here = tl.where(num_own > 0, 0, -1).to(tl.int32)
-    last, length = here, here  # a tree without nodes ends before its root
+    length = here  # a tree without nodes ends before its root
     while (here >= 0) & (length <= max_depth):
         is_here = node == here
         is_accepted = tl.where(is_here, 1, is_accepted)
@@ -171,10 +171,12 @@ def _verify_tree_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         token = tl.sum(tl.where(is_here, tokens, 0), axis=0)
         path = tl.where(step == length - 1, (first + here).to(tl.int64), path)
         emitted = tl.where(step == length - 1, token, emitted)
-        last = here
         here = tl.max(tl.where(is_right & (own_parents == here), node, -1), axis=0)
         length += 1
 
+    # Parents stand before children. Not kept by the loop: Triton 3.6 takes a value that its body
+    # assigns and never reads for one that does not change.
+    last = tl.max(tl.where(is_accepted != 0, node, -1), axis=0)
     is_there = last >= 0
     last_node = tl.where(is_there, first + last, -1).to(tl.int64)
     next_token = tl.load(chosen_ptr + last_node, mask=is_there, other=-1)
