@@ -45,8 +45,9 @@ def _gate(gate, up, GATE: tl.constexpr):  # type: ignore[no-untyped-def]
     elif GATE == "gelu":
         result = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
     else:
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        ALL: tl.constexpr = tl.PropagateNan.ALL  # without it, not-a-number would become a bound
+        gate = tl.minimum(gate, 7.0, ALL)
+        up = tl.minimum(tl.maximum(up, -7.0, ALL), 7.0, ALL)
         result = (up + 1.0) * gate * sigmoid(1.702 * gate)
     return result
 

@@ -80,13 +80,14 @@ def fp8_bits(values, scale):  # type: ignore[no-untyped-def]
     """
     scaled = tl.div_rn(values, scale)
     bits = scaled.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
+    # All above 448, and so not-a-number, becomes 480, which is fp8's 0x7F. A device's own NaN is
+    # 0x7FFFFFFF, to which nothing can be added.
+    magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x43F00000)
     # 3 of 23 bits of the mantissa stay; the exponent's bias is 7 instead of 127.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
     # Below 2**-6 the step is 2**-9, and so it is for float32 at 2**14: the sum's last bits count.
     shifted = (tl.abs(scaled) + 16384.0).to(tl.int32, bitcast=True) & 0xF
-    # 0x3C800000 is 2**-6; not-a-number, the largest magnitudes of all, becomes fp8's 0x7F.
-    rounded = tl.where(magnitude < 0x3C800000, shifted, tl.minimum(normal, 0x7F))
+    rounded = tl.where(magnitude < 0x3C800000, shifted, normal)  # 2**-6
     return (rounded | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 

@@ -174,8 +174,11 @@ def test_every_rounding_of_fp8(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reference", "triton"])
-def test_nan_stays_nan(device: torch.device, kind: str) -> None:
-    row = torch.tensor([[[1.0, float("nan"), -2.0, 0.5]]], device=device)
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1])  # the CPU's, a GPU's, a negative one
+def test_nan_stays_nan(device: torch.device, kind: str, bits: int) -> None:
+    row = torch.tensor([[[1.0, 0.0, -2.0, 0.5]]])
+    row.view(torch.int32)[..., 1] = bits
+    row = row.to(device)
     caches = torch.zeros(2, 1, 1, 1, 4, dtype=torch.float8_e4m3fn, device=device)
     scales = torch.ones(2, 1, 1, 1, device=device)
     slot = torch.zeros(1, dtype=torch.int64, device=device)
