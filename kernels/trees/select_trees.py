@@ -89,16 +89,17 @@ def _ranking_reference(state: TreeState, caps: Sequence[int]) -> _Ranking:
     ranking.keys.fill_(-1)
     numbers = state.numbers.tolist()
     urgency = state.numbers[:, number(URGENCY)].contiguous().view(torch.float32)
-    num_sequences = state.num_sequences
+    num_sequences, device = state.num_sequences, state.candidates.device
     for sequence, cap in enumerate(caps):
         own = numbers[sequence]
         num_candidates = own[number(NUM_CANDIDATES)]
         path_probs = state.path_prob[sequence, :num_candidates]
         depths = state.depth[sequence, :num_candidates].tolist()
         limit = max(min(cap, own[number(MAX_NODES)], _MOST_GUESSES), 0)
-        chosen = torch.tensor(ranked(path_probs.tolist(), depths)[:limit], dtype=torch.int64)
+        likeliest = ranked(path_probs.tolist(), depths)[:limit]
+        chosen = torch.tensor(likeliest, dtype=torch.int64, device=device)
         weighted = path_probs[chosen] * urgency[sequence]
-        places = torch.arange(len(chosen))
+        places = torch.arange(len(chosen), device=device)
         key = weighted.contiguous().view(torch.int32).to(torch.int64) << 32
         ranking.order[sequence, : len(chosen)] = chosen.to(torch.int32)
         ranking.keys[sequence, : len(chosen)] = key | (
