@@ -8,11 +8,22 @@ from hypothesis import strategies as st
 from kernels.experts.cut_tiles import ExpertTiles, cut_tiles, cut_tiles_reference
 from kernels.triton_support import record_launches, use_kernels
 
+NAMES = ("order", "expert", "start", "end")
+
 
 def draw(num_rows: int, num_chosen: int, num_experts: int, seed: int) -> torch.Tensor:
     scores = torch.rand(num_rows, num_experts, generator=torch.Generator().manual_seed(seed))
     scores[:, num_experts // 2] += seed % 2  # one that every row wants
     return scores.topk(num_chosen).indices
+
+
+def kernels_tiles(
+    experts: torch.Tensor, num_experts: int, tile_rows: int, device: torch.device
+) -> ExpertTiles:
+    """The kernel's tiles, on the host."""
+    with use_kernels("triton"):
+        tiles = cut_tiles(experts.to(device), num_experts, tile_rows)
+    return ExpertTiles(**{name: getattr(tiles, name).cpu() for name in NAMES})
 
 
 def assert_cuts(tiles: ExpertTiles, experts: torch.Tensor, tile_rows: int) -> None:
@@ -35,30 +46,27 @@ def assert_cuts(tiles: ExpertTiles, experts: torch.Tensor, tile_rows: int) -> No
 )
 @settings(max_examples=12)
 def test_the_kernel_cuts_as_the_reference_does(
-    num_rows: int, shape: tuple[int, int], tile_rows: int, seed: int
+    device: torch.device, num_rows: int, shape: tuple[int, int], tile_rows: int, seed: int
 ) -> None:
     experts = draw(num_rows, *shape, seed)
     expected = cut_tiles_reference(experts, shape[1], tile_rows)
     assert_cuts(expected, experts, tile_rows)
-    with use_kernels("triton"):
-        tiles = cut_tiles(experts, shape[1], tile_rows)
-    for name in ("order", "expert", "start", "end"):
+    tiles = kernels_tiles(experts, shape[1], tile_rows, device)
+    for name in NAMES:
         left, right = getattr(tiles, name), getattr(expected, name)
         assert left.dtype == right.dtype == torch.int32
         assert torch.equal(left, right), name
 
 
-def test_more_pairs_than_a_program_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_pairs_than_a_program_holds_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("_COUNTED", 128), ("_SORTED_PAIRS", 16), ("_FILLED_TILES", 2)):
         monkeypatch.setattr(f"kernels.experts.cut_tiles.{name}", value)
     experts = draw(90, 3, 8, 1)
-    with use_kernels("triton"):
-        tiles = cut_tiles(experts, 8, 4)
+    tiles = kernels_tiles(experts, 8, 4, device)
     expected = cut_tiles_reference(experts, 8, 4)
-    assert all(
-        torch.equal(getattr(tiles, name), getattr(expected, name))
-        for name in ("order", "expert", "start", "end")
-    )
+    assert all(torch.equal(getattr(tiles, name), getattr(expected, name)) for name in NAMES)
 
 
 def test_a_choice_is_cut_in_one_launch() -> None:

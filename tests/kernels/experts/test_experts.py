@@ -1,6 +1,9 @@
 """Mixtures of experts against transformers' own blocks, and every row's independence."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -21,6 +24,28 @@ from kernels.triton_support import use_kernels
 
 WIDTH, INNER, NUM_EXPERTS = 48, 40, 6
 GATES: list[GateKind] = ["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
+
+Parts = TypeVar("Parts", ExpertWeights, Routed)
+
+
+@contextmanager
+def kernels_of(kind: str, device: torch.device) -> Iterator[torch.device]:
+    """Triton's kernels on `device`, or the CPU's own; yields where they run."""
+    with use_kernels("triton" if kind == "triton" else "reference"):
+        yield device if kind == "triton" else torch.device("cpu")
+
+
+def moved(parts: Parts, device: torch.device) -> Parts:
+    values = {field.name: getattr(parts, field.name) for field in fields(parts)}
+    return replace(parts, **{name: v if v is None else v.to(device) for name, v in values.items()})
+
+
+def mlp_on(
+    where: torch.device, experts: list[ExpertWeights], **options: Any
+) -> Callable[[Tensor, Routed], Tensor]:
+    """The experts' feed-forward layers on a device, for rows and results on the host."""
+    mlp = ExpertMlp((moved(one, where) for one in experts), **options)
+    return lambda rows, routed: mlp(rows.to(where), moved(routed, where)).cpu()
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -81,13 +106,19 @@ def choose(num_rows: int, num_chosen: int, *, crowded: bool = False, seed: int =
 )
 @settings(max_examples=6)
 def test_rows_go_through_their_experts(
-    kind: str, gate: GateKind, has_bias: bool, num_rows: int, num_chosen: int, crowded: bool
+    device: torch.device,
+    kind: str,
+    gate: GateKind,
+    has_bias: bool,
+    num_rows: int,
+    num_chosen: int,
+    crowded: bool,
 ) -> None:
     experts = make_experts(has_bias=has_bias)
     rows = random(num_rows, WIDTH, seed=7)
     routed = choose(num_rows, num_chosen, crowded=crowded)
-    with use_kernels("triton" if kind == "triton" else "reference"):
-        result = ExpertMlp(iter(experts), gate=gate)(rows, routed)
+    with kernels_of(kind, device) as where:
+        result = mlp_on(where, experts, gate=gate)(rows, routed)
     expected = one_by_one(rows, routed, experts, gate)
     torch.testing.assert_close(result.double(), expected, atol=2e-4, rtol=1e-4)
 
@@ -116,11 +147,13 @@ def test_large_experts_are_multiplied_by_repeated_rows(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("num_rows", [3, 70])
-def test_the_grouped_kernels_in_half_precision(num_rows: int, deterministic: bool) -> None:
+def test_the_grouped_kernels_in_half_precision(
+    device: torch.device, num_rows: int, deterministic: bool
+) -> None:
     experts = make_experts(dtype=torch.bfloat16)
     rows, routed = random(num_rows, WIDTH).bfloat16(), choose(num_rows, 2)
     with use_kernels("triton"):
-        result = ExpertMlp(iter(experts), deterministic=deterministic)(rows, routed)
+        result = mlp_on(device, experts, deterministic=deterministic)(rows, routed)
     expected = one_by_one(rows, routed, experts, "silu")
     assert (result - expected).abs().max() < 0.02 * expected.abs().max()
 
@@ -139,10 +172,11 @@ def test_deterministic_rows_keep_their_bits_in_any_company(
 
 
 @pytest.mark.parametrize("kind", ["cpu", "triton"])
-def test_a_broken_row_breaks_no_other(kind: str) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_a_broken_row_breaks_no_other(device: torch.device, kind: str, gate: GateKind) -> None:
     experts, rows, routed = make_experts(), random(9, WIDTH), choose(9, 2)
-    with use_kernels("triton" if kind == "triton" else "reference"):
-        mlp = ExpertMlp(iter(experts))
+    with kernels_of(kind, device) as where:
+        mlp = mlp_on(where, experts, gate=gate)
         right = mlp(rows, routed)
         rows[4] = torch.nan
         result = mlp(rows, routed)
@@ -176,17 +210,21 @@ def make_rounded(bits: int, *, has_bias: bool = False) -> list[ExpertWeights]:
 @pytest.mark.parametrize(
     ("num_rows", "crowded"), [(5, True), pytest.param(40, False, marks=pytest.mark.slow)]
 )
-def test_grouped_products_have_the_references_bits(bits: int, num_rows: int, crowded: bool) -> None:
+def test_grouped_products_have_the_references_bits(
+    device: torch.device, bits: int, num_rows: int, crowded: bool
+) -> None:
     weights = [each.gate_up for each in make_rounded(bits)]
     biases = [random(128, seed=number).bfloat16() for number in range(NUM_EXPERTS)]
     rows = random(num_rows, 96, seed=7).bfloat16()
     routed = choose(num_rows, 2, crowded=crowded)
     with use_kernels("triton"):
-        tiles = cut_tiles(routed.experts, NUM_EXPERTS, 16)
-        product = ExpertProduct(weights, biases)
-        found = product(rows, tiles, num_chosen=2, tile_rows=16, is_first=True)
-        back = product(rows[:1].expand(len(tiles.order), -1), tiles, num_chosen=2, tile_rows=16,
-                       is_first=False)  # fmt: skip
+        tiles = cut_tiles(routed.experts.to(device), NUM_EXPERTS, 16)
+        product = ExpertProduct(
+            [weight.to(device) for weight in weights], [bias.to(device) for bias in biases]
+        )
+        found = product(rows.to(device), tiles, num_chosen=2, tile_rows=16, is_first=True).cpu()
+        back = product(rows[:1].expand(len(tiles.order), -1).to(device), tiles, num_chosen=2,
+                       tile_rows=16, is_first=False).cpu()  # fmt: skip
     experts = routed.experts.reshape(-1)
     for place, pair in enumerate(tiles.order.tolist()):
         weight, bias = weights[experts[pair]], biases[experts[pair]]
@@ -210,11 +248,11 @@ def product_of(row: Tensor, weight: QuantisedWeight, bias: Tensor) -> Tensor:
     ],
 )
 def test_rounded_experts_in_groups_are_those_one_by_one(
-    bits: int, gate: GateKind, has_bias: bool
+    device: torch.device, bits: int, gate: GateKind, has_bias: bool
 ) -> None:
     rows, routed = random(9, 96, seed=7).bfloat16(), choose(9, 2)
     with use_kernels("triton"):
-        grouped = ExpertMlp(iter(make_rounded(bits, has_bias=has_bias)), gate=gate)
+        grouped = mlp_on(device, make_rounded(bits, has_bias=has_bias), gate=gate)
         found = grouped(rows, routed)
         alone = Routed(experts=routed.experts[3:4], weights=routed.weights[3:4])
         assert torch.equal(grouped(rows[3:4], alone)[0], found[3])
@@ -225,7 +263,7 @@ def test_rounded_experts_in_groups_are_those_one_by_one(
     assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 
 
-def test_experts_of_which_only_one_weight_is_rounded_are_decoded() -> None:
+def test_experts_of_which_only_one_weight_is_rounded_are_decoded(device: torch.device) -> None:
     experts = [
         replace(one, down=one.down.dequantised(torch.bfloat16))
         for one in make_rounded(8)
@@ -233,7 +271,7 @@ def test_experts_of_which_only_one_weight_is_rounded_are_decoded() -> None:
     ]
     rows, routed = random(5, 96, seed=7).bfloat16(), choose(5, 2)
     with use_kernels("triton"):
-        found = ExpertMlp(iter(experts))(rows, routed)
+        found = mlp_on(device, experts)(rows, routed)
     expected = one_by_one(rows, routed, [plain(one) for one in experts], "silu")
     assert (found - expected).abs().max() < 0.03 * expected.abs().max()
 
@@ -318,7 +356,7 @@ def test_sigmoid_within_groups_is_glms() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "triton"])
-def test_router_and_experts_are_qwens_block(kind: str) -> None:
+def test_router_and_experts_are_qwens_block(device: torch.device, kind: str) -> None:
     qwen = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
     config = qwen.Qwen3MoeConfig(
         hidden_size=WIDTH, moe_intermediate_size=INNER, num_experts=NUM_EXPERTS,
@@ -332,15 +370,15 @@ def test_router_and_experts_are_qwens_block(kind: str) -> None:
     ]
     rule = RoutingRule(num_chosen=3, renormalise=True)
     hidden = random(21, WIDTH)
-    with use_kernels("triton" if kind == "triton" else "reference"), torch.inference_mode():
+    with kernels_of(kind, device) as where, torch.inference_mode():
         routed = route(hidden @ block.gate.weight.T, rule)
-        result = ExpertMlp(iter(experts))(hidden, routed)
+        result = mlp_on(where, experts)(hidden, routed)
         expected = block(hidden[None])[0]
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "triton"])
-def test_router_and_experts_are_gpt_oss_block(kind: str) -> None:
+def test_router_and_experts_are_gpt_oss_block(device: torch.device, kind: str) -> None:
     oss = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
     config = oss.GptOssConfig(
         hidden_size=WIDTH, intermediate_size=INNER, num_local_experts=NUM_EXPERTS,
@@ -359,9 +397,9 @@ def test_router_and_experts_are_gpt_oss_block(kind: str) -> None:
     ]
     hidden = random(21, WIDTH)
     rule = RoutingRule(num_chosen=2, scores="softmax_of_chosen")
-    with use_kernels("triton" if kind == "triton" else "reference"), torch.inference_mode():
+    with kernels_of(kind, device) as where, torch.inference_mode():
         routed = route(hidden @ block.router.weight.T + block.router.bias, rule)
-        result = ExpertMlp(iter(experts), gate="clamped_swiglu")(hidden, routed)
+        result = mlp_on(where, experts, gate="clamped_swiglu")(hidden, routed)
         expected = block(hidden[None])[0][0]
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
@@ -378,9 +416,9 @@ def test_equal_scores_choose_the_lower_numbers() -> None:
     assert routed.experts.tolist() == [[0, 1]] * 3
 
 
-def test_no_rows_need_no_kernel() -> None:
+def test_no_rows_need_no_kernel(device: torch.device) -> None:
     with use_kernels("triton"):
-        mlp = ExpertMlp(iter(make_experts()))
+        mlp = ExpertMlp(moved(one, device) for one in make_experts())
         assert mlp._stack is not None
-        empty = grouped_mlp(random(0, WIDTH), choose(0, 2), mlp._stack)
+        empty = grouped_mlp(random(0, WIDTH).to(device), moved(choose(0, 2), device), mlp._stack)
     assert empty.shape == (0, WIDTH)

@@ -1,6 +1,8 @@
 """Texts with trees behind them, and the recurrence of the gated delta rule token by token."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -55,12 +57,22 @@ def recurrence(inputs: DeltaInputs, path: list[int]) -> tuple[Tensor, Tensor]:
     return output, state
 
 
+Parts = TypeVar("Parts", DeltaInputs, DeltaBatch)
+
+
+def _moved(parts: Parts, device: torch.device) -> Parts:
+    return replace(
+        parts, **{one.name: getattr(parts, one.name).to(device) for one in fields(parts)}
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Cached:
-    """A cache of rows and states; row i of a text is cached in row i."""
+    """A cache of rows and states on a device; row i of a text is cached in row i."""
 
     inputs: DeltaInputs
     num_rows: int
+    device: torch.device
     rows: RowContributions = field(init=False)
     states: Tensor = field(init=False)
     output: Tensor = field(init=False)
@@ -69,13 +81,14 @@ class Cached:
         count, num_heads, value_dim = self.inputs.value.shape
         groups, key_dim = self.inputs.key.shape[1:]
         waste = self.num_rows + 1
+        zeros = partial(torch.zeros, device=self.device)
         self.rows = RowContributions(
-            keys=torch.zeros(waste, groups, key_dim),
-            deltas=torch.zeros(waste, num_heads, value_dim),
-            decays=torch.zeros(waste, num_heads),
+            keys=zeros(waste, groups, key_dim),
+            deltas=zeros(waste, num_heads, value_dim),
+            decays=zeros(waste, num_heads),
         )
-        self.states = torch.zeros(2, num_heads, key_dim, value_dim)
-        self.output = torch.zeros(count + 1, num_heads, value_dim)
+        self.states = zeros(2, num_heads, key_dim, value_dim)
+        self.output = zeros(count + 1, num_heads, value_dim)
 
     def run(self, paths: list[list[list[int]]], *, state: int = 0, base: int = 0) -> None:
         """Compute, for each of some texts, the rows that its paths end in.
@@ -114,7 +127,8 @@ class Cached:
             sees_own=sees_own,
             states=torch.full((len(paths),), state),
         )
-        delta_rows(self.inputs, self.rows, self.states, batch, self.output)
+        inputs = _moved(self.inputs, self.device)
+        delta_rows(inputs, self.rows, self.states, _moved(batch, self.device), self.output)
 
     def fold(self, rows: list[int], behind: list[int]) -> None:
         """Make state 1 of state 0 and some rows."""
@@ -122,12 +136,12 @@ class Cached:
             self.rows,
             self.states,
             StateFolds(
-                sources=torch.tensor([0]),
-                targets=torch.tensor([1]),
-                rows=torch.tensor([rows]),
+                sources=torch.tensor([0], device=self.device),
+                targets=torch.tensor([1], device=self.device),
+                rows=torch.tensor([rows], device=self.device),
                 behind=(
-                    torch.tensor(behind, dtype=torch.int64),
-                    torch.zeros(len(behind), dtype=torch.int64),
+                    torch.tensor(behind, dtype=torch.int64, device=self.device),
+                    torch.zeros(len(behind), dtype=torch.int64, device=self.device),
                 ),
             ),
         )

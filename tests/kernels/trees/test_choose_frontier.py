@@ -141,9 +141,9 @@ def test_tritons_frontier_and_its_rows(device: torch.device, **shape: Any) -> No
 def check_parents_come_before(growth: Growth) -> None:
     """What a head computes carries its parent's row: of earlier passes, zeros in padding."""
     growth.is_stepwise = True
-    width, size = growth.width, 5
+    width, size, device = growth.width, 5, growth.state.candidates.device
     levels = 3
-    rows = torch.randn(len(growth.trees), 1 + levels * width, size)
+    rows = torch.randn(len(growth.trees), 1 + levels * width, size, device=device)
     check_frontier_and_rows(growth, levels - 1)
     growth.choose()
     found = parent_rows(growth.state, rows)
@@ -151,13 +151,14 @@ def check_parents_come_before(growth: Growth) -> None:
     offsets = growth.state.draft_offset.tolist()
     for sequence, tree in enumerate(growth.trees):
         for place in range(width):
-            expected = torch.zeros(size)
+            expected = torch.zeros(size, device=device)
             if place < len(growth.nodes[sequence]):
                 parent = tree.candidates[growth.nodes[sequence][place]].parent
                 assert 0 <= offsets[sequence][parent] < 1 + (levels - 1) * width
                 expected = rows[sequence, offsets[sequence][parent]]
             assert torch.equal(found[sequence * width + place], expected)
-    before, new = rows.clone(), torch.randn(len(growth.trees) * width, size)
+    before = rows.clone()
+    new = torch.randn(len(growth.trees) * width, size, device=device)
     keep_rows(growth.state, new, rows)
     first = 1 + (levels - 1) * width
     assert torch.equal(rows[:, :first], before[:, :first])
