@@ -274,7 +274,8 @@ def grow_rows(
     trees: SequenceOf[CompiledTree], best: Likeliest, *, are_asked: SequenceOf[bool], floor: float
 ) -> None:
     """Add the likeliest tokens of rows; see `draft.tree_batch.grow_rows`."""
-    tokens, probs = best.token_ids.contiguous(), best.probs.contiguous()
+    # A GPU's rows come over first: the library reads the host's memory.
+    tokens, probs = best.token_ids.cpu().contiguous(), best.probs.cpu().contiguous()
     which, asked = _addresses(trees), array("q", are_asked)
     trees[0].library.grow_rows(
         *(which.buffer_info()[0], len(trees), asked.buffer_info()[0], tokens.shape[1]),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from draft import tree_batch
 from draft.calibration import EdgeCalibration
@@ -152,6 +153,29 @@ def grow_a_level(pair: Pair, seed: int, view: KVView) -> None:
             tree_batch.frontier_slices([tree], [view]) for tree in (reference, compiled)
         ]
         assert pieces[0] == pieces[1]
+
+
+class RowsOfADevice(Tensor):
+    """Where a GPU's tensors lie, the compiled library cannot read."""
+
+    def data_ptr(self) -> int:
+        raise AssertionError("the library was given a device's address")
+
+    def cpu(self) -> Tensor:  # type: ignore[override]
+        return self.as_subclass(Tensor)
+
+
+def test_rows_of_a_device_come_over_first() -> None:
+    """A cascade's tree, or one with a grammar, grows on the host from what a GPU ranked."""
+    pair = Pair(None, max_nodes=8, max_depth=4)
+    best = Likeliest(
+        token_ids=torch.tensor([[5, 3, 9]]).as_subclass(RowsOfADevice),
+        probs=torch.tensor([[0.5, 0.3, 0.1]]).as_subclass(RowsOfADevice),
+    )
+    for tree in (pair.reference, pair.compiled):
+        tree_batch.grow_rows([tree], best, are_asked=[True], floor=0.02)
+    pair.check()
+    assert pair.compiled.num_candidates == 4
 
 
 def test_a_tree_outgrows_its_first_memory() -> None:
