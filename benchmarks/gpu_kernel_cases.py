@@ -19,7 +19,14 @@ from kernels.layers.linear import Linear
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable
 from kernels.layers.row_invariant_linear import make_linear, row_invariant_linear
-from kernels.layers.split_k_linear import FEW_ROWS, SplitScratch, split_k_linear, split_shape
+from kernels.layers.split_k_linear import (
+    FEW_ROWS,
+    HalfNormed,
+    SplitScratch,
+    split_k_add,
+    split_k_linear,
+    split_shape,
+)
 from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 BLOCK_SIZE = 16
@@ -284,9 +291,20 @@ class Cases:
             residual = self.random(rows, out_size)
             product = Linear(weight, pack=False)
             norm = RmsNorm(self.random(in_size), 1e-6) if has_norm else None
+            half = HalfNormed(
+                values=x,
+                squares=torch.ones((1, FEW_ROWS), device=self.device),
+                eps=1e-6,
+            )
             scratch = SplitScratch(
                 self.device, [split_shape(weight, is_gated=activation is not None)]
             )
+
+            def joined() -> object:
+                if norm is None:
+                    split_k_add(x, product, scratch, residual)
+                    return residual
+                return split_k_linear(half, product, scratch, activation=activation)
 
             def separate() -> Tensor:
                 result = product(x if norm is None else rms_norm(x, norm.weight, norm.eps))
@@ -296,15 +314,7 @@ class Cases:
 
             if is_peer:
                 return separate
-            return partial(
-                split_k_linear,
-                x,
-                product,
-                scratch,
-                norm=norm,
-                activation=activation,
-                residual=None if has_norm else residual,
-            )
+            return joined
 
         return [
             Case(

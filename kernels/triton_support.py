@@ -50,7 +50,6 @@ __all__ = [
     "is_automatic",
     "jit",
     "launch",
-    "launches_early",
     "next_power_of_2",
     "num_multiprocessors",
     "observe_launches",
@@ -60,7 +59,6 @@ __all__ = [
     "triton",
     "use_kernels",
     "uses_triton",
-    "wait_for_inputs",
 ]
 
 KernelChoice = Literal["auto", "reference", "triton"]
@@ -167,11 +165,6 @@ class Launch:
     num_warps: int
     num_stages: int
 
-    @property
-    def is_early(self) -> bool:
-        """True for what may be launched before the last kernel's end; see `launches_early`."""
-        return bool(self.constexprs.get("IS_EARLY", False))
-
     def variant(self) -> str:
         """Return what Triton compiles apart: kernel, constants, and what it specialises for.
 
@@ -240,7 +233,6 @@ def launch(
     """Run `kernel[grid](*args, **constexprs)`; an empty grid is no launch.
 
     args: in the kernel's order, tensors, None, ints and floats; constexprs: its constants by name.
-    IS_EARLY among them: see `launches_early`.
     """
     if 0 in grid:
         return
@@ -259,27 +251,7 @@ def launch(
         if recorder is not None:
             recorder.append(own)
             return
-    early = {"launch_pdl": True} if constexprs.get("IS_EARLY") else {}
-    kernel[grid](*args, **constexprs, **early, num_warps=num_warps, num_stages=num_stages)
-
-
-def launches_early(device: torch.device) -> bool:
-    """True if kernels that begin with `wait_for_inputs` are launched before the last one's end.
-
-    That is programmatic dependent launch, of sm_90 and later. Off unless OUTRIDER_PDL=1: it has run
-    on no GPU yet. Raises RuntimeError where it is asked for and this Triton does not have it.
-    """
-    if not _wants_early_launches():
-        return False
-    if triton is None or not hasattr(tl.extra.cuda, "gdc_wait"):
-        version = "none" if triton is None else triton.__version__
-        raise RuntimeError(f"OUTRIDER_PDL=1 needs Triton 3.4 or later; installed: {version}")
-    return not _IS_INTERPRETED and architecture(device) >= 90
-
-
-@functools.cache
-def _wants_early_launches() -> bool:
-    return os.environ.get("OUTRIDER_PDL", "0") == "1"
+    kernel[grid](*args, **constexprs, num_warps=num_warps, num_stages=num_stages)
 
 
 def architecture(device: torch.device) -> int:
@@ -311,12 +283,6 @@ def _num_multiprocessors(device: torch.device) -> int:
 def next_power_of_2(number: int) -> int:
     """The least power of 2 that is not below `number`; 1 for 0."""
     return 1 << max(number - 1, 0).bit_length()
-
-
-@jit
-def wait_for_inputs():  # type: ignore[no-untyped-def]
-    """Wait until the kernels before this one are over; at once where it was not launched early."""
-    tl.extra.cuda.gdc_wait()
 
 
 @jit

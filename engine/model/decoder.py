@@ -46,6 +46,7 @@ from kernels.layers.row_invariant_ops import (
     row_invariant_softcap,
     softcap,
 )
+from kernels.layers.split_k_linear import HalfNormed
 from kernels.layers.taps import Taps
 from kernels.triton_support import is_automatic, uses_triton
 
@@ -359,10 +360,11 @@ class DecoderModel:
         few = self._few_rows
         if few is not None and not few.can_run(len(residual), here):
             few = None
+        normed: HalfNormed | None = None
         for index in range(num_done, last + 1):
             rows = some_rows if index == last else None
             if few is not None:
-                residual = few.run(index, residual, here, rows, taps)
+                normed, residual = few.run(index, normed, residual, here, rows, taps)
             else:
                 update, residual = self._run_layer(index, update, residual, here, rows, taps)
         hidden = normalise(self._final_norm, update, residual, is_fused=here.is_fused)

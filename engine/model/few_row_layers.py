@@ -1,8 +1,8 @@
-"""A decoder's layers in passes of few rows on a GPU: six launches each.
+"""A decoder's layers in passes of few rows on a GPU: seven launches each.
 
-The norm, the gate and the additions belong to the products' kernels (`split_k_linear`), so that a
-layer is a product with its norm, the rotation that writes the cache, attention, a product that
-adds to the residual stream, one with norm and gate, and again one that adds.
+The norms, the gate and the additions belong to the products' kernels (`split_k_linear`), so that a
+layer is a product, the rotation that writes the cache, attention in two kernels, a product that
+adds to the residual stream, one with the gate, and again one that adds.
 """
 
 from torch import Tensor
@@ -11,11 +11,14 @@ from engine.model.config import ModelConfig
 from engine.model.layer_attention import LayerAttention, SharedInputs
 from engine.model.layers import GatedMlp, Layer
 from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.rms_norm import RmsNorm, rms_norm
 from kernels.layers.split_k_linear import (
     FEW_ROWS,
+    HalfNormed,
     SplitScratch,
     can_split,
+    split_k_add,
+    split_k_add_norm,
     split_k_linear,
     split_shape,
 )
@@ -64,28 +67,35 @@ class FewRowLayers:
     def run(
         self,
         index: int,
+        normed: HalfNormed | None,
         residual: Tensor,
         here: SharedInputs,
         some_rows: Tensor | None,
         taps: Taps | None,
-    ) -> Tensor:
-        """Return the residual stream behind layer `index`, [m, width]; arguments as `_run_layer`'s.
+    ) -> tuple[HalfNormed | None, Tensor]:
+        """Return the rows for the next layer's first product, and the residual stream behind this.
 
-        The stream is changed in place where some_rows is None.
+        normed: what the layer before this returned, None for the first; residual: the stream,
+        [n, width], changed in place where some_rows is None; others as `_run_layer` takes them.
         """
         layer, scratch = self._layers[index], self._scratch
         if taps is not None:
             taps.note(index, residual)
-        projected = split_k_linear(residual, layer.qkv, scratch, norm=layer.before_attention)
+        rows: Tensor | HalfNormed | None = normed
+        if rows is None:
+            rows = rms_norm(residual, layer.before_attention.weight, layer.before_attention.eps)
+        projected = split_k_linear(rows, layer.qkv, scratch)
         attended = self._attend.attend(layer.whole, index, projected, here)
         if some_rows is not None:
             attended = attended.index_select(0, some_rows)
             residual = residual.index_select(0, some_rows)
-        split_k_linear(attended, layer.output, scratch, residual=residual)
-        gated = split_k_linear(
-            residual, layer.gate_up, scratch, norm=layer.before_mlp, activation=layer.activation
-        )
-        return split_k_linear(gated, layer.down, scratch, residual=residual)
+        half = split_k_add_norm(attended, layer.output, scratch, residual, layer.before_mlp)
+        gated = split_k_linear(half, layer.gate_up, scratch, activation=layer.activation)
+        if index + 1 == len(self._layers):
+            split_k_add(gated, layer.down, scratch, residual)
+            return None, residual
+        norm = self._layers[index + 1].before_attention
+        return split_k_add_norm(gated, layer.down, scratch, residual, norm), residual
 
 
 class _FewRowLayer:

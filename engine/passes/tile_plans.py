@@ -8,7 +8,6 @@ from kernels.attention.attention_tiles import (
     MAX_TREE_NODES,
     TilePlan,
     TileShape,
-    new_arrivals,
     new_work,
     tile_shape,
     workspace_size,
@@ -48,7 +47,6 @@ class TilePlanner:
         )
         size = min(wanted, MAX_WORKSPACE_BYTES // 4)
         self._workspace = torch.empty(size, dtype=torch.float32, device=device)
-        self._arrivals = self._new_arrivals(size)
 
     def shape(self, rows_per_sequence: int) -> TileShape:
         """The tile shape for passes whose longest sequence has about so many rows."""
@@ -98,10 +96,9 @@ class TilePlanner:
         """
         num_rows, num_sequences = len(inputs.token_ids), len(inputs.row_starts)
         needed = self._workspace_size(shape, num_rows=num_rows, max_keys=max_keys)
-        workspace, arrivals = self._workspace, self._arrivals
+        workspace = self._workspace
         if needed > len(workspace):
             workspace = torch.empty(needed, dtype=torch.float32, device=self._device)
-            arrivals = self._new_arrivals(needed)
 
         def plan_of(
             begins: Tensor,
@@ -124,7 +121,6 @@ class TilePlanner:
                 path_slots=paths,
                 work=new_work(num_sequences, self._device),
                 workspace=workspace,
-                arrivals=arrivals,
                 shape=shape,
                 num_kv_heads=self._config.num_kv_heads,
                 max_tiles=self._max_tiles(shape, num_rows, num_sequences),
@@ -144,9 +140,6 @@ class TilePlanner:
         if window_blocks is not None:
             block_ids = torch.empty_like(block_ids)  # written by `prepare_plan`
         return plan_of(inputs.row_begins, inputs.first_keys, inputs.ancestor_words, block_ids, full)
-
-    def _new_arrivals(self, workspace_size: int) -> Tensor:
-        return new_arrivals(workspace_size, head_dim=self._config.head_dim, device=self._device)
 
     def _max_tiles(self, shape: TileShape, num_rows: int, num_sequences: int) -> int:
         return min(num_rows, num_sequences + num_rows // shape.rows_per_tile)

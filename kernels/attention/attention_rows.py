@@ -17,7 +17,6 @@ from kernels.attention.attention_tiles import (
     TilePlan,
     TileShape,
     max_tiles_of,
-    new_arrivals,
     new_work,
     tile_shape,
     workspace_size,
@@ -175,14 +174,12 @@ def plan_tiles(  # noqa: PLR0913 - a step's plan depends on the model's shape
         dtype=torch.float32,
         device=device,
     )
-    arrivals = new_arrivals(len(workspace), head_dim=head_dim, device=device)
     plan = None
     for rows in reversed(_upload_all(packed, device)):
         plan = TilePlan(
             **rows,
             work=new_work(len(packed[0].row_starts), device),
             workspace=workspace,
-            arrivals=arrivals,
             shape=shape,
             num_kv_heads=num_kv_heads,
             max_tiles=max_tiles,

@@ -29,7 +29,8 @@ SPLIT_ALIGNMENT = 64
 _MAX_WAVES = 4
 _THRIFTY_KEYS_PER_LINE = 16
 _FIXED_SPLIT_SIZE = 1024
-_MIN_LINES = 16  # of a tile: what tensor cores take
+# So many tiles of the second largest shape are better than one or two of the largest.
+_FEW_TILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,6 @@ class TilePlan:
     path_slots: Tensor | None = None
     work: Tensor
     workspace: Tensor
-    arrivals: Tensor
     shape: TileShape
     num_kv_heads: int
     max_tiles: int
@@ -205,13 +205,6 @@ def workspace_size(
     return num_partials * num_kv_heads * shape.block_m * (head_dim + 2)
 
 
-def new_arrivals(workspace_size: int, *, head_dim: int, device: torch.device) -> Tensor:
-    """Return what `TilePlan.arrivals` must be for a workspace of so many floats, of any shape."""
-    return torch.zeros(
-        workspace_size // (_MIN_LINES * head_dim) + 1, dtype=torch.int32, device=device
-    )
-
-
 def max_tiles_of(shape: TileShape, num_rows: npt.ArrayLike) -> int:
     """Tiles of sequences with so many rows (array-like), or with at most so many."""
     return int(np.sum(-(-np.asarray(num_rows, dtype=np.int64) // shape.rows_per_tile)))
@@ -242,8 +235,15 @@ def tile_shape(
         architecture=architecture,
         deterministic=deterministic,
     )
-    fitting = (shape for shape in shapes if shape.rows_per_tile >= max_rows_per_sequence)
-    return next(fitting, shapes[-1])
+    # Large tiles read keys less often, but leave most of the device idle unless there are many.
+    last = len(shapes) - 1
+    return next(
+        shape
+        for place, shape in enumerate(shapes)
+        if place == last
+        or shape.rows_per_tile >= max_rows_per_sequence
+        or (place == last - 1 > 0 and _FEW_TILES * shape.rows_per_tile >= max_rows_per_sequence)
+    )
 
 
 def tile_shapes(
@@ -271,7 +271,7 @@ def tile_shapes(
         variants = [(16, 64, 4, 5), (64, 32, 8, 5), (128, 32, 8, 5)]
     else:
         large = (128, 64, 8, 3) if architecture < 100 else (128, 32, 8, 5)
-        variants = [(16, 64, 4, 5), (64, 64 if head_dim <= 64 else 32, 4, 5), large]
+        variants = [(16, 64, 4, 3), (64, 64 if head_dim <= 64 else 32, 4, 5), large]
     shapes = []
     for number_of_lines, block_n, num_warps, num_stages in variants:
         block_m = max(number_of_lines, next_power_of_2(group_size))
@@ -280,7 +280,7 @@ def tile_shapes(
                 rows_per_tile=block_m // group_size,
                 block_m=block_m,
                 block_n=block_n,
-                split_size=_FIXED_SPLIT_SIZE if deterministic else max(128, 4 * block_m),
+                split_size=_FIXED_SPLIT_SIZE if deterministic else max(64, 2 * block_m),
                 num_warps=num_warps,
                 num_stages=num_stages,
                 programs_per_multiprocessor=1 if num_warps > 4 else 2,

@@ -1,8 +1,6 @@
 """Combining the splits of keys that several programs of an attention kernel have read.
 
-In passes of few rows the program that is the last to store a split of a tile combines them
-(`combine_tile`), in others a kernel behind it (`combine_splits`). Both are parts of `attend_tiles`,
-whose reference is theirs.
+A part of `attend_tiles`, whose reference is its own.
 """
 
 from typing import Any
@@ -13,10 +11,9 @@ from kernels.attention.attention_tiles import TilePlan
 from kernels.triton_support import jit, launch, num_multiprocessors, tl
 
 _PROGRAMS_PER_MULTIPROCESSOR = 32
-# Splits that a program of the kernel reads at once.
-_SPLITS_AT_ONCE = 32
-# Lines of a tile that `combine_tile` reads at once.
-_LINES = tl.constexpr(4)
+# Splits that a program of the kernel reads at once. Programs of one warp wait for no barrier.
+_SPLITS_AT_ONCE = 8
+_NUM_WARPS = 1
 
 
 @jit
@@ -30,68 +27,6 @@ def inverse_with_sink(top, total, sink, factor):  # type: ignore[no-untyped-def]
     pivot = tl.maximum(top_power, sink_power)
     decay = tl.exp2(top_power - pivot)
     return decay / tl.fma(total, decay, tl.exp2(sink_power - pivot))
-
-
-@jit
-def combine_tile(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a tile's place
-    output,
-    parts,
-    part_stride,
-    num_splits,
-    head,
-    first_row,
-    num_lines,
-    num_kv_heads,
-    factor,
-    GROUP_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Store a tile's rows, one head's, from their splits: `parts`, `part_stride` apart.
-
-    The first num_lines lines of the tile are rows; a split whose top is -inf saw none of a row's
-    keys, and its sums may be unwritten.
-    """
-    SPLITS: tl.constexpr = 8 if BLOCK_D <= 128 else 4
-    dim = tl.arange(0, BLOCK_D)
-    for first_line in tl.range(0, num_lines, _LINES):
-        lines = first_line + tl.arange(0, _LINES)
-        is_row = lines < num_lines
-        is_element = is_row[:, None] & (dim < HEAD_DIM)[None, :]
-        places = lines[:, None] * HEAD_DIM + dim[None, :]
-        sums = tl.zeros([_LINES, BLOCK_D], tl.float32)
-        top = tl.full([_LINES], float("-inf"), tl.float32)
-        total = tl.zeros([_LINES], tl.float32)
-        for start in tl.range(0, num_splits, SPLITS):
-            splits = start + tl.arange(0, SPLITS)
-            is_split = splits < num_splits
-            starts = parts + splits.to(tl.int64) * part_stride  # [SPLITS]
-            part_tops = starts[:, None] + BLOCK_M * HEAD_DIM + lines[None, :]
-            is_part = is_split[:, None] & is_row[None, :]
-            # Not from the level-1 cache: other multiprocessors wrote them.
-            tops = tl.load(part_tops, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-            totals = tl.load(part_tops + BLOCK_M, mask=is_part, other=0.0, cache_modifier=".cg")
-            part_sums = tl.load(
-                starts[:, None, None] + places[None, :, :],
-                mask=is_split[:, None, None] & is_element[None, :, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )  # [SPLITS, LINES, BLOCK_D]
-            part_sums = tl.where((tops > float("-inf"))[:, :, None], part_sums, 0.0)
-            new_top = tl.maximum(top, tl.max(tops, axis=0))
-            pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weights = tl.exp2((tops - pivot[None, :]) * factor)
-            decay = tl.exp2((top - pivot) * factor)
-            total = total * decay + tl.sum(totals * weights, axis=0)
-            sums = sums * decay[:, None] + tl.sum(part_sums * weights[:, :, None], axis=0)
-            top = new_top
-        inverse = 1.0 / tl.where(total > 0.0, total, 1.0)
-        query_head = head * GROUP_SIZE + lines % GROUP_SIZE
-        row = (first_row + lines // GROUP_SIZE).to(tl.int64)
-        targets = output + (row * num_kv_heads * GROUP_SIZE + query_head)[:, None] * HEAD_DIM
-        result = (sums * inverse[:, None]).to(output.dtype.element_ty)
-        tl.store(targets + dim[None, :], result, mask=is_element)
 
 
 @jit
@@ -195,7 +130,7 @@ def combine_splits(
         plan.row_starts.shape[0],
         plan.num_kv_heads,
         factor,
-        num_warps=4,
+        num_warps=_NUM_WARPS,
         num_stages=1,
         SPLITS=_SPLITS_AT_ONCE,
         **constants,

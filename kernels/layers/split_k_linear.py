@@ -1,17 +1,22 @@
 """Products of up to 16 rows on a GPU, with what stands before and behind them in the same launch.
 
 A pass of few rows is over when its weights are read, and each launch costs what a megabyte or
-several do. So the norm in front of a product, and the gate or the addition to the residual stream
-behind it, belong to the product's kernel. The columns of a weight alone would occupy a part of
-the device, so its sums over k are split among programs ("split-K": Osama et al., "Stream-K", 2023,
-compares the ways); the last of them to arrive adds up all splits in their order, so the bits do
-not depend on which one that is. The norm's factor is applied behind the sums: with the factor f of
-a row, (f * x * norm) @ w.T is f * ((x * norm) @ w.T), and the squares are summed on the way.
+several do. So the gate or the addition to the residual stream behind a product belong to its
+kernel, and so do the norms, in two parts. A product that adds to the residual stream also stores
+the new rows times the next norm's weight, and their squares' sums. The product behind the norm
+applies the norm's factor to its sums: with the factor f of a row, (f * x * norm) @ w.T is
+f * ((x * norm) @ w.T). (To multiply by the norm's weight in front of each product of tiles costs
+as much again as reading the weights: measured on an H200.)
+
+The columns of a weight alone would occupy a part of the device, so its sums over k are split among
+programs ("split-K": Osama et al., "Stream-K", 2023, compares the ways); the last of them to arrive
+adds up all splits in their order, so the bits do not depend on which one that is.
 
 A row has the same bits in any pass of up to 16 rows, not in larger ones, which run other kernels:
 deterministic mode does not use this module.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,17 +25,16 @@ from torch import Tensor
 
 from kernels.layers.gated_mul import Activation, activated, gated_mul_reference
 from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm, rms_norm_reference
+from kernels.layers.rms_norm import RmsNorm
 from kernels.triton_support import (
     dot,
     jit,
     launch,
-    launches_early,
+    next_power_of_2,
     num_multiprocessors,
     rounded,
     tl,
     uses_triton,
-    wait_for_inputs,
 )
 
 FEW_ROWS: Final = 16
@@ -39,7 +43,8 @@ FEW_ROWS: Final = 16
 DTYPES: Final = (torch.bfloat16, torch.float32)
 # Not float16: the factor of the norm comes after the sums, and x * norm could be too large for it.
 
-_PROGRAMS_PER_MULTIPROCESSOR: Final = 2
+# Programs of a multiprocessor at most, of which as many fit beside one another.
+_MOST_PROGRAMS: Final = 3
 # Blocks of k of a program at least: fewer would wait for memory more than they read.
 _MIN_BLOCKS: Final = 2
 
@@ -49,13 +54,11 @@ def split_k_linear_reference(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    norm: RmsNorm | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """The norm, the product, the gate and the addition as torch has them, one after the other."""
-    rows = x if norm is None else rms_norm_reference(x, norm.weight, norm.eps).to(x.dtype)
-    product = torch.nn.functional.linear(rows, weight, bias)
+    """The product, the gate and the addition as torch has them, one after the other."""
+    product = torch.nn.functional.linear(x, weight, bias)
     if activation is not None:
         return gated_mul_reference(product, activation)
     return product if residual is None else residual.add_(product)
@@ -68,43 +71,63 @@ def _finish(  # type: ignore[no-untyped-def] # noqa: PLR0913
     squares,
     bias,
     output,
+    next_weight,
+    next_values,
+    next_squares,
+    tile,
     rows,
     columns,
     is_stored,
     eps,
     OUT: tl.constexpr,
     WIDTH: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    NUM_SQUARES: tl.constexpr,
+    BLOCK_SQUARES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
+    NORMS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
-    """Store whole sums: scaled, gated, or added to the output."""
-    if HAS_NORM:
-        inverse = tl.rsqrt(squares / WIDTH + eps)[:, None]
+    """Store whole sums: scaled, gated, or added to the output, with the next norm's part."""
+    if NUM_SQUARES > 0:
+        parts = tl.arange(0, BLOCK_SQUARES)
+        places = squares + parts[:, None] * BLOCK_M + rows[None, :]
+        total = tl.sum(tl.load(places, mask=(parts < NUM_SQUARES)[:, None], other=0.0), axis=0)
+        inverse = tl.rsqrt(total / WIDTH + eps)[:, None]
         sums = sums * inverse
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < OUT, other=0.0).to(tl.float32)[None, :]
     if ACTIVATION is not None:
-        if HAS_NORM:
+        if NUM_SQUARES > 0:
             up_sums = up_sums * inverse
         if HAS_BIAS:
             up_bias = tl.load(bias + OUT + columns, mask=columns < OUT, other=0.0)
             up_sums += up_bias.to(tl.float32)[None, :]
         sums = activated(sums, ACTIVATION) * up_sums
-    places = output + rows[:, None] * OUT + columns[None, :]
+    offsets = rows[:, None] * OUT + columns[None, :]
     if ADDS:
-        sums += tl.load(places, mask=is_stored, other=0.0).to(tl.float32)
-    tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_stored)
+        sums += tl.load(output + offsets, mask=is_stored, other=0.0).to(tl.float32)
+    sums = rounded(sums, output.dtype.element_ty)
+    tl.store(output + offsets, sums, mask=is_stored)
+    if NORMS:
+        values = tl.where(is_stored, sums.to(tl.float32), 0.0)
+        norm = tl.load(next_weight + columns, mask=columns < OUT, other=0.0).to(tl.float32)
+        normed = rounded(values * norm[None, :], output.dtype.element_ty)
+        tl.store(next_values + offsets, normed, mask=is_stored)
+        tl.store(next_squares + tile * BLOCK_M + rows, tl.sum(values * values, axis=1))
 
 
 @jit
 def _split_k_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel's arguments
     x,
-    norm_weight,
+    squares,
     weight,
     bias,
     output,
+    next_weight,
+    next_values,
+    next_squares,
     partials,
     arrivals,
     num_rows,
@@ -113,11 +136,12 @@ def _split_k_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel'
     WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    NUM_SQUARES: tl.constexpr,
+    BLOCK_SQUARES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
+    NORMS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    IS_EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -136,20 +160,12 @@ def _split_k_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel'
     weight_tile = weight + columns.to(tl.int64)[None, :] * WIDTH + first + k[:, None]
     sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up_sums = sums
-    squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
-    if IS_EARLY:
-        wait_for_inputs()
     for start in range(0, SPLIT, BLOCK_K):
         places = first + start + k
         is_k = places < WIDTH
         left = tl.load(x_tile, mask=is_row[:, None] & is_k[None, :], other=0.0)
         mask = is_column[None, :] & is_k[:, None]
         right = tl.load(weight_tile, mask=mask, other=0.0)
-        if HAS_NORM:
-            values = left.to(tl.float32)
-            squares += values * values
-            norm = tl.load(norm_weight + places, mask=is_k, other=0.0).to(tl.float32)
-            left = rounded(values * norm[None, :], x.dtype.element_ty)
         sums = dot(left, right, sums)
         if ACTIVATION is not None:
             right = tl.load(weight_tile + OUT * WIDTH, mask=mask, other=0.0)
@@ -157,20 +173,19 @@ def _split_k_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel'
         x_tile += BLOCK_K
         weight_tile += BLOCK_K
 
-    own_squares = tl.sum(squares, axis=1)  # [BLOCK_M]
     is_stored = is_row[:, None] & is_column[None, :]
     if NUM_SPLITS == 1:
         _finish(
-            sums, up_sums, own_squares, bias, output, rows, columns, is_stored, eps,
-            OUT, WIDTH, HAS_NORM, HAS_BIAS, ADDS, ACTIVATION,
+            sums, up_sums, squares, bias, output, next_weight, next_values, next_squares,
+            tile, rows, columns, is_stored, eps, OUT, WIDTH, NUM_SQUARES, BLOCK_SQUARES,
+            HAS_BIAS, ADDS, NORMS, ACTIVATION, BLOCK_M,
         )  # fmt: skip
     else:
         NUM_SUMS: tl.constexpr = BLOCK_M * BLOCK_N
-        SIZE: tl.constexpr = BLOCK_M + (1 if ACTIVATION is None else 2) * NUM_SUMS
+        SIZE: tl.constexpr = (1 if ACTIVATION is None else 2) * NUM_SUMS
         parts = partials + tile * (NUM_SPLITS * SIZE)
         own = parts + split * SIZE
-        at = BLOCK_M + rows[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        tl.store(own + rows, own_squares, mask=is_row)
+        at = rows[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         tl.store(own + at, sums, mask=is_row[:, None])
         if ACTIVATION is not None:
             tl.store(own + NUM_SUMS + at, up_sums, mask=is_row[:, None])
@@ -179,11 +194,9 @@ def _split_k_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel'
         if arrived == NUM_SPLITS - 1:
             sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
             up_sums = sums
-            own_squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
             for number in range(NUM_SPLITS):
                 part = parts + number * SIZE
                 # Not from the level-1 cache: other multiprocessors wrote them.
-                own_squares += tl.load(part + rows, mask=is_row, other=0.0, cache_modifier=".cg")
                 sums += tl.load(part + at, mask=is_row[:, None], other=0.0, cache_modifier=".cg")
                 if ACTIVATION is not None:
                     up_sums += tl.load(
@@ -191,8 +204,9 @@ def _split_k_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel'
                     )
             tl.store(arrivals + tile, 0)  # for the next launch
             _finish(
-                sums, up_sums, own_squares, bias, output, rows, columns, is_stored, eps,
-                OUT, WIDTH, HAS_NORM, HAS_BIAS, ADDS, ACTIVATION,
+                sums, up_sums, squares, bias, output, next_weight, next_values, next_squares,
+                tile, rows, columns, is_stored, eps, OUT, WIDTH, NUM_SQUARES, BLOCK_SQUARES,
+                HAS_BIAS, ADDS, NORMS, ACTIVATION, BLOCK_M,
             )  # fmt: skip
 
 
@@ -209,6 +223,7 @@ class SplitShape:
     num_splits: int
     num_tiles: int
     num_stages: int
+    num_warps: int
     is_gated: bool
 
     @property
@@ -217,7 +232,7 @@ class SplitShape:
         if self.num_splits == 1:
             return 0
         sums = FEW_ROWS * self.block_n * (2 if self.is_gated else 1)
-        return self.num_tiles * self.num_splits * (FEW_ROWS + sums)
+        return self.num_tiles * self.num_splits * sums
 
 
 def split_shape(weight: Tensor, *, is_gated: bool = False) -> SplitShape:
@@ -230,8 +245,7 @@ def split_shape(weight: Tensor, *, is_gated: bool = False) -> SplitShape:
     else:
         block_n, block_k, num_stages = 32 if is_gated else 64, 128, 4
     num_tiles, num_blocks = -(-out_features // block_n), -(-width // block_k)
-    wanted = -(-_PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(weight.device) // num_tiles)
-    blocks = max(-(-num_blocks // wanted), min(_MIN_BLOCKS, num_blocks))
+    blocks = _blocks_of_a_split(num_tiles, num_blocks, num_multiprocessors(weight.device))
     return SplitShape(
         block_n=block_n,
         block_k=block_k,
@@ -239,8 +253,24 @@ def split_shape(weight: Tensor, *, is_gated: bool = False) -> SplitShape:
         num_splits=-(-num_blocks // blocks),
         num_tiles=num_tiles,
         num_stages=num_stages,
+        num_warps=4,
         is_gated=is_gated,
     )
+
+
+def _blocks_of_a_split(num_tiles: int, num_blocks: int, multiprocessors: int) -> int:
+    """Blocks of k that a program takes, so that all multiprocessors have as much to do.
+
+    Among equals those with about two programs a multiprocessor: fewer read too little at a time,
+    more add too many sums.
+    """
+
+    def rank(blocks: int) -> tuple[float, float]:
+        programs = num_tiles * -(-num_blocks // blocks) / multiprocessors
+        used = programs / math.ceil(programs)
+        return (-round(10 * used) if programs <= _MOST_PROGRAMS else 0, abs(programs - 2.0))
+
+    return min(range(min(_MIN_BLOCKS, num_blocks), num_blocks + 1), key=rank)
 
 
 class SplitScratch:
@@ -269,62 +299,139 @@ def can_split(product: object) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfNormed:
+    """Rows in front of a product that only lack their norm's factor.
+
+    values: [n, width], the rows times the norm's weight; squares: float32 [parts, FEW_ROWS], each
+    row's sum of squares in parts; eps: of the norm, added to the mean square.
+    """
+
+    values: Tensor
+    squares: Tensor
+    eps: float
+
+
 def split_k_linear(
-    x: Tensor,
+    x: Tensor | HalfNormed,
     product: Linear,
     scratch: SplitScratch,
     *,
-    norm: RmsNorm | None = None,
     activation: Activation | None = None,
-    residual: Tensor | None = None,
 ) -> Tensor:
-    """`product(norm(x))`, gated, or added to the residual stream in place. One launch.
+    """`product(x)`, or gated. One launch.
 
-    x: [n, in_features], n at most FEW_ROWS, contiguous; product: as `can_split` has it; norm: of
-    the rows; activation: as `gated_mul` of the result, whose gates stand in front; residual:
-    [n, out_features], contiguous. Returns [n, out_features], half as wide if gated.
+    x: [n, in_features], n at most FEW_ROWS, contiguous; product: as `can_split` has it;
+    activation: as `gated_mul` of the result, whose gates stand in front. Returns
+    [n, out_features], half as wide if gated.
     """
-    weight, bias = product.plain_weight, product.bias
-    assert weight is not None
+    rows = x.values if isinstance(x, HalfNormed) else x
+    weight = _weight(product)
+    if not uses_triton(rows):
+        return split_k_linear_reference(_normed(x), weight, product.bias, activation=activation)
+    width = weight.shape[0] // (1 if activation is None else 2)
+    output = torch.empty((rows.shape[0], width), dtype=rows.dtype, device=rows.device)
+    _launch(x, product, scratch, output, activation=activation)
+    return output
+
+
+def split_k_add(x: Tensor, product: Linear, scratch: SplitScratch, residual: Tensor) -> None:
+    """Add `product(x)` to the residual stream, [n, out_features], contiguous. One launch.
+
+    x, product: as for `split_k_linear`.
+    """
     if not uses_triton(x):
-        return split_k_linear_reference(
-            x, weight, bias, norm=norm, activation=activation, residual=residual
-        )
-    num_rows, width = x.shape
-    if num_rows > FEW_ROWS or not x.is_contiguous():
-        raise ValueError(f"{num_rows} rows of strides {x.stride()}: at most {FEW_ROWS}, contiguous")
-    shape = split_shape(weight, is_gated=activation is not None)
-    out_features = weight.shape[0] // (1 if activation is None else 2)
-    output = residual
-    if output is None:
-        output = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
+        split_k_linear_reference(x, _weight(product), product.bias, residual=residual)
+    else:
+        _launch(x, product, scratch, residual, adds=True)
+
+
+def split_k_add_norm(
+    x: Tensor, product: Linear, scratch: SplitScratch, residual: Tensor, norm: RmsNorm
+) -> HalfNormed:
+    """`split_k_add`, and the new stream in front of the product behind a norm of it."""
+    num_parts = split_shape(_weight(product)).num_tiles
+    half = HalfNormed(
+        values=torch.empty_like(residual),
+        squares=torch.empty((num_parts, FEW_ROWS), dtype=torch.float32, device=x.device),
+        eps=norm.eps,
+    )
+    if not uses_triton(x):
+        split_k_add(x, product, scratch, residual)
+        half.values.copy_(residual * norm.weight)
+        half.squares.zero_()[0, : len(residual)] = residual.float().square().sum(-1)
+    else:
+        _launch(x, product, scratch, residual, adds=True, half=half, norm=norm)
+    return half
+
+
+def _normed(x: Tensor | HalfNormed) -> Tensor:
+    """The rows as the product takes them, with the norm's factor."""
+    if not isinstance(x, HalfNormed):
+        return x
+    total = x.squares.sum(0)[: len(x.values), None]
+    inverse = torch.rsqrt(total / x.values.shape[-1] + x.eps)
+    return (x.values.float() * inverse).to(x.values.dtype)
+
+
+def _weight(product: Linear) -> Tensor:
+    weight = product.plain_weight
+    assert weight is not None
+    return weight
+
+
+def _launch(  # noqa: PLR0913 - what stands before and behind the product
+    x: Tensor | HalfNormed,
+    product: Linear,
+    scratch: SplitScratch,
+    output: Tensor,
+    *,
+    activation: Activation | None = None,
+    adds: bool = False,
+    half: HalfNormed | None = None,
+    norm: RmsNorm | None = None,
+) -> None:
+    """Write the gated product, or add the product to the output and fill `half`."""
+    rows = x.values if isinstance(x, HalfNormed) else x
+    squares = x.squares if isinstance(x, HalfNormed) else None
+    eps = x.eps if isinstance(x, HalfNormed) else 0.0
+    weight, bias = _weight(product), product.bias
+    num_rows, width = rows.shape
+    if num_rows > FEW_ROWS or not rows.is_contiguous():
+        stride = rows.stride()
+        raise ValueError(f"{num_rows} rows of strides {stride}: at most {FEW_ROWS}, contiguous")
     if num_rows == 0:
-        return output
+        return
+    shape = split_shape(weight, is_gated=activation is not None)
+    num_squares = 0 if squares is None else squares.shape[0]
     launch(
         _split_k_kernel,
         (shape.num_tiles, shape.num_splits),
-        x,
-        None if norm is None else norm.weight,
+        rows,
+        squares,
         weight,
         bias,
         output,
+        None if norm is None else norm.weight,
+        None if half is None else half.values,
+        None if half is None else half.squares,
         scratch.partials,
         scratch.arrivals,
         num_rows,
-        0.0 if norm is None else norm.eps,
-        num_warps=4,
+        eps,
+        num_warps=shape.num_warps,
         num_stages=shape.num_stages,
-        OUT=out_features,
+        OUT=output.shape[1],
         WIDTH=width,
         SPLIT=shape.split,
         NUM_SPLITS=shape.num_splits,
-        HAS_NORM=norm is not None,
+        NUM_SQUARES=num_squares,
+        BLOCK_SQUARES=next_power_of_2(num_squares),
         HAS_BIAS=bias is not None,
-        ADDS=residual is not None,
+        ADDS=adds,
+        NORMS=half is not None,
         ACTIVATION=activation,
-        IS_EARLY=launches_early(x.device),
         BLOCK_M=FEW_ROWS,
         BLOCK_N=shape.block_n,
         BLOCK_K=shape.block_k,
     )
-    return output

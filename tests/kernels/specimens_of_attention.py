@@ -10,7 +10,6 @@ from kernels.attention.attend_tiles import attend_tiles
 from kernels.attention.attention_tiles import (
     TilePlan,
     max_tiles_of,
-    new_arrivals,
     new_work,
     tile_shapes,
     workspace_size,
@@ -92,7 +91,6 @@ class _Pass:
             path_slots=integers(NUM_ROWS, 256, dtype=I32) if has_paths else None,
             work=new_work(batch, device),
             workspace=torch.empty(size),
-            arrivals=new_arrivals(size, head_dim=heads.head_dim, device=device),
             shape=shape,
             num_kv_heads=heads.num_kv_heads,
             max_tiles=max_tiles,

@@ -19,7 +19,15 @@ from kernels.layers.lora import LoraPart, LoraWeights, TritonLoraRows
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.layers.row_invariant_linear import row_invariant_linear
-from kernels.layers.split_k_linear import FEW_ROWS, SplitScratch, split_k_linear, split_shape
+from kernels.layers.split_k_linear import (
+    FEW_ROWS,
+    HalfNormed,
+    SplitScratch,
+    split_k_add,
+    split_k_add_norm,
+    split_k_linear,
+    split_shape,
+)
 from kernels.layers.stored_linear import StoredLinear
 from kernels.quantised.stored_weight import Number, StoredWeight
 from kernels.quantised.weight import Bits, QuantisedWeight
@@ -109,14 +117,16 @@ def _split_k_linear(
     weight = torch.empty(out_features, in_features, dtype=dtype)
     bias = torch.empty(out_features, dtype=dtype) if activation == "gelu_tanh" else None
     product = Linear(weight, bias, pack=False)
-    norm = RmsNorm(torch.empty(in_features, dtype=dtype), 1e-6)
     scratch = SplitScratch(weight.device, [split_shape(weight, is_gated=activation is not None)])
     x = torch.empty(FEW_ROWS, in_features, dtype=dtype)
-    split_k_linear(x, product, scratch, norm=norm, activation=activation)
+    half = HalfNormed(values=x, squares=torch.empty(64, FEW_ROWS), eps=1e-6)
+    split_k_linear(half, product, scratch, activation=activation)
     if activation is None:
-        split_k_linear(
-            x, product, scratch, residual=torch.empty(FEW_ROWS, out_features, dtype=dtype)
-        )
+        split_k_linear(x, product, scratch)
+        stream = torch.empty(FEW_ROWS, out_features, dtype=dtype)
+        norm = RmsNorm(torch.empty(out_features, dtype=dtype), 1e-6)
+        split_k_add(x, product, scratch, stream)
+        split_k_add_norm(x, product, scratch, stream, norm)
 
 
 def _quantised(in_features: int, out_features: int, bits: Bits, group_size: int) -> QuantisedWeight:

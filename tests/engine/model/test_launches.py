@@ -25,10 +25,11 @@ PAIR = Path(__file__).parents[3] / "draft" / "pair"
 FUSED = [
     "_rope_write_kv_kernel",
     "_attend_kernel",
-    "_split_k_kernel",  # the output's, which adds to the residual stream
-    "_split_k_kernel",  # norm, gate and up, the gate
-    "_split_k_kernel",  # down, which adds
-    "_split_k_kernel",  # the next layer's norm, queries, keys and values
+    "_combine_kernel",
+    "_split_k_kernel",  # the output's, which adds to the residual stream, and half the norm
+    "_split_k_kernel",  # gate and up, the gate
+    "_split_k_kernel",  # down, which adds, and half the norm
+    "_split_k_kernel",  # the next layer's queries, keys and values
 ]
 SEPARATE = [
     "_rope_write_kv_kernel",
@@ -119,9 +120,8 @@ def model() -> DecoderModel:
 
 
 @pytest.mark.parametrize("count", [1, 2, 16])
-def test_a_layer_of_few_rows_is_six_launches(model: DecoderModel, count: int) -> None:
+def test_a_layer_of_few_rows_is_seven_launches(model: DecoderModel, count: int) -> None:
     assert launches_of_a_layer(model, count) == FUSED
-    assert len(FUSED) <= 6
 
 
 def test_so_is_a_layer_of_a_tree(model: DecoderModel) -> None:
@@ -177,6 +177,7 @@ def test_a_draft_level_is_its_layers_and_few_launches_more(model: DecoderModel) 
         "_stage_rows_kernel",
         "_divide_work_kernel",
         "_embed_kernel",
+        "_rms_norm_kernel",  # in front of the first layer
         "_rms_norm_kernel",  # the last, in front of the logits
         "product",
         "_gather_kernel",

@@ -141,6 +141,8 @@ def test_shapes_are_few_and_hold_a_group(
         assert 1 <= shape.rows_per_tile * group_size <= shape.block_m
         assert shape.split_size % shape.block_n == 0
         assert SPLIT_ALIGNMENT % shape.block_n == 0
-        assert shape.rows_per_tile >= rows or shape == shapes[-1]
+        # A few tiles of the second largest shape are better than one of the largest.
+        own = 4 if len(shapes) == 3 and shape == shapes[1] else 1
+        assert own * shape.rows_per_tile >= rows or shape == shapes[-1]
     assert tile_shapes(**options, deterministic=True) == tile_shapes(**options, deterministic=True)
     assert len(tile_shapes(**options, deterministic=True)) == 1
