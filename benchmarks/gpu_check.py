@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -156,6 +156,23 @@ def collect_tests(ends_at: float) -> list[Outcome]:
     return [outcome]
 
 
+def build_products(ends_at: float, folder: Path = ROOT / "kernels" / "cpu") -> list[Outcome]:
+    """Build the CPU's compiled library where it is missing: without it host trees run in Python."""
+    from kernels.cpu.product_library import library_path
+
+    if library_path(folder) is not None:
+        return []
+    print("kernels/cpu/_products is missing: it is built beside the tests", flush=True)
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    limit_s = ends_at - time.monotonic()
+    outcome = run_part("kernels/cpu/_products", command, limit_s=limit_s, quiet=True)
+    if outcome.problem is None and library_path(folder) is None:
+        problem = "not built, host trees run in Python; install a C++ compiler"
+        outcome = replace(outcome, problem=problem)
+    say(outcome)
+    return [outcome]
+
+
 def run_tests(ends_at: float, *, is_dry: bool = False) -> list[Outcome]:
     """All test files, several at a time, each a process of its own; dry: those for a GPU only."""
     jobs = [(file, "gpu and not long") for file in gpu_marked_tests()]
@@ -270,8 +287,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ends_at = started_s + TOTAL_S
     print("==== tests", flush=True)
     tests_end_at = started_s + TESTS_S
-    outcomes = collect_tests(tests_end_at) if arguments.dry else []
-    outcomes += run_tests(tests_end_at, is_dry=arguments.dry)
+    with ThreadPoolExecutor(1) as beside:
+        build = beside.submit(build_products, tests_end_at)
+        outcomes = collect_tests(tests_end_at) if arguments.dry else []
+        outcomes += run_tests(tests_end_at, is_dry=arguments.dry)
+    outcomes += build.result()
     outcomes += run_benchmarks(ends_at, is_dry=arguments.dry, results=results)
     folder = results or ROOT / "benchmarks" / "results"
     print(f"\n==== report: {write_report(outcomes, folder, is_dry=arguments.dry)}")

@@ -337,6 +337,29 @@ def test_what_is_missing_is_named(
     assert "has no no_such_package, which" in capsys.readouterr().out
 
 
+def test_a_missing_library_of_products_is_built_or_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builds: list[list[str]] = []
+
+    def run_part(
+        name: str, command: list[str], *, limit_s: float, quiet: bool
+    ) -> gpu_check.Outcome:
+        builds.append(command)
+        if len(builds) == 2:  # the first build finds no compiler
+            (tmp_path / "_products.abi3.so").touch()
+        return gpu_check.Outcome(name=name, seconds=1.0, problem=None)
+
+    monkeypatch.setattr(gpu_check, "run_part", run_part)
+    (without,) = gpu_check.build_products(time.monotonic() + 60.0, tmp_path)
+    assert without.problem is not None
+    assert "kernels/cpu/_products is missing" in capsys.readouterr().out
+    (built,) = gpu_check.build_products(time.monotonic() + 60.0, tmp_path)
+    assert built.problem is None
+    assert builds[1][-2:] == ["build_ext", "--inplace"]
+    assert gpu_check.build_products(time.monotonic() + 60.0, tmp_path) == []
+
+
 def test_all_parts_are_run_and_one_failure_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
