@@ -36,6 +36,7 @@ from kernels.trees.build_tree import (
     init_trees,
 )
 from kernels.triton_support import KernelChoice, triton, use_kernels
+from tests.sizes import compiled_sizes
 
 VOCAB = 30  # so few that text and the small model often say the same
 # Slots that a root has more in the large model's view.
@@ -50,6 +51,12 @@ SHAPES = {
     "num_sequences": st.integers(1, 4),
     "width": st.integers(1, 6),
     "branching": st.integers(1, 5),
+}
+# In Triton, where a width and a branching are constants.
+TRITON_SHAPES = {
+    **SHAPES,
+    "width": compiled_sizes(range(1, 7), [1, 4]),
+    "branching": compiled_sizes(range(1, 6), [3]),
 }
 # Of the few examples, one has everything.
 RICH = {"seed": 12, "num_sequences": 3, "width": 4, "branching": 3}

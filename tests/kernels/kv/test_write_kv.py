@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.kv.write_kv import quantise_fp8, write_kv
 from kernels.triton_support import use_kernels
+from tests.sizes import compiled_sizes
 
 BLOCK_SIZE = 5
 NUM_BLOCKS = 7
@@ -35,8 +36,8 @@ def with_gaps(slots: list[int], data: st.DataObject) -> Tensor:
 @given(
     kind=KINDS,
     slots=SLOTS,
-    heads=st.integers(1, 11),
-    head_dim=st.integers(1, 9),
+    heads=compiled_sizes(range(1, 12), [3, 11]),
+    head_dim=compiled_sizes(range(1, 10), [7]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     data=st.data(),
 )
@@ -109,8 +110,8 @@ def test_quantised_heads_are_the_nearest_values(head: list[float], power: int) -
 @given(
     kind=KINDS,
     slots=SLOTS,
-    heads=st.integers(1, 9),
-    head_dim=st.sampled_from([1, 7, 16, 64]),
+    heads=compiled_sizes(range(1, 10), [9]),
+    head_dim=compiled_sizes([1, 7, 16, 64], [7, 64]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     power=st.integers(-12, 6),
     data=st.data(),

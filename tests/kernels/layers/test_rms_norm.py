@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.triton_support import use_kernels
+from tests.sizes import compiled_sizes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # For values near 1, a last place of the type and a bit.
@@ -52,7 +53,7 @@ def test_large_values_do_not_overflow_in_half_precision() -> None:
 @settings(max_examples=20)
 @given(
     rows=st.integers(0, 5),
-    width=st.sampled_from([1, 3, 64, 100, 1000, 2048, 5120]),
+    width=compiled_sizes([1, 3, 64, 100, 1000, 2048, 5120], [3, 1000, 5120]),
     scale=st.sampled_from([1e-3, 1.0, 300.0]),
 )
 def test_kernel_rounds_once(
@@ -73,7 +74,7 @@ def test_kernel_rounds_once(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["reference", "triton"])
 @settings(max_examples=20)
-@given(rows=st.integers(0, 5), width=st.sampled_from([1, 33, 256, 1000]))
+@given(rows=st.integers(0, 5), width=compiled_sizes([1, 33, 256, 1000], [33, 256]))
 def test_the_sum_that_is_normalised_is_the_one_that_is_kept(
     device: torch.device, kind: str, dtype: torch.dtype, rows: int, width: int
 ) -> None:

@@ -13,6 +13,7 @@ from kernels.layers.rope import (
     rotate,
 )
 from kernels.triton_support import use_kernels
+from tests.sizes import compiled_sizes
 
 LLAMA3 = {
     "factor": 8.0,
@@ -82,8 +83,8 @@ def make_table(head_dim: int, dtype: torch.dtype, device: torch.device) -> Rotar
 @settings(max_examples=30)
 @given(
     positions=st.lists(st.integers(0, 49), max_size=5),
-    num_heads=st.integers(1, 11),
-    head_dim=st.sampled_from([2, 6, 34, 64, 96, 128, 256]),
+    num_heads=compiled_sizes(range(1, 12), [11]),
+    head_dim=compiled_sizes([2, 6, 34, 64, 96, 128, 256], [34, 128]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     has_norm=st.booleans(),
 )

@@ -35,6 +35,7 @@ from kernels.layers.row_invariant_ops import (
 )
 from kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits, torch_threads
+from tests.sizes import compiled_sizes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # How far a result may lie from the exact one, in units of its dtype's rounding.
@@ -77,8 +78,8 @@ def rows_that_depend_on_company(
 @settings(max_examples=20)
 @given(
     num_rows=st.sampled_from([0, 1, 2, 33, 64, 65, 130]),
-    out_features=st.sampled_from([1, 17, 32, 70]),
-    in_features=st.sampled_from([1, 7, 48, 128, 131, 272]),
+    out_features=compiled_sizes([1, 17, 32, 70], [17, 70]),
+    in_features=compiled_sizes([1, 7, 48, 128, 131, 272], [128, 131]),
     dtype=st.sampled_from(DTYPES),
     has_bias=st.booleans(),
     seed=st.integers(0, 1 << 20),

@@ -16,7 +16,7 @@ from kernels.quantised.stored_weight import Number, StoredWeight
 from kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits
 from tests.kernels.quantised.stored_weights import random_stored
-from tests.sizes import repeats
+from tests.sizes import compiled_sizes, repeats
 
 pytestmark = pytest.mark.usefixtures("triton_kernels", "equal_rows")
 
@@ -35,8 +35,10 @@ def check(weight: StoredWeight, x: Tensor, bias: Tensor | None) -> None:
 @settings(max_examples=repeats(20, 10), deadline=None)
 @given(
     number=st.sampled_from(["int4", "int8", "float8"]),
-    out_features=st.integers(1, 70),
-    groups=st.sampled_from([(3, 32), (1, 128), (5, 16), (2, 96), (3, 128), (4, 7)]),
+    out_features=compiled_sizes(range(1, 71), [33]),
+    groups=compiled_sizes(
+        [(3, 32), (1, 128), (5, 16), (2, 96), (3, 128), (4, 7)], [(3, 128), (4, 7)]
+    ),
     num_rows=st.sampled_from([1, 3, 64, 70]),
     zeros=st.booleans(),
     minimums=st.booleans(),

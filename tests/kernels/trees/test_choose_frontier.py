@@ -24,6 +24,7 @@ from tests.kernels.growing import (
     MANY,
     RICH,
     SHAPES,
+    TRITON_SHAPES,
     Growth,
     mask_of,
     poison,
@@ -68,7 +69,7 @@ def test_without_text_the_frontier_is_the_hosts(device: torch.device, **shape: A
         check_frontier_is_the_hosts(growth, num_levels=7)
 
 
-@given(**SHAPES, min_path_prob=FLOORS)
+@given(**TRITON_SHAPES, min_path_prob=FLOORS)
 @example(**RICH, min_path_prob=0.001)
 @FEW
 def test_without_text_tritons_frontier_is_the_hosts(device: torch.device, **shape: Any) -> None:
@@ -130,7 +131,7 @@ def test_the_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:
         check_frontier_and_rows(Growth.begin(device=device, has_text=True, **shape), 6)
 
 
-@given(**SHAPES, min_path_prob=FLOORS)
+@given(**TRITON_SHAPES, min_path_prob=FLOORS)
 @example(**RICH, min_path_prob=0.001)
 @FEW
 def test_tritons_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:

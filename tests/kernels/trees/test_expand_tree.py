@@ -18,6 +18,7 @@ from tests.kernels.growing import (
     MANY,
     RICH,
     SHAPES,
+    TRITON_SHAPES,
     Growth,
     fields_of,
     tree_kernels,
@@ -56,7 +57,7 @@ def test_guesses_join_as_they_do_on_the_host(device: torch.device, **shape: Any)
         check_guesses_join_as_they_do_on_the_host(Growth.begin(device=device, **shape))
 
 
-@given(**SHAPES, has_text=st.booleans(), min_path_prob=FLOORS)
+@given(**TRITON_SHAPES, has_text=st.booleans(), min_path_prob=FLOORS)
 @example(**RICH, has_text=True, min_path_prob=0.001)
 @FEW
 def test_guesses_join_in_triton_too(device: torch.device, **shape: Any) -> None:

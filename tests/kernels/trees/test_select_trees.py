@@ -20,6 +20,7 @@ from tests.kernels.growing import (
     MANY,
     RICH,
     SHAPES,
+    TRITON_SHAPES,
     Growth,
     mask_of,
     tree_kernels,
@@ -119,7 +120,7 @@ def test_the_likeliest_of_all_trees_are_selected(device: torch.device, **given_:
         check_selection(device, num_levels=3, **given_)
 
 
-@given(**SELECTIONS)
+@given(**{**SELECTIONS, **TRITON_SHAPES})
 @example(**RICH, has_text=True, min_path_prob=0.0, num_nodes=30, caps=[20, 12, 30])
 @FEW
 def test_triton_selects_the_likeliest_too(device: torch.device, **given_: Any) -> None:
