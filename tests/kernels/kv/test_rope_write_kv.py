@@ -1,13 +1,17 @@
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import quantise_fp8, write_kv
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.triton_support import record_launches, use_kernels
+from tests.sizes import compiled_sizes
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 5
@@ -18,8 +22,8 @@ NUM_SLOTS = NUM_BLOCKS * BLOCK_SIZE
 @given(
     kind=st.sampled_from(["reference", "triton"]),
     slots=st.lists(st.integers(0, NUM_SLOTS - 1), max_size=6, unique=True),
-    groups=st.tuples(st.integers(1, 5), st.integers(1, 9)),
-    head_dim=st.sampled_from([2, 6, 32, 96, 128, 256]),
+    groups=compiled_sizes(product(range(1, 6), range(1, 10)), [(4, 2)]),
+    head_dim=compiled_sizes([2, 6, 32, 96, 128, 256], [6, 128]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     has_norm=st.booleans(),
     is_fp8=st.booleans(),
@@ -36,7 +40,10 @@ def test_is_its_parts_in_one(  # noqa: PLR0913
     is_fp8: bool,
     hole: int,
 ) -> None:
-    """The same bits as norm_and_rotate and write_kv in turn, and nothing else is written."""
+    """The same bits as norm_and_rotate and write_kv in turn, and nothing else is written.
+
+    On a GPU the kernels' tiles sum a head's squares in orders of their own: a last bit may differ.
+    """
     group_size, num_kv_heads = groups
     num_query_heads = group_size * num_kv_heads
     num_rotated = num_query_heads + num_kv_heads
@@ -73,12 +80,21 @@ def test_is_its_parts_in_one(  # noqa: PLR0913
             k_scale=None if scales is None else scales[0],
             v_scale=None if scales is None else scales[1],
         )
-    assert torch.equal(query, query_key[:, :num_query_heads])
-    as_bytes = torch.uint8
-    assert torch.equal(caches.view(as_bytes), expected.view(as_bytes))
-    if scales is not None and expected_scales is not None:
-        assert torch.equal(scales, expected_scales)
     assert torch.equal(heads, before)
+    may_differ = device.type == "cuda" and has_norm
+    assert_same(query, query_key[:, :num_query_heads], may_differ=may_differ)
+    assert_same(caches, expected, may_differ=may_differ)
+    if scales is not None and expected_scales is not None:
+        assert_same(scales, expected_scales, may_differ=may_differ)
+
+
+def assert_same(found: Tensor, expected: Tensor, *, may_differ: bool) -> None:
+    """The same bits, or numbers one step apart."""
+    if may_differ:
+        step = torch.finfo(found.dtype).eps
+        torch.testing.assert_close(found.float(), expected.float(), rtol=2 * step, atol=step)
+    else:
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 8])
