@@ -206,14 +206,15 @@ class TileAttention {
         scores = scores * call_.scale;
         if (call_.softcap > 0) scores = capped(scores, call_.softcap);
         if (from <= 0 && to >= kLanes) return scores;
-        const Lanes places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const Lanes none = Lanes{} - INFINITY;
-        scores = where_greater(places, Lanes{} + float(from - 1), scores, none);
-        return where_greater(Lanes{} + float(to), places, scores, none);
+        const float numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const Lanes places = load(numbers);
+        const Lanes none = filled(-INFINITY);
+        scores = where_greater(places, filled(float(from - 1)), scores, none);
+        return where_greater(filled(float(to)), places, scores, none);
     }
 
     INLINE Lanes weights_of(Lanes scores, float highest) const {
-        return where_greater(scores, Lanes{} - INFINITY, exponential(scores - highest), Lanes{});
+        return where_greater(scores, filled(-INFINITY), exponential(scores - highest), Lanes{});
     }
 
     void add_values(int64_t first, int64_t lines, const float* weights, Range range) {

@@ -77,7 +77,7 @@ INLINE Lanes activated(const Lanes& gate) {
     }
     const Lanes open = gate / (exponential(-z) + 1.0f);
     // Beyond, the exponential is bounded and the quotient would not be nothing.
-    return where_greater(Lanes{} - 87.0f, z, Lanes{}, open);
+    return where_greater(filled(-87.0f), z, Lanes{}, open);
 }
 
 template <int32_t kActivation>

@@ -1,5 +1,8 @@
 """Compiled attention against its definition, and the bits of a row in any company."""
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -204,3 +207,30 @@ def test_caches_of_another_kind_are_refused() -> None:
     for caches in (random(2, 4, 1, 1, 32), random(2, 4, 1, 1, 16).float()):
         with pytest.raises(ValueError, match="cannot be read"):
             attend(batch, query, caches)
+
+
+@each_instruction_set
+def test_takes_no_more_time_than_torchs_products(instruction_set: InstructionSet) -> None:
+    """Prompts pay with the square of their length: sums must stay in registers."""
+    num_keys, num_rows, num_heads, head_dim = 1024, 64, 4, 64
+    batch = chain(num_keys, num_rows, list(range(num_keys)))
+    caches = random(2, num_keys, 1, num_heads, head_dim)
+    query = random(num_rows, num_heads, head_dim, seed=1)
+    queries, keys = query.float().transpose(0, 1), caches[0, :, 0].float().permute(1, 2, 0)
+
+    def cpu_seconds(run: Callable[[], object]) -> float:
+        begun_s = time.thread_time()
+        run()
+        return time.thread_time() - begun_s
+
+    with torch_threads(1):
+        pairs = [
+            (
+                cpu_seconds(lambda: attend(batch, query, caches, instruction_set=instruction_set)),
+                # As many additions and products as attention has, and no more.
+                cpu_seconds(lambda: (queries @ keys) @ keys.transpose(1, 2)),
+            )
+            for _ in range(20)
+        ]
+    ours_s, products_s = (min(seconds) for seconds in zip(*pairs, strict=True))
+    assert ours_s < 4 * products_s, f"{ours_s / products_s:.1f}"
