@@ -13,6 +13,7 @@ class EngineConfig:
     max_tokens_per_step: rows in one pass, decode first and prefill chunks in what is left.
     prefill_chunk_s: how long the prefill part of a pass may take, so that a long prompt does not
     stall the answers beside it (measured while running; at least `min_prefill_tokens` anyway).
+    lone_prefill_s: the same where no answer waits: commands do, and requests that come meanwhile.
     small_pass_share: while small-tier answers are written beside a large pass, small passes go on
     until they have taken this share of the large pass's time, so that a small answer runs at a pace
     of its own; `min_small_passes` and `max_small_passes` bound their number. overlap: host work
@@ -25,6 +26,7 @@ class EngineConfig:
     max_waiting: int = 512
     max_tokens_per_step: int = 2048
     prefill_chunk_s: float = 0.1
+    lone_prefill_s: float = 1.0
     min_prefill_tokens: int = 64
     small_pass_share: float = 0.4
     min_small_passes: int = 4

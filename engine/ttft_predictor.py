@@ -23,6 +23,8 @@ _ANSWER_WEIGHT: Final = 0.1
 _MIN_ROWS_FOR_COST: Final = 32
 # The best pass that was seen counts for less with each later one.
 _BEST_FORGOTTEN: Final = 1.0005
+# A pass of an unknown machine: enough to learn from, and no long one anywhere.
+_FIRST_PREFILL_ROWS: Final = 256
 _BEST_ANSWER_FORGOTTEN: Final = 1.01
 _FIRST_GUESS_TOKENS: Final = 128.0
 
@@ -46,6 +48,7 @@ class ServiceTimes:
         self.best_row_s: dict[Tier, float] = {}
         self.best_token_s: dict[Tier, float] = {}
         self._row_s: dict[Tier, float] = {}
+        self._last_row_s: dict[Tier, float] = {}
         self._token_s: dict[Tier, float] = {}
         self._answer_tokens: dict[Tier, float] = {}
 
@@ -54,6 +57,7 @@ class ServiceTimes:
         if num_rows < _MIN_ROWS_FOR_COST:
             return
         cost_s = elapsed_s / num_rows
+        self._last_row_s[tier] = cost_s
         known_s = self._row_s.get(tier, cost_s)
         self._row_s[tier] = known_s + _ROW_WEIGHT * (cost_s - known_s)
         self.best_row_s[tier] = min(self.best_row_s.get(tier, cost_s) * _BEST_FORGOTTEN, cost_s)
@@ -90,13 +94,13 @@ class ServiceTimes:
         return min(mean, sequence.num_remaining_tokens)
 
     def prefill_rows(self, tier: Tier, budget_s: float) -> int:
-        """Rows that a pass may have where answers wait beside it, for at most `budget_s`."""
-        config = self._config
-        cost_s = self._row_s.get(tier)
-        if cost_s is None:
-            return config.max_tokens_per_step
-        affordable = max(int(budget_s / cost_s), config.min_prefill_tokens)
-        return min(affordable, config.max_tokens_per_step)
+        """Rows of prompts that a pass may have, for at most about `budget_s`."""
+        affordable, cost_s = _FIRST_PREFILL_ROWS, self._row_s.get(tier)
+        if cost_s is not None:
+            # A prompt's rows get dearer with its context, faster than a mean does.
+            affordable = int(budget_s / max(cost_s, self._last_row_s[tier]))
+        most = self._config.max_tokens_per_step
+        return min(max(affordable, self._config.min_prefill_tokens), most)
 
     def prefill_row_s(self, tier: Tier, *, is_alone: bool = False) -> float:
         """Seconds for each row of a prompt; not alone, in chunks with all decodes between.

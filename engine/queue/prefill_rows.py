@@ -22,9 +22,9 @@ class PrefillRows:
 
     def begin_pass(self, tier: Tier, *, is_decoding: bool) -> int:
         """Return the rows that a pass may have; fewer where answers wait for their next token."""
-        num_rows = self._config.max_tokens_per_step
-        if is_decoding:
-            num_rows = self._times.prefill_rows(tier, self._config.prefill_chunk_s)
+        config = self._config
+        budget_s = config.prefill_chunk_s if is_decoding else config.lone_prefill_s
+        num_rows = self._times.prefill_rows(tier, budget_s)
         if self.throttle is not None:
             row_s = self._times.row_s(tier)
             affordable = num_rows if row_s is None else self.throttle.batch_prefill_s / row_s

@@ -89,7 +89,7 @@ def test_a_correction_is_learnt_bounded_and_let_go() -> None:
 def test_times_are_means_of_what_was_seen() -> None:
     times = ServiceTimes(EngineConfig(prefill_chunk_s=0.1, min_prefill_tokens=4))
     assert times.prefill_row_s("large") == 0.0
-    assert times.prefill_rows("large", 0.1) == 2048
+    assert times.prefill_rows("large", 0.1) == 256  # enough to learn from
     times.note_pass("large", num_rows=10, elapsed_s=9.0)  # too few rows to say anything
     assert times.row_s("large") is None
     times.note_pass("large", num_rows=100, elapsed_s=0.2)
@@ -102,6 +102,8 @@ def test_times_are_means_of_what_was_seen() -> None:
         times.note_pass("large", num_rows=100, elapsed_s=2.0)
     assert times.row_s("large") == pytest.approx(0.02, rel=0.01)
     assert times.best_row_s["large"] == pytest.approx(0.002, rel=0.05)
+    times.note_pass("large", num_rows=100, elapsed_s=4.0)  # rows get dearer with their context
+    assert times.prefill_rows("large", 1.0) == 25
 
 
 # ---- the gate --------------------------------------------------------------------------------

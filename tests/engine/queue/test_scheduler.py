@@ -138,8 +138,26 @@ def test_a_small_pass_says_nothing_about_the_cost_of_a_row() -> None:
     simulation.submit("d", [7], max_tokens=9)
     simulation.step()
     simulation.scheduler.note_pass("large", num_rows=2, elapsed_s=2.0)
-    simulation.submit("a", [1] * 300)
-    assert simulation.scheduler.plan("large", 0.0).prefills[0][1] == 300
+    simulation.submit("a", [1] * 300)  # as many rows as where nothing is known, and one decodes
+    assert simulation.scheduler.plan("large", 0.0).prefills[0][1] == 255
+
+
+@pytest.mark.parametrize("row_s", [1e-5, 1e-3, 16e-3])
+def test_no_pass_of_a_long_prompt_takes_much_longer_than_its_budget(row_s: float) -> None:
+    """Nothing is known at first, and rows get dearer with their context."""
+    simulation = simulate(large=5000, max_tokens_per_step=2048)
+    simulation.submit("a", [1] * 4095)
+    scheduler, times = simulation.scheduler, []
+    while not times or scheduler.running["large"][0].num_prefill_tokens > 1:
+        plan = scheduler.plan("large", 0.0)
+        ((sequence, num_rows),) = plan.prefills
+        context = sequence.view.num_computed_tokens + num_rows / 2
+        times.append(num_rows * row_s * (1 + context / 2000))
+        scheduler.note_pass("large", num_rows=num_rows, elapsed_s=times[-1])
+        scheduler.note_prefills(plan)
+    assert max(times[1:]) < max(2.2, 64 * row_s * 3.1)  # at least the least
+    assert times[0] < 256 * row_s * 1.3
+    assert len(times) < 5 + 2 * sum(times)
 
 
 def test_later_small_passes_take_no_prefill() -> None:
