@@ -145,6 +145,10 @@ class ReplicaLink:
         was_heard, self._was_heard = self._was_heard, False
         return was_heard
 
+    def processor_s(self) -> float | None:
+        """Return None: another machine's processor time is not known here."""
+        return None
+
     async def wait_exit(self, timeout_s: float | None) -> bool:
         """Wait for the connection's end, at most `timeout_s`. Whether it has ended."""
         try:

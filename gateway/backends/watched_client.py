@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
 
+# An engine that uses so much of a processor computes: a long step, on a busy machine, is no death.
+_COMPUTING_SHARE = 0.02
+
 
 class EngineLink(Protocol):
     """A line to an engine that serves: a process's, or a connection."""
@@ -22,6 +25,9 @@ class EngineLink(Protocol):
 
     def was_heard(self) -> bool:
         """Return whether a message arrived since the last call."""
+
+    def processor_s(self) -> float | None:
+        """Return the processor time that the engine has used; None where it cannot be read."""
 
     async def wait_exit(self, timeout_s: float | None) -> bool:
         """Wait for its end, at most `timeout_s`. Whether it has ended."""
@@ -34,9 +40,9 @@ class EngineLink(Protocol):
 class Patience:
     """How long an engine is waited for.
 
-    One that was not heard for `unready_after_s` takes no new requests until it is heard again;
-    after `stall_timeout_s` it is given up. Requests in flight wait `resume_within_s` for the next
-    engine; with 0 they end with `Failed` at once.
+    One that was not heard for `unready_after_s`, and does not compute, takes no new requests until
+    it is heard again; after `stall_timeout_s` it is given up in any case. Requests in flight wait
+    `resume_within_s` for the next engine; with 0 they end with `Failed` at once.
     """
 
     stall_timeout_s: float = 120.0
@@ -96,10 +102,17 @@ class WatchedClient(CommandClient):
         # Several intervals, not one deadline: a pause of the gateway itself counts as one.
         least_s = min(patience.stall_timeout_s, patience.unready_after_s)
         interval_s = min(least_s / 4, most_interval_s)
+        used_s = link.processor_s()
         while not await link.wait_exit(interval_s):
             quiet_intervals = 0 if link.was_heard() else quiet_intervals + 1
             quiet_s = quiet_intervals * interval_s
-            self._note_quiet(is_quiet=quiet_s >= patience.unready_after_s)
+            before_s, used_s = used_s, link.processor_s()
+            computes = (
+                used_s is not None
+                and before_s is not None
+                and used_s - before_s >= _COMPUTING_SHARE * interval_s
+            )
+            self._note_quiet(is_quiet=quiet_s >= patience.unready_after_s and not computes)
             if quiet_s >= patience.stall_timeout_s:
                 link.kill(f"it did not answer for {patience.stall_timeout_s:g} s")
                 await link.wait_exit(None)

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -105,6 +107,15 @@ class Worker:
         """Return whether a message arrived since the last call."""
         was_heard, self._was_heard = self._was_heard, False
         return was_heard
+
+    def processor_s(self) -> float | None:
+        """Return the processor time of the process so far; None where the system does not say."""
+        try:
+            text = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return None
+        user, system = text.rpartition(")")[2].split()[11:13]  # behind the name, see proc(5)
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     async def wait_exit(self, timeout_s: float | None) -> bool:
         """Wait for the process's end, at most `timeout_s`. Whether it has ended."""

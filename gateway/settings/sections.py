@@ -218,7 +218,8 @@ class EngineSettings(Section):
     stall_timeout_s: Seconds = 120.0
     """Time without an answer after which the engine's process is killed and restarted."""
     unready_after_s: Seconds = 10.0
-    """Time without an answer after which /ready is 503 and new requests go to other tiers."""
+    """Time without an answer, or processor time of its process, after which /ready is 503 and new
+    requests go to other tiers."""
     resume_within_s: float = Field(default=60.0, ge=0)
     """Time that answers under way wait for a new engine process after theirs died, to be continued;
     0: they end with an error at once."""

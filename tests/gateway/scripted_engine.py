@@ -39,6 +39,7 @@ from gateway.backends.step_loop import LoadingCallback
 CRASH_IN_STEP = 900_001
 WEDGE_IN_STEP = 900_002
 EXIT_IN_STEP = 900_003
+COMPUTE_IN_STEP = 900_004
 REFUSE_TOO_LONG = 900_011
 REFUSE_QUEUE_FULL = 900_012
 REFUSE_INVALID = 900_013
@@ -85,6 +86,7 @@ class ScriptedEngine:
         self.overlaps = overlaps
         self.step_s = step_s
         self.num_steps = 0
+        self.computed: set[str] = set()
         self.num_idle_steps = 0
         self.num_output_tokens = 0
         self.blocks = BlockFeed()
@@ -150,6 +152,11 @@ class ScriptedEngine:
                     time.sleep(3600)
                 case 900_003:
                     os._exit(17)
+                case 900_004 if running.request.request_id not in self.computed:
+                    self.computed.add(running.request.request_id)
+                    ends_s = time.thread_time() + 0.8
+                    while time.thread_time() < ends_s:
+                        pass
             events += self._advance(running)
         return events
 

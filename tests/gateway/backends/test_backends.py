@@ -585,6 +585,20 @@ def test_an_engine_that_is_stopped_is_not_ready_until_it_goes_on() -> None:
     run(main())
 
 
+def test_an_engine_in_a_long_step_is_ready_all_the_time() -> None:
+    async def main() -> None:
+        async with started(process(unready_after_s=0.4)) as client:
+            stream = asyncio.create_task(
+                collect(client, "a", prompt=(scripted_engine.COMPUTE_IN_STEP,))
+            )
+            while not stream.done():
+                assert client.is_ready
+                await asyncio.sleep(0.01)
+            assert isinstance(stream.result()[-1], Finished)
+
+    run(main())
+
+
 async def _asked_for_ever(client: EngineClient) -> None:
     while True:
         await client.stats()
