@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import generation_eos
+from engine.model.checkpoint_files import end_token_ids, merged_ids
 from engine.model.families.text_parts import THROUGH_TRANSFORMERS, text_config
 
 # Frequencies that change as a sequence grows would make cached keys wrong.
@@ -129,9 +129,5 @@ def max_positions(config: PreTrainedConfig) -> int:
 
 
 def eos_token_ids(model_id: str, config: PreTrainedConfig) -> tuple[int, ...]:
-    """Return the ids that end an answer, of both configs."""
-    found: list[int] = []
-    for ids in (getattr(config, "eos_token_id", None), generation_eos(model_id)):
-        several = ids if isinstance(ids, (list, tuple)) else [ids]
-        found.extend(token_id for token_id in several if token_id is not None)
-    return tuple(dict.fromkeys(found))
+    """Return the ids that end an answer, the class's own default among them."""
+    return merged_ids(getattr(config, "eos_token_id", None), end_token_ids(model_id))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from engine.errors import PromptTooLongError, UnsupportedModelError
-from engine.model.checkpoint_files import generation_eos
+from engine.model.checkpoint_files import end_token_ids, merged_ids
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
 from gateway.schema.kinds import ToolFormatName
@@ -62,9 +62,9 @@ class ChatTokenizer:
     """Renders, encodes and decodes for one tier. Safe to use from several threads.
 
     `stop_token_ids` end an answer: the tokenizer's end-of-sequence token and those that
-    generation_config.json names. `dialect`: the model's format of tools. `may_think`: the template
-    knows thinking blocks. `rendering` is equal for two tiers that write every request with the same
-    tokens and end answers at the same ones.
+    config.json and generation_config.json name. `dialect`: the model's format of tools.
+    `may_think`: the template knows thinking blocks. `rendering` is equal for two tiers that write
+    every request with the same tokens and end answers at the same ones.
     """
 
     def __init__(
@@ -89,10 +89,7 @@ class ChatTokenizer:
         self._template = ChatTemplate(tokenizer)
         self._backend = backend
         self._table: TokenTable | None = build_table(backend)
-        eos: int | None = tokenizer.eos_token_id
-        self.stop_token_ids = tuple(
-            dict.fromkeys([*([] if eos is None else [eos]), *stop_token_ids])
-        )
+        self.stop_token_ids = merged_ids(tokenizer.eos_token_id, stop_token_ids)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.fingerprint = hashlib.sha256(
             json.dumps(sorted(vocabulary.items())).encode()
@@ -104,7 +101,7 @@ class ChatTokenizer:
         self.reasoning: ReasoningDialect = find_reasoning(tokenizer.chat_template, special)
         self.may_think = self.reasoning.is_known
         ends = [special[text] for text in self.reasoning.format.stops if text in special]
-        self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *ends]))
+        self.stop_token_ids = merged_ids(self.stop_token_ids, ends)
         writes = (self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect)
         self.rendering = hashlib.sha256(repr(writes).encode("utf-8", "replace")).hexdigest()
 
@@ -120,7 +117,7 @@ class ChatTokenizer:
         *,
         template: str | None = None,
     ) -> Self:
-        """Read tokenizer, chat template and generation config of a folder or hub id.
+        """Read tokenizer, chat template and end tokens of a folder or hub id.
 
         `template` is used in place of its own. Raises UnsupportedModelError when there is no fast
         tokenizer, OSError when there is nothing.
@@ -128,9 +125,7 @@ class ChatTokenizer:
         tokenizer = load_tokenizer(path)
         if template is not None:
             tokenizer.chat_template = template
-        ends = generation_eos(path)
-        ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        return cls(tokenizer, ends, tool_format)
+        return cls(tokenizer, end_token_ids(path), tool_format)
 
     async def render_chat(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import generation_eos
+from engine.model.checkpoint_files import end_token_ids, merged_ids
 from engine.model.config import LayerConfig, ModelConfig
 from kernels.layers.gated_mul import Activation
 from kernels.layers.rope import ROPE_TYPES, RopeConfig
@@ -157,12 +157,8 @@ class ConfigSource:
         )
 
     def _eos_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an answer: generation_config.json's, which chat models extend."""
-        found: list[int] = []
-        for ids in (self.config.eos_token_id, generation_eos(self.model_id)):
-            several = ids if isinstance(ids, (list, tuple)) else [ids]
-            found.extend(token_id for token_id in several if token_id is not None)
-        return tuple(dict.fromkeys(found))
+        """The ids that end an answer, the class's own default among them."""
+        return merged_ids(self.config.eos_token_id, end_token_ids(self.model_id))
 
 
 def _attention_factor(

@@ -105,12 +105,21 @@ def test_long_prompts_are_tokenised_in_a_thread(
 
 
 def test_ends_of_an_answer(tokenizer_folder: Path, tmp_path: Path) -> None:
-    """The tokenizer's own end-of-sequence token and all that generation_config.json names."""
+    """The tokenizer's own end-of-sequence token and all that the checkpoint's two files name."""
     folder = tmp_path / "model"
     shutil.copytree(tokenizer_folder, folder)
     assert ChatTokenizer.load(folder).stop_token_ids == (1,)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 1, 9]}))
     assert ChatTokenizer.load(folder).stop_token_ids == (1, 7, 9)
+    for ids, ends in ((5, (1, 5)), ([5, 8], (1, 5, 8)), ("</s>", (1,)), (None, (1,))):
+        (folder / "config.json").write_text(json.dumps({"eos_token_id": ids}))
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        assert ChatTokenizer.load(folder).stop_token_ids == ends
+        (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
+        assert ChatTokenizer.load(folder).stop_token_ids == ends
+    (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [6]}}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert ChatTokenizer.load(folder).stop_token_ids == (1, 6, 7)
 
 
 def test_truncation_in_the_tokenizers_file_is_ignored(
