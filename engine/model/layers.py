@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.errors import UnsupportedModelError
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet, read_delta_net
 from engine.model.quantised.scheme import Weight, WeightSource
@@ -181,6 +182,12 @@ class LayerReader:
         if not config.tie_word_embeddings:
             head = self.weights.weight(name, lambda: self.reader.read_weight(name, shape), [name])
             return self._linear(head)
+        if name in self.reader and not torch.equal(self.reader.read(name, shape), embedding):
+            raise UnsupportedModelError(
+                f"{config.model_id}: config.json says tie_word_embeddings, but lm_head.weight is "
+                "another matrix than model.embed_tokens.weight. Set tie_word_embeddings to false "
+                "to use it, or remove lm_head.weight from the weights' files."
+            )
         spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * self.reader.total_bytes
         can_pack = embedding.nbytes <= spare_bytes
         head = self.weights.weight(name, lambda: embedding, ())

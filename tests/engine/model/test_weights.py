@@ -164,6 +164,21 @@ def test_unsupported_architectures_are_refused_by_name(
         DecoderModel.load(str(tmp_path))
 
 
+def test_a_tied_model_with_a_head_of_its_own(tmp_path: Path) -> None:
+    """A copy of the embedding is no harm; another matrix is what transformers would use."""
+    save_hf_model("llama2", tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, file)
+    DecoderModel.load(str(tmp_path))
+    head[3, 2] += 0.5
+    save_file({**tensors, "lm_head.weight": head}, file)
+    with pytest.raises(UnsupportedModelError, match="Set tie_word_embeddings to false"):
+        DecoderModel.load(str(tmp_path))
+
+
 def test_a_broken_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UnsupportedModelError, match="config"):
