@@ -22,6 +22,7 @@ _MAX_NAME_BYTES: Final = 512
 _MAX_TEXT_BYTES: Final = 16 << 20
 _MAX_DIMENSIONS: Final = 4
 _MAX_SIZE: Final = 1 << 40
+_MAX_VALUES: Final = 1 << 22  # of all arrays: a large vocabulary has a million of tokens and merges
 _STRING, _ARRAY = 8, 9
 _SCALARS: Final[Mapping[int, str]] = {
     0: "<B",
@@ -98,7 +99,7 @@ def read_header(path: Path) -> GgufHeader:
                 raise _BrokenFileError(f"it does not begin as a GGUF file; {_way_out(begin)}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Parser(path, data).header()
-    except (OSError, _BrokenFileError) as error:
+    except (OSError, MemoryError, _BrokenFileError) as error:
         raise UnsupportedModelError(f"{path} cannot be read as GGUF: {error}.") from error
 
 
@@ -124,6 +125,7 @@ class _Parser:
         self._path = path
         self._data = data
         self._place = 4
+        self._num_values = 0
 
     def header(self) -> GgufHeader:
         version = self._scalar("<I")
@@ -157,6 +159,9 @@ class _Parser:
         count = self._scalar("<Q")
         if count * smallest > len(self._data) - self._place:
             raise _BrokenFileError(f"the array {name} of {count} values is cut short")
+        self._num_values += count
+        if self._num_values > _MAX_VALUES:
+            raise _BrokenFileError(f"its arrays have more than {_MAX_VALUES} values, up to {name}")
         if kind == _STRING:
             return [self._text(_MAX_TEXT_BYTES) for _ in range(count)]
         form = f"<{count}{_SCALARS[kind][1:]}"

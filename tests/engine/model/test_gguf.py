@@ -199,6 +199,10 @@ BAD: dict[str, tuple[bytes, str]] = {
         file_of(text("a"), struct.pack("<IIQ", 9, 4, HUGE), num_fields=1),
         "the array a of 4611686018427387904 values is cut short",
     ),
+    "many values": (  # an octet in the file is 36 of Python's
+        file_of(text("a"), struct.pack("<IIQ", 9, 0, (1 << 22) + 1), bytes(1 << 23), num_fields=1),
+        "its arrays have more than 4194304 values",
+    ),
     "endless texts": (
         file_of(text("a"), struct.pack("<IIQ", 9, 8, 1 << 40), num_fields=1),
         "the array a of 1099511627776 values is cut short",
