@@ -8,7 +8,7 @@ import torch
 
 from engine.cache.block_news import BlockFeed
 from engine.config import EngineConfig
-from engine.errors import InvalidRequestError, TierUnavailableError, as_utf8
+from engine.errors import InvalidRequestError, NotFiniteError, TierUnavailableError, as_utf8
 from engine.events import (
     AnswerHeld,
     EngineEvent,
@@ -39,7 +39,14 @@ from engine.step.snapshot import StepCounts, snapshot
 from engine.step.tier_switch import TierSwitcher
 from engine.step.timed_passes import TimedPasses
 from engine.trees.speculation_counts import SpeculationCounts
-from engine.trees.verify_items import VerifiedPass, VerifyItem, cut_at_end, emission, prefill_done
+from engine.trees.verify_items import (
+    VerifiedPass,
+    VerifyItem,
+    cut_at_end,
+    emission,
+    note_broken_scores,
+    prefill_done,
+)
 
 # How long an idle engine sleeps for a grammar or an adapter; commands wait behind it.
 _PREPARATION_PAUSE_S = 0.003
@@ -305,6 +312,7 @@ class Engine:
         """Take what a pass has decided into its sequences."""
         if done is not None:
             now_s = self._clock()
+            note_broken_scores(done)
             for number, (item, verdict) in enumerate(zip(done.items, done.verdicts, strict=True)):
                 self._accept(item, verdict, done, number, now_s)
 
@@ -322,6 +330,8 @@ class Engine:
         emitted, reason = cut_at_end(
             verdict.token_ids, sequence.stop_token_ids, sequence.num_remaining_tokens
         )
+        if emitted:
+            self._steps.num_broken_in_a_row = 0
         event = emission(item, verdict, emitted, done.logprobs[number])
         computed = len(sequence.token_ids) + event.num_accepted_tokens
         sequence.token_ids.extend(emitted)
@@ -364,8 +374,10 @@ class Engine:
         """End a sequence whose own part of the step could not be done."""
         sequence.finish_reason = "abort"
         self._take_out(sequence)
-        if isinstance(sequence.failure, InvalidGrammarError):
-            self._forget(sequence, code="invalid_grammar", message=str(sequence.failure))
+        if isinstance(sequence.failure, InvalidGrammarError | NotFiniteError):
+            if isinstance(sequence.failure, NotFiniteError):
+                self._steps.note_not_finite(sequence.tier)
+            self._forget(sequence, code=sequence.failure.code, message=str(sequence.failure))
             return
         self._forget(
             sequence,

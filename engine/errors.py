@@ -92,6 +92,12 @@ class InvalidAdapterError(EngineError):
     code = "invalid_adapter"
 
 
+class NotFiniteError(EngineError):
+    """A model computed NaN or infinity where a token's score should be."""
+
+    code = "not_finite"
+
+
 class EngineDiedError(EngineError):
     """The engine's process ended while requests were in flight."""
 

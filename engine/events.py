@@ -224,7 +224,8 @@ class EngineStats:
     """A snapshot. Prefix-cache counters count tokens; `accepted_per_depth[i]` is depth i + 1.
 
     `step_forward_s`: the time of steps in the models' passes; `step_host_s`: beside them.
-    `num_stretched_steps` with guesses lasted `stretch_plain_steps` plain ones.
+    `num_stretched_steps` with guesses lasted `stretch_plain_steps` plain ones. `num_not_finite`
+    answers failed by numbers that are not finite; `is_unfit`: two in a row did.
 
     `drafted_by_source` and `accepted_by_source` hold the same per source and depth; a node that
     several sources guessed counts for each of them.
@@ -243,6 +244,8 @@ class EngineStats:
     step_forward_s: float = 0.0
     num_stretched_steps: int = 0
     stretch_plain_steps: float = 0.0
+    num_not_finite: int = 0
+    is_unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Gauges and counters of an engine at one moment."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,20 +14,39 @@ from engine.queue.scheduler import Scheduler
 from engine.request import Tier
 from engine.trees.speculation_counts import SpeculationCounts
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class StepCounts:
-    """Seconds of whole steps, and of the forward passes in them."""
+    """Seconds of whole steps, and of the forward passes in them.
+
+    num_not_finite: answers that failed by numbers that are not finite; num_broken_in_a_row: those
+    since a token was sound.
+    """
 
     num_steps: int = 0
     total_s: float = 0.0
     forward_s: float = 0.0
+    num_not_finite: int = 0
+    num_broken_in_a_row: int = 0
     _started_s: float = 0.0
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the present step began."""
         return time.perf_counter() - self._started_s
+
+    def note_not_finite(self, tier: Tier) -> None:
+        """Count an answer that failed by numbers that are not finite; say so where it goes on."""
+        self.num_not_finite += 1
+        self.num_broken_in_a_row += 1
+        log.error(
+            "numbers are not finite%s tier=%s in_a_row=%d",
+            ": the engine is unfit" if self.num_broken_in_a_row > 1 else "",
+            tier,
+            self.num_broken_in_a_row,
+        )
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -62,6 +82,8 @@ def snapshot(
         accepted_by_source=speculation.accepted_by_source(),
         step_host_s=steps.total_s - steps.forward_s,
         step_forward_s=steps.forward_s,
+        num_not_finite=steps.num_not_finite,
+        is_unfit=steps.num_broken_in_a_row > 1,
     )
 
 

@@ -200,6 +200,16 @@ def _step_metrics(stats: EngineStats) -> Iterator[Metric]:
         "Steps of the engine: each gives every running answer a token or more.",
         value=stats.num_steps,
     )
+    yield CounterMetricFamily(
+        "outrider_engine_not_finite",
+        "Answers that failed because a model computed NaN or infinity.",
+        value=stats.num_not_finite,
+    )
+    yield GaugeMetricFamily(
+        "outrider_engine_unfit",
+        "1 where the last two answers or more failed so, with no token between: check the weights.",
+        value=stats.is_unfit,
+    )
     seconds = CounterMetricFamily(
         "outrider_engine_step_seconds",
         "Time of these steps. passes: in the models' passes. host: beside them, to plan, draft, "

@@ -1,7 +1,10 @@
 """The engine's edges: what it refuses, what it reports, and the pace of the two tiers."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
@@ -12,7 +15,8 @@ from engine.errors import (
     QueueFullError,
     TierUnavailableError,
 )
-from engine.events import EngineEvent, Finished, PrefillDone, TokensEmitted
+from engine.events import EngineEvent, Failed, Finished, PrefillDone, TokensEmitted
+from engine.model.decoder import DecoderModel, DtypeName
 from engine.passes.runner import ModelRunner
 from engine.request import SamplingParams, SpeculationParams
 from tests.engines import (
@@ -27,6 +31,7 @@ from tests.engines import (
     texts,
     tiny_pair,
 )
+from tests.models import save_hf_model
 from verifier.coupled import CoupledVerifier
 
 
@@ -375,3 +380,38 @@ def test_the_shipped_pair_describes_itself() -> None:
     assert tiers["large"].num_parameters >= 8 * tiers["small"].num_parameters
     assert tiers["large"].vocab_size == tiers["small"].vocab_size
     assert tiers["large"].model_id == "large"
+
+
+# ---- numbers that are not finite -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_an_answer_of_numbers_that_are_not_finite_fails(
+    name: str, dtype: DtypeName, tmp_path: Path
+) -> None:
+    save_hf_model("llama2", tmp_path)
+    model = DecoderModel.load(str(tmp_path), dtype=dtype)
+    engine = Engine(
+        runners={"large": ModelRunner(model=model, num_blocks=64)}, verifier=CoupledVerifier()
+    )
+    request = make_request("sound", [1, 5, 9], max_tokens=4, num_logprobs=2)
+    assert len(serve(engine, [request])["sound"].token_ids) == 4
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name][7, 3] = float("nan")
+    save_file(tensors, file)
+    model = DecoderModel.load(str(tmp_path), dtype=dtype)
+    engine = Engine(
+        runners={"large": ModelRunner(model=model, num_blocks=64)}, verifier=CoupledVerifier()
+    )
+    for number, temperature in enumerate((0.0, 0.9)):
+        engine.submit(make_request("r", [1, 5, 9], max_tokens=4, temperature=temperature))
+        events = [event for _ in range(6) for event in engine.step()]
+        assert not [event for event in events if isinstance(event, TokensEmitted)]
+        assert isinstance(events[-1], Failed)
+        assert events[-1].code == "not_finite"
+        assert "check the checkpoint" in events[-1].message
+        assert engine.stats().num_not_finite == number + 1
+        assert engine.stats().is_unfit is (number == 1)
+    assert_idle(engine)
