@@ -14,12 +14,14 @@ from engine.grammar.grammar import InvalidGrammarError
 
 _TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\w+|.', re.S)
 _CHARACTER: Final = re.compile(
-    r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})|\\(.)|(.)", re.S | re.I
+    r"\\x((?i:[0-9a-f]{2}))|\\u((?i:[0-9a-f]{4}))|\\U((?i:[0-9a-f]{8}))|\\(.)|(.)", re.S
 )
 _ESCAPES: Final = {
     "0": 0, "a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "e": 27,
 }  # fmt: skip
 _LAST: Final = 0x10FFFF
+_UNESCAPED: Final = r'[^"\\\0-\x1f]'
+_ANY_CONTENT: Final = r'Regex("^([^\"\\\\\\x00-\\x1f]|\\\\[\"\\\\/bfnrt])*$")'
 _Range = tuple[int, int]  # first and last code point
 # What JSON allows in a string only as an escape, and what no text can hold.
 _FORBIDDEN: Final[tuple[_Range, ...]] = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF))
@@ -29,6 +31,7 @@ _SPACES: Final[tuple[_Range, ...]] = (
     (0x3000, 0x3000), (0xFEFF, 0xFEFF),
 )  # fmt: skip
 _SPACES_BELOW_256: Final = "\\f\\n\\r\\t\\v \\xa0"
+_OTHERS_THAN_SPACES: Final = "!-\\x9f\\xa1-\\U0010ffff"  # its \S in a class
 
 
 def json_string_rules(grammar: str, name: str) -> str:
@@ -38,6 +41,19 @@ def json_string_rules(grammar: str, name: str) -> str:
     """
     tokens = _TOKEN.findall(grammar)
     return "".join(_rewritten(token, name) for token in tokens)
+
+
+def length_rules(shortest: int, longest: int | None, name: str) -> str:
+    """The rules of a JSON string's content by its number of characters, in time for any number.
+
+    The first `shortest` characters are unescaped. What follows is counted with its escapes, so it
+    may be shorter than it could be and is never longer.
+    """
+    if longest == shortest:
+        return f"{name} ::= {_UNESCAPED}{{{shortest}}}\n"
+    least = f"{_UNESCAPED}{{{shortest}}} " if shortest else ""
+    budget = "" if longest is None else f"[max_chars={longest - shortest}]"
+    return f"{name} ::= {least}{name}_rest\n{name}_rest{budget} ::= {_ANY_CONTENT}\n"
 
 
 def exact(grammar: str) -> str:
@@ -89,6 +105,8 @@ def _class(text: str) -> str:
         if _SPACES_BELOW_256 in text:
             ranges += _SPACES
         ranges = _without([(0, _LAST)], ranges)
+    elif _OTHERS_THAN_SPACES in text:
+        ranges = _without(ranges, _SPACES)
     ranges = _without(ranges, _FORBIDDEN)
     if not ranges:
         raise InvalidGrammarError(

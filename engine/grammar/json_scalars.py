@@ -1,20 +1,26 @@
 """Constraints on JSON strings and numbers, in a form that the grammar compiler enforces."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 
 from engine.grammar.grammar import InvalidGrammarError
 from engine.grammar.json_disjoint import types_of
 from engine.grammar.json_keywords import EXACT_BELOW, shown, unsupported
+from engine.grammar.json_lengths import FORMATS, Lengths, of_length
 
 MAX_PATTERN_CHARS: Final = 2048
 
-ANY_CHARACTER: Final = r"^[\s\S]"
+StringRule = str | Lengths
+"""What a string holds: a regular expression for all of it, or a number of characters."""
+
+_MAX_UNROLLED: Final = 128  # repetitions up to which the compiler keeps JSON's rules for strings
 _MAX_FACTOR: Final = 1000  # its automaton has a state for each remainder
 _MAX_LISTED: Final = 1000
-# Formats whose grammar in xgrammar lets only well-formed JSON strings through.
-_FORMATS: Final = frozenset({"date", "time", "date-time", "duration", "ipv4", "ipv6", "uuid"})
+_STEP: Final = Decimal("0.000001")  # the compiler writes numbers within bounds with six decimals
+_NO_LINE_END: Final = r"[^\n\r\u2028\u2029]"
 _WORD: Final = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _PATTERNS: Final[Mapping[str, str]] = {
     "email": rf"^[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@{_WORD}(\.{_WORD})+$",
@@ -22,37 +28,50 @@ _PATTERNS: Final[Mapping[str, str]] = {
 }
 
 
-def prepare_string(own: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return a pattern or a format. Lengths become a pattern too.
+def prepare_string(own: dict[str, Any], place: str) -> dict[str, Any] | StringRule:
+    """Return what a string holds, or keywords that the compiler enforces by itself.
 
     The compiler's own form of lengths lets raw tabs through. Raises InvalidGrammarError.
     """
-    bounds = {name: own[name] for name in ("minLength", "maxLength") if name in own}
+    lengths = Lengths(shortest=own.get("minLength", 0), longest=own.get("maxLength"))
+    if lengths.is_empty:
+        raise InvalidGrammarError(
+            f"{place}: minLength={lengths.shortest} is over maxLength={lengths.longest}"
+        )
     format_ = own.get("format")
+    is_enforced = isinstance(format_, str) and (format_ in FORMATS or format_ in _PATTERNS)
     if "pattern" in own:
-        if bounds:
-            raise unsupported(place, f"{min(bounds)} beside pattern")
-        return {"pattern": checked_pattern(own["pattern"], place)}
-    if bounds:
-        shortest, longest = bounds.get("minLength", 0), bounds.get("maxLength", "")
-        if longest != "" and shortest > longest:
-            raise InvalidGrammarError(f"{place}: minLength={shortest} is over maxLength={longest}")
-        return {"pattern": f"{ANY_CHARACTER}{{{shortest},{longest}}}$"}
-    if isinstance(format_, str) and format_ in _PATTERNS:
-        return {"pattern": _PATTERNS[format_]}
-    return {"format": format_} if format_ in _FORMATS else {}
+        if is_enforced:
+            raise unsupported(place, f"format {format_!r} beside pattern")
+        return of_length(checked_pattern(own["pattern"], place), lengths, place)
+    if isinstance(format_, str) and is_enforced:
+        narrowed = lengths.of_format(format_, place)
+        if narrowed is not None:
+            return narrowed
+        return _PATTERNS.get(format_) or {"format": format_}
+    if lengths.is_free:
+        return {}
+    if max(lengths.shortest, lengths.longest or 0) > _MAX_UNROLLED:
+        return lengths
+    longest = "" if lengths.longest is None else lengths.longest
+    return {"pattern": rf"^[\s\S]{{{lengths.shortest},{longest}}}$"}
 
 
 def checked_pattern(pattern: str, place: str) -> str:
-    """Return the pattern. Raises InvalidGrammarError for anchors that the compiler ignores."""
+    """Return the pattern, in which no `.` stands for the end of a line.
+
+    Raises InvalidGrammarError for anchors that the compiler ignores.
+    """
     if len(pattern) > MAX_PATTERN_CHARS:
         raise InvalidGrammarError(
             f"{place}: the pattern has {len(pattern)} characters; the limit is {MAX_PATTERN_CHARS}"
         )
     last = len(pattern) - 1
-    if any((c == "^" and i > 0) or (c == "$" and i < last) for i, c in _bare_characters(pattern)):
+    bare = list(_bare_characters(pattern))
+    if any((c == "^" and i > 0) or (c == "$" and i < last) for i, c in bare):
         raise unsupported(place, "^ or $ in the middle of a pattern")
-    return pattern
+    dots = {i for i, c in bare if c == "."}
+    return "".join([_NO_LINE_END if i in dots else c for i, c in enumerate(pattern)])
 
 
 def _bare_characters(pattern: str) -> Iterator[tuple[int, str]]:
@@ -75,6 +94,11 @@ def prepare_number(own: dict[str, Any], kind: str, place: str) -> dict[str, Any]
     """Return the bounds of a number or an integer, each one once. Raises InvalidGrammarError."""
     for name, value in own.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name.startswith("exclusive") and isinstance(value, bool):
+            raise InvalidGrammarError(
+                f"{place}: {name}={json.dumps(value)} is of an old draft; give the number itself, "
+                f"as in {name}: 5, without {name.removeprefix('exclusive').lower()}"
+            )
         # Compared, not converted: an integer of 400 digits is no float. NaN is below nothing.
         if not is_number or not abs(value) < EXACT_BELOW:
             raise InvalidGrammarError(
@@ -93,7 +117,24 @@ def prepare_number(own: dict[str, Any], kind: str, place: str) -> dict[str, Any]
         del own["maximum"]
     elif high is not None:
         own.pop("exclusiveMaximum", None)
-    return own
+    return _within_steps(own, place)
+
+
+def _within_steps(own: dict[str, Any], place: str) -> dict[str, Any]:
+    """The same bounds for numbers of six decimals. Raises where none lies between them."""
+    bounds: dict[str, Any] = {}
+    ends: dict[str, Decimal] = {}
+    for name, value in own.items():
+        is_low = name.lower().endswith("minimum")
+        exact = Decimal(str(value))
+        rounded = exact.quantize(_STEP, ROUND_CEILING if is_low else ROUND_FLOOR)
+        is_excluded = name.startswith("exclusive") and rounded == exact
+        bounds[name if is_excluded else "minimum" if is_low else "maximum"] = float(rounded)
+        step = _STEP if is_low else -_STEP
+        ends["low" if is_low else "high"] = rounded + (step if is_excluded else 0)
+    if len(ends) == 2 and ends["low"] > ends["high"]:
+        raise InvalidGrammarError(f"{place}: no number of six decimals lies within the bounds")
+    return bounds
 
 
 def _integer(own: dict[str, Any], place: str) -> dict[str, Any]:

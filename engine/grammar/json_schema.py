@@ -7,7 +7,9 @@ none. Keywords that constrain nothing (titles, defaults, unknown formats) are dr
 specification asks (JSON Schema 2020-12, "Validation", section 4.3).
 """
 
+import re
 from typing import Any, Final
+from urllib.parse import unquote
 
 from engine.grammar.grammar import InvalidGrammarError
 from engine.grammar.json_disjoint import are_disjoint
@@ -21,7 +23,7 @@ from engine.grammar.json_keywords import (
     unsupported,
 )
 from engine.grammar.json_scalars import (
-    ANY_CHARACTER,
+    StringRule,
     checked_pattern,
     prepare_number,
     prepare_string,
@@ -35,6 +37,10 @@ MAX_VALUES: Final = 8192
 MAX_PATTERNS: Final = 128
 """Patterns of strings and of property names; each is compiled by itself and joined to the rest."""
 
+# Names with escapes, and places in lists (which look like names that are numbers), are no such.
+_PLAIN_REFERENCE: Final = re.compile(r"#(/(?!\d+(/|$))[^/~%]*)*")
+_MAX_NAMED: Final = 64  # each has its definition prepared once more
+
 _MAX_COUNTED_PROPERTIES: Final = 64  # the compiler unrolls all selections of them
 
 
@@ -43,7 +49,7 @@ def marker(number: int) -> str:
     return f"^outrider-pattern-{number}-$"
 
 
-def prepare_schema(schema: Any, patterns: list[str]) -> dict[str, Any] | bool:
+def prepare_schema(schema: Any, patterns: list[StringRule]) -> dict[str, Any] | bool:
     """The schema in a form that the grammar compiler enforces entirely.
 
     schema: as `json.loads` gives it. Patterns are put at the end of `patterns`, and the marker of
@@ -51,7 +57,7 @@ def prepare_schema(schema: Any, patterns: list[str]) -> dict[str, Any] | bool:
     that cannot be enforced. Errors in the values of keywords are left to the compiler.
     """
     _check_size(schema)
-    return _Preparation(schema, patterns).prepare(schema, "#")
+    return _Preparation(schema, patterns).whole()
 
 
 def _check_size(schema: Any) -> None:
@@ -75,11 +81,25 @@ def _check_size(schema: Any) -> None:
 class _Preparation:
     """One schema's way through; `place` is a JSON pointer, for messages."""
 
-    def __init__(self, document: Any, patterns: list[str]) -> None:
+    def __init__(self, document: Any, patterns: list[StringRule]) -> None:
         self._document = document
         self._patterns = patterns
+        self._named: dict[str, str] = {}  # references that the compiler cannot follow, by name
 
-    def _mark(self, pattern: str, place: str) -> str:
+    def whole(self) -> dict[str, Any] | bool:
+        """The document, with a definition for each reference that the compiler cannot follow."""
+        prepared = self.prepare(self._document, "#")
+        done: dict[str, Any] = {}
+        while len(done) < len(self._named):
+            name, reference = list(self._named.items())[len(done)]
+            done[name] = self.prepare(self._resolve(reference, reference), reference)
+        if done and isinstance(prepared, dict):
+            prepared["$defs"] = prepared.get("$defs", {}) | done
+        return prepared
+
+    def _mark(self, pattern: StringRule, place: str) -> str:
+        if pattern in self._patterns:
+            return marker(self._patterns.index(pattern))
         if len(self._patterns) == MAX_PATTERNS:
             raise InvalidGrammarError(f"{place}: more than {MAX_PATTERNS} patterns in one request")
         self._patterns.append(pattern)
@@ -129,16 +149,25 @@ class _Preparation:
         if not (reference + "/").startswith("#/"):
             raise InvalidGrammarError(f"{place}: $ref must point into the schema itself (#/…)")
         self._resolve(reference, place)
-        return reference
+        if _PLAIN_REFERENCE.fullmatch(reference):
+            return reference
+        known = {reference: name for name, reference in self._named.items()}
+        name = known.get(reference, f"outrider-reference-{len(known)}")
+        if len(known) == _MAX_NAMED:
+            raise InvalidGrammarError(f"{place}: more than {_MAX_NAMED} references with escapes")
+        self._named[name] = reference
+        return f"#/$defs/{name}"
 
     def _resolve(self, reference: str, place: str) -> Any:
         here = self._document
-        for part in reference.split("/")[1:]:
-            if "~" in part or "%" in part:
-                raise InvalidGrammarError(f"{place}: escapes in $ref are not supported")
-            if not isinstance(here, dict) or part not in here:
+        for part in unquote(reference).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(here, list) and name.isdecimal() and int(name[:9]) < len(here):
+                here = here[int(name)]
+            elif isinstance(here, dict) and name in here:
+                here = here[name]
+            else:
                 raise InvalidGrammarError(f"{place}: $ref {reference!r} points nowhere")
-            here = here[part]
         return here
 
     def _branches(self, branches: list[Any], name: str, place: str) -> dict[str, Any]:
@@ -173,7 +202,7 @@ class _Preparation:
         kinds = schema.get("type", implied_types(schema, place))
         if isinstance(kinds, str):
             return self._of_type(schema, kinds, place)
-        if set(kinds) == set(OF_TYPE):
+        if set(kinds) == set(OF_TYPE) and not constraining_keywords(schema):
             return {}
         return {"anyOf": [self._of_type(schema, kind, place) for kind in dict.fromkeys(kinds)]}
 
@@ -181,9 +210,8 @@ class _Preparation:
         own = {name: schema[name] for name in OF_TYPE[kind] if name in schema}
         match kind:
             case "string":
-                own = prepare_string(own, place)
-                if "pattern" in own and not own["pattern"].startswith(ANY_CHARACTER):
-                    own["pattern"] = self._mark(own["pattern"], place)
+                text = prepare_string(own, place)
+                own = text if isinstance(text, dict) else {"pattern": self._mark(text, place)}
             case "integer" | "number":
                 own = prepare_number(own, kind, place)
                 if "enum" in own:

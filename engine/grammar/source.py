@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.json_pattern import exact, json_string_rules
+from engine.grammar.json_lengths import Lengths
+from engine.grammar.json_pattern import exact, json_string_rules, length_rules
+from engine.grammar.json_scalars import StringRule
 from engine.grammar.json_schema import marker, prepare_schema
 from engine.request import GrammarKind
 
@@ -39,7 +41,7 @@ def prepare_source(kind: GrammarKind, text: str) -> GrammarSource:
 
     Raises InvalidGrammarError where there is none.
     """
-    patterns: list[str] = []
+    patterns: list[StringRule] = []
     match kind:
         case "json":
             return GrammarSource(form="schema", text='{"type": "object"}')
@@ -88,7 +90,7 @@ def _grammar(source: GrammarSource) -> "xgrammar.Grammar":
             return Grammar.from_structural_tag(source.text)
 
 
-def _with_patterns(source: GrammarSource, patterns: Sequence[str]) -> GrammarSource:
+def _with_patterns(source: GrammarSource, patterns: Sequence[StringRule]) -> GrammarSource:
     """The grammar of a prepared schema, with rules of its own for each pattern."""
     if not patterns:
         return source
@@ -96,8 +98,11 @@ def _with_patterns(source: GrammarSource, patterns: Sequence[str]) -> GrammarSou
     for number, pattern in enumerate(patterns):
         name = f"outrider_pattern_{number}"
         rules = rules.replace(f'Regex("{marker(number)}", json_string=true)', name)
-        grammar = _grammar(GrammarSource(form="regex", text=pattern))
-        rules += json_string_rules(str(grammar), name)
+        if isinstance(pattern, Lengths):
+            rules += length_rules(pattern.shortest, pattern.longest, name)
+        else:
+            grammar = _grammar(GrammarSource(form="regex", text=pattern))
+            rules += json_string_rules(str(grammar), name)
     return GrammarSource(form="ebnf", text=rules)
 
 
@@ -124,7 +129,7 @@ def _literal(text: str) -> str:
     return '"' + "".join(f"\\U{ord(char):08x}" for char in text) + '"'
 
 
-def _prepare_tag(tag: Any, patterns: list[str]) -> Any:
+def _prepare_tag(tag: Any, patterns: list[StringRule]) -> Any:
     """Check and complete the JSON schemas inside a structural tag, and bound their white space."""
     if isinstance(tag, list):
         return [_prepare_tag(item, patterns) for item in tag]

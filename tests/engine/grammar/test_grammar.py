@@ -292,7 +292,7 @@ INVALID = {
     "allOf": (schema_spec({"allOf": [{"type": "string"}, {"minLength": 2}]}), "allOf"),
     "oneOf": (schema_spec({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use anyOf"),
     "beside": (schema_spec({"$ref": "#/$defs/a", "$defs": {"a": {}}, "minLength": 2}), "beside"),
-    "lengths": (schema_spec({"type": "string", "pattern": "a", "maxLength": 3}), "beside pattern"),
+    "lengths": (schema_spec({"type": "string", "pattern": "(a|bc)", "maxLength": 3}), "groups"),
     "bounds": (schema_spec({"type": "integer", "minimum": 5, "maximum": 3}), "no integer"),
     "pattern": (schema_spec({"type": "string", "pattern": "("}), "parenthesis"),
     "multiple": (schema_spec({"type": "number", "multipleOf": 0.5}), "multipleOf"),
