@@ -1,7 +1,8 @@
 """One choice's stream of text from the engine's events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import cast
@@ -30,6 +31,8 @@ from gateway.generation.choice import Choice, Delta
 from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.token_allowance import within_allowance
 from gateway.planning.job import Answer, Job
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -70,13 +73,14 @@ class ChoiceStream:
         self._metrics = metrics
         self._clock = clock
         self._last_token_s: float | None = None
-        self._record = _AnswerRecord() if job.on_answer else None
+        self._record = _AnswerRecord() if job.on_answer or job.form else None
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Yield the text as it may be sent. Closing this aborts what still runs.
 
-        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where
-        an upstream tier answers in its place.
+        Raises the engine's refusal, EngineLostError or GenerationError (also for an answer that
+        does not conform to its schema), and HandedOverError where an upstream tier answers in its
+        place.
         """
         async with AsyncExitStack() as readers:
             ready = await self._begin(readers)
@@ -88,7 +92,9 @@ class ChoiceStream:
                 ready = await self._next_deltas()
         # Only now: after a stop string the sequence is aborted before the client is waited for.
         if self._record is not None:
-            self._report_answer(self._record, ready)
+            self._record.add(ready)
+            self._check_form(self._record, ready)
+            self._report_answer(self._record)
         for delta in ready:
             yield delta
 
@@ -166,16 +172,32 @@ class ChoiceStream:
             metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
         self._last_token_s = usage.last_token_s = now_s
 
-    def _report_answer(self, record: "_AnswerRecord", last: Iterable[Delta]) -> None:
+    def _check_form(self, record: "_AnswerRecord", last: Sequence[Delta]) -> None:
+        """Raise GenerationError for an answer that ends by itself and does not conform."""
+        form, is_cut = self._job.form, any(delta.stop is not None for delta in last)
+        if form is None or is_cut or self.choice.finish_reason == "length":
+            return
+        verdict = form.verdict("".join(record.text), record.whole_calls)
+        self._metrics.structured_answers.labels(verdict).inc()
+        if verdict == "differs":
+            param = self._job.grammar_param
+            log.error("answer does not conform job_id=%s param=%s", self._job.job_id, param)
+            raise GenerationError(
+                f"The answer does not conform to the schema in {param}, which is a fault of the "
+                "server; try again, or simplify the schema.",
+                code="schema_mismatch",
+            )
+
+    def _report_answer(self, record: "_AnswerRecord") -> None:
         """Report the whole answer."""
-        assert self._job.on_answer is not None, "that is what the record is for"
-        record.add(last)
+        if self._job.on_answer is None:
+            return
         usage = self.choice.usage
         self._job.on_answer(
             Answer(
                 tier=self.tier,
                 text="".join(record.text),
-                calls=tuple((name, "".join(parts)) for name, parts in record.calls),
+                calls=record.whole_calls,
                 escalated=self.cascade.escalated,
                 confidence=self.cascade.confidence,
                 num_tokens=usage.num_tokens,
@@ -191,6 +213,11 @@ class _AnswerRecord:
     def __init__(self) -> None:
         self.text: list[str] = []
         self.calls: list[tuple[str, list[str]]] = []
+
+    @property
+    def whole_calls(self) -> tuple[tuple[str, str], ...]:
+        """(name, arguments) in order."""
+        return tuple((name, "".join(parts)) for name, parts in self.calls)
 
     def add(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:

@@ -94,6 +94,9 @@ class GatewayMetrics:
         self._cascade_discarded = self._counter(
             "cascade_discarded_tokens", "Tokens of retracted answers that it did not write."
         )
+        self.structured_answers = self._counter(
+            "structured_answers", "Whole answers by the check of their schema.", "verdict"
+        )
         self._adapter_requests = self._counter(
             "adapter_requests", "Requests that named a LoRA adapter.", "adapter"
         )

@@ -32,6 +32,7 @@ from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.kinds import Endpoint
 from gateway.tenants.keys import Principal
+from gateway.text.answer_form import AnswerForm
 from gateway.text.chat import ChatTokenizer, Prompt
 from gateway.text.tool_parser import ToolReading
 from router.cascade import CascadePlan
@@ -120,6 +121,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The rules for reading calls, where there may be some."""
     grammar_param: str | None = None
     """The field that brought a grammar."""
+    form: AnswerForm | None = None
+    """What a whole answer is checked against."""
     second_looks: SecondLooks | None = None
     """Has the large model judge the small one's answer, though it may be kept."""
     second_opinion: SecondOpinionFn | None = None
@@ -202,6 +205,8 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSpec | None = None
     grammar_param: str | None = None
     """The field of the request that gives the answer its grammar."""
+    form: AnswerForm | None = None
+    """What a whole answer is checked against."""
     tools: ToolReading | None = None
     """The rules for reading calls."""
 

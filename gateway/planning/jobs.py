@@ -306,6 +306,7 @@ class JobBuilder:
             and not continues_text(request, rendered.tokenizer),
             tools=rendered.tools,
             grammar_param=rendered.grammar_param,
+            form=rendered.form,
             quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,

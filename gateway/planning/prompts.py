@@ -198,12 +198,14 @@ class ChatPrompts(Prompts):
                 grammar=self._tools.grammar(tokenizer.dialect, tokenizer.reasoning, thinking),
                 tools=self._tools.reading(tokenizer.dialect),
                 grammar_param="tools",
+                form=self._tools.form(tokenizer.dialect),
             )
         if self._structured is not None:
             return msgspec.structs.replace(
                 rendered,
                 grammar=self._structured.grammar(thinking, tokenizer.reasoning),
                 grammar_param=self._structured.param,
+                form=self._structured.form(),
             )
         return rendered
 
@@ -251,7 +253,10 @@ class CompletionPrompts(Prompts):
         if structured is None:
             return rendered
         return msgspec.structs.replace(
-            rendered, grammar=structured.grammar(), grammar_param=structured.param
+            rendered,
+            grammar=structured.grammar(),
+            grammar_param=structured.param,
+            form=structured.form(),
         )
 
 

@@ -15,6 +15,7 @@ from gateway.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
 )
+from gateway.text.answer_form import AnswerForm
 from gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
 from gateway.text.thinking import behind_reasoning
 
@@ -43,6 +44,12 @@ class StructuredPlan:
             return GrammarSpec(kind="structural_tag", text=_dumps(tag))
         except ValueError as error:
             raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error
+
+    def form(self) -> AnswerForm | None:
+        """Return the schema of the answer; None where it is no JSON, and the grammar alone says."""
+        if self.kind not in {"json", "json_schema"}:
+            return None
+        return AnswerForm(content=self.text or '{"type": "object"}')
 
     def _format(self) -> dict[str, Any]:
         """The grammar as a part of a structural tag."""

@@ -13,10 +13,11 @@ from engine.request import GrammarSpec
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.tools import FunctionDefinition, NamedToolChoice, Tool
+from gateway.text.answer_form import AnswerForm
 from gateway.text.reasoning_formats import ReasoningDialect, Thinking
 from gateway.text.thinking import behind_reasoning
 from gateway.text.tool_formats import ToolDialect
-from gateway.text.tool_grammar import answer_grammar
+from gateway.text.tool_grammar import answer_grammar, arguments_schema
 from gateway.text.tool_parser import ToolReading
 from gateway.text.xml_values import value_forms
 
@@ -60,6 +61,13 @@ class ToolPlan:
             return GrammarSpec(kind="structural_tag", text=json.dumps(tag, ensure_ascii=False))
         except ValueError as error:
             raise BadRequestError(f"tools: {error}.", param="tools") from error
+
+    def form(self, dialect: ToolDialect) -> AnswerForm | None:
+        """Return the schemas of the calls' arguments; None where they are no JSON as written."""
+        if dialect.format.xml is not None:
+            return None
+        functions = [tool.function for tool in self.tools]
+        return AnswerForm(arguments={each.name: arguments_schema(each) for each in functions})
 
     def reading(self, dialect: ToolDialect) -> ToolReading:
         """Return the rules for reading the answer."""
