@@ -121,19 +121,19 @@ class Choice:
         self._stop: str | None = None
         self._index = index
         self._request_id = request.request_id
-        sampling = request.sampling
         if target is not None and plan.escalated is not None:
-            sampling = plan.escalated.sampling  # its stop tokens are the other tokenizer's
+            request = plan.escalated  # its tokens are the other tokenizer's
+        sampling = request.sampling
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._tokenizer = None if reader.tokenizer is job.tokenizer else reader.tokenizer
-        self._detokenizer = reader.tokenizer.detokenizer()
+        self._detokenizer = reader.tokenizer.detokenizer(
+            request.prompt_token_ids if job.continues_text else ()
+        )
         self._trace = ChoiceTrace(reader.tokenizer) if request.traces else None
         self._last_mark = OWN
         self._splitter = (
-            reader.tokenizer.splitter(opens_thinking=opens_thinking)
-            if job.splits_thinking
-            else None
+            None if job.continues_text else reader.tokenizer.splitter(opens_thinking=opens_thinking)
         )
         self._tools = tools = reader.tools
         self._parser = ToolParser(tools) if tools else None

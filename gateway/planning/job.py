@@ -115,8 +115,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_top_logprobs: int | None = None
     """Alternatives to write beside each token; None: no log-probabilities at all."""
     stops: tuple[str, ...] = ()
-    splits_thinking: bool = False
-    """Thinking is told from the answer (chat)."""
+    continues_text: bool = False
+    """The answer goes on with the prompt's own text, so no thinking begins it."""
     tools: ToolReading | None = None
     """The rules for reading calls, where there may be some."""
     grammar_param: str | None = None

@@ -302,8 +302,7 @@ class JobBuilder:
             tokenizer=rendered.tokenizer,
             num_top_logprobs=request.top_count,
             stops=request.stop_strings,
-            splits_thinking=isinstance(request, ChatRequest)
-            and not continues_text(request, rendered.tokenizer),
+            continues_text=continues_text(request, rendered.tokenizer),
             tools=rendered.tools,
             grammar_param=rendered.grammar_param,
             form=rendered.form,

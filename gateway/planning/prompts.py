@@ -350,8 +350,10 @@ def _refusal(param: str, reason: str) -> BadRequestError:
     return BadRequestError(f"{param}: {reason}.", param=param)
 
 
-def continues_text(request: ChatRequest, tokenizer: ChatTokenizer) -> bool:
+def continues_text(request: ApiRequest, tokenizer: ChatTokenizer) -> bool:
     """Return whether an answer continues text of its own, so that no thinking can begin it."""
+    if isinstance(request, CompletionRequest):
+        return True
     if not request.continue_final_message:
         return False
     return join_parts(request.messages[-1].content).strip() not in (

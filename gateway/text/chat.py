@@ -195,11 +195,11 @@ class ChatTokenizer:
         """Return a new reader that tells one answer's thinking from its content."""
         return make_splitter(self.reasoning, opens_thinking=opens_thinking)
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a new detokenizer for one answer."""
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """Return a new detokenizer for one answer, which may go on with the text of `after`."""
         if self._table is None:
-            return WindowDetokenizer(self._backend)
-        return TableDetokenizer(self._table)
+            return WindowDetokenizer(self._backend, after)
+        return TableDetokenizer(self._table, after)
 
     @property
     def token_texts(self) -> tuple[bytes, ...] | None:

@@ -12,7 +12,7 @@ One difference on purpose: where byte tokens of a sentencepiece vocabulary break
 
 import codecs
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -59,13 +59,18 @@ class TokenTable:
 
 
 class TableDetokenizer:
-    """Looks each token's bytes up and decodes them incrementally."""
+    """Looks each token's bytes up and decodes them incrementally.
 
-    def __init__(self, table: TokenTable) -> None:
+    `after`: the tokens of the text that goes on. Only where they have no text is the first token's
+    leading space the tokenizer's own.
+    """
+
+    def __init__(self, table: TokenTable, after: Sequence[int] = ()) -> None:
         self._token_bytes = table.token_bytes
         self._num_tokens = len(table.token_bytes)
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        self._spaces_to_drop = table.max_leading_spaces
+        goes_on = any(map(table.bytes_of, reversed(after)))
+        self._spaces_to_drop = 0 if goes_on else table.max_leading_spaces
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; empty while a character is incomplete."""
@@ -94,12 +99,13 @@ class WindowDetokenizer:
     """Decodes the last few tokens with and without the new one; the difference is its text.
 
     For decoders that look at neighbours. Text that ends in U+FFFD is held back until it is whole,
-    but never longer than the window, so the cost of a token is bounded.
+    but never longer than the window, so the cost of a token is bounded. `after`: the tokens of the
+    text that goes on.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._context: list[int] = []
+        self._context = list(after[-_WINDOW_TOKENS:])
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:

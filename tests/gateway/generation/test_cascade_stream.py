@@ -103,7 +103,7 @@ def job_for(
         )
         for index, plan in enumerate(job.choices)
     )
-    return msgspec.structs.replace(job, choices=plans, splits_thinking=True)
+    return msgspec.structs.replace(job, choices=plans)
 
 
 async def collect(client: EngineClient, job: Job) -> Outcome:

@@ -55,7 +55,7 @@ def job_of(
         choices=tuple(plans),
         tokenizer=tokenizer,
         stops=stops,
-        splits_thinking=thinks,
+        continues_text=not thinks,
     )
 
 

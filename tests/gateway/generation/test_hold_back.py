@@ -152,7 +152,7 @@ def test_nothing_is_repeated_or_lost(tokenizer: ChatTokenizer, encode: Encode, c
         [PlannedWatch(case.action, case.at)],
         hold_back_s=case.hold_back_s,
         stops=("STOP", "OPx") if case.use_stops else (),
-        splits_thinking=case.thinks,
+        continues_text=not case.thinks,
     )
     assert job.escalation is not None
     job = msgspec.structs.replace(
