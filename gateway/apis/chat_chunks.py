@@ -71,7 +71,7 @@ class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Function(msgspec.Struct):
     name: str | None = None
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | None = None
 
 
 class _Call(msgspec.Struct):
@@ -116,7 +116,6 @@ class _Answer(msgspec.Struct):
 
 
 _read: Final = msgspec.json.Decoder(_Answer).decode
-_encode: Final = msgspec.json.Encoder().encode
 _DONE_PIECE: Final = ChatPiece(is_done=True)
 
 
@@ -218,7 +217,7 @@ def _joined(parts: list[Any], kind: str) -> str:
 
 
 def _calls(message: _Message) -> Sequence[CallPiece]:
-    """Return the parts of tool calls; calls without an index are numbered by position."""
+    """Return the parts of tool calls; those of whole answers are numbered by position."""
     if not message.tool_calls:
         return ()
     pieces = []
@@ -229,18 +228,10 @@ def _calls(message: _Message) -> Sequence[CallPiece]:
                 index=place if call.index is None else call.index,
                 call_id=call.id or "",
                 name=function.name or "",
-                arguments=_arguments(function),
+                arguments=function.arguments or "",
             )
         )
     return pieces
-
-
-def _arguments(function: _Function) -> str:
-    """Some servers send an object where OpenAI sends its text."""
-    arguments = function.arguments
-    if isinstance(arguments, dict):
-        return _encode(arguments).decode()
-    return arguments or ""
 
 
 def _usage(usage: UsageFields) -> ChatUsage:

@@ -15,6 +15,7 @@ from gateway.apis.chat_chunks import (
 from gateway.apis.events import named_event, one_line
 from gateway.apis.messages.problems import problem_object
 from gateway.errors.http import Problem
+from gateway.errors.tree import GenerationError
 from gateway.upstream.dialects.anthropic_words import STOP_REASONS
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -45,7 +46,7 @@ class MessageWriter:
         self._report: msgspec.Raw | None = None
 
     def part(self, part: bytes) -> bytes:
-        """Whole events of a chat's stream as this API's.
+        """Whole events of a chat's stream as this API's. Raises GenerationError.
 
         This runs for each token of each client.
         """
@@ -154,8 +155,14 @@ class MessageWriter:
         return out + self._delta(signature) + self._close()
 
     def _call(self, call: CallPiece) -> bytes:
+        """Raise GenerationError for a call that goes on after its block, or has no name."""
         out = b""
         if self._open != "tool_use" or call.index != self._call_index:
+            if not call.name:
+                raise GenerationError(
+                    "The model's server sent a part of a call out of turn.",
+                    code="unreadable_answer",
+                )
             out = self._new_block("tool_use", _call_block(call.call_id, call.name, {}))
             self._call_index = call.index
             self._has_calls = True

@@ -246,9 +246,9 @@ class Output:
             self._text = None
 
     def _call(self, piece: CallPiece) -> _CallItem:
-        """The call of this piece's index; a new id under an old index is another call."""
+        """The call of this piece's index."""
         call = self._calls.get(piece.index)
-        if call is not None and piece.call_id in ("", call.call_id):
+        if call is not None:
             return call
         if not piece.name:
             raise GenerationError(

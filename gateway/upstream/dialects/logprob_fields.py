@@ -59,7 +59,7 @@ class LogprobReader:
         if self._shows_logprobs:
             return msgspec.structs.replace(chunk, token_logprobs=found)
         return msgspec.structs.replace(
-            chunk, raw=without_logprobs(event), has_logprobs=False, token_logprobs=found
+            chunk, raw=without_logprobs(chunk.raw), has_logprobs=False, token_logprobs=found
         )
 
 

@@ -1,6 +1,7 @@
 """OpenAI's chat and completions, as OpenAI and the servers that are compatible speak them.
 
-Answers are passed on byte by byte; only the necessary fields of them are read. Supported are also
+Answers are passed on byte by byte but for tool calls that clients could not put together; only the
+necessary fields are read. Supported are also
 the habits of vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp and others: data without a space, comments
 and empty data as a sign of life, usage in the last chunk that has choices or in one whose choices
 are null, reasoning under either of two names, content in parts, errors as a word or an object.
@@ -31,12 +32,14 @@ from gateway.upstream.dialects.logprob_fields import (
     without_logprobs,
 )
 from gateway.upstream.dialects.openai_request import request_body
+from gateway.upstream.dialects.tool_calls import ToolCallParts, in_order_whole
 from gateway.upstream.dialects.usage_fields import UsageFields
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.tally import size_bytes
 from gateway.upstream.upstream_usage import UpstreamUsage
 
 _NULL: Final = msgspec.Raw(b"null")
+_SIGN_OF_LIFE: Final = b":\n\n"
 # An event may be marked as an error by its name alone.
 _ERROR_NAME: Final = re.compile(rb"event: ?error\r?[\n\r]")
 # The finish reasons of vLLM and SGLang for an answer that they gave up.
@@ -122,6 +125,8 @@ class OpenAIDialect:
         if any(choice.finish_reason in _FAILED for choice in choices):
             raise reported(self._tier, "the answer was given up")
         messages = [choice.message or _Text() for choice in choices]
+        if any(message.tool_calls for message in messages):
+            body = in_order_whole(body, [_calls_of(choice.message) for choice in answer.choices])
         token_logprobs: tuple[TokenLogprob, ...] = ()
         if call.wants_logprobs:
             token_logprobs = read_logprobs(choices[0].logprobs)
@@ -146,12 +151,13 @@ class OpenAIDialect:
 
 
 class OpenAIChunkReader:
-    """Reads the necessary fields of each event; `raw` is always the event itself."""
+    """Reads what is needed of each event; `raw` is the event itself but for its tool calls."""
 
     def __init__(self, tier: str, *, num_choices: int) -> None:
         self._tier = tier
         self._num_choices = num_choices
         self._finished: set[int] = set()
+        self._calls = ToolCallParts()
         self._is_done = False
 
     @property
@@ -176,6 +182,9 @@ class OpenAIChunkReader:
         for choice in answer.choices:
             if choice.finish_reason:  # some servers send "" until the end
                 self._finish(choice)
+        if any(choice.delta and choice.delta.tool_calls for choice in answer.choices):
+            parts = [(choice.index or 0, _calls_of(choice.delta)) for choice in answer.choices]
+            event = self._calls.in_order(event, parts)
         if len(answer.choices) > 1:
             return self._read_several(event, answer.choices, usage)
         choice = answer.choices[0]
@@ -219,11 +228,16 @@ class OpenAIChunkReader:
         )
 
     def _read_other(self, event: bytes) -> Chunk:
-        """Read an event without data: a keep-alive, or an error from llama.cpp until 2025."""
-        for line in event.splitlines():
+        """Read an event without data: a keep-alive, or an error from llama.cpp until 2025.
+
+        Clients take what is no comment for a chunk and fail on its empty data.
+        """
+        lines = event.splitlines()
+        for line in lines:
             if line.startswith(b"error:"):
                 raise reported(self._tier, _decoded(line[6:]) or line[6:].decode(errors="replace"))
-        return Chunk(raw=event)
+        is_comment = all(line.startswith(b":") for line in lines if line)
+        return Chunk(raw=event if is_comment else _SIGN_OF_LIFE)
 
 
 def content_of(text: _Text) -> str:
@@ -239,6 +253,10 @@ def reasoning_of(text: _Text) -> str:
     if text.reasoning_content or text.reasoning:
         return text.reasoning_content or text.reasoning or ""
     return _joined(text.content, "thinking") if isinstance(text.content, list) else ""
+
+
+def _calls_of(text: _Text | None) -> list[msgspec.Raw]:
+    return (text and text.tool_calls) or []
 
 
 def has_calls(text: _Text) -> bool:

@@ -103,8 +103,8 @@ def test_habits_of_other_servers(message: dict, wanted: tuple) -> None:
         assert (piece.reasoning, piece.content, piece.refusal) == wanted
 
 
-def test_arguments_may_be_an_object_and_indices_missing() -> None:
-    calls = [{"function": {"name": name, "arguments": {"x": 1}}} for name in "fg"]
+def test_calls_of_whole_answers_have_no_index() -> None:
+    calls = [{"function": {"name": name, "arguments": '{"x":1}'}} for name in "fg"]
     piece = read_completion(completion(content=None, tool_calls=calls))
     assert [(c.index, c.name, c.arguments) for c in piece.calls] == [
         (0, "f", '{"x":1}'),

@@ -170,6 +170,14 @@ def test_thoughts_text_and_calls_are_blocks_of_their_own() -> None:
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
 
 
+def test_a_call_that_goes_on_out_of_turn_is_an_error() -> None:
+    """A block that is over takes no more input; a block without a name could not be run."""
+    first = chunk(tool_calls=[call(0, "", "call_1", "f"), call(1, "", "call_2", "g")])
+    for parts in ([first, chunk(tool_calls=[call(0, "{}")])], [chunk(tool_calls=[call(0, "{}")])]):
+        with pytest.raises(GenerationError):
+            streamed(*parts)
+
+
 def test_thoughts_are_sent_only_if_requested() -> None:
     parts = [chunk(role="assistant", reasoning_content="Hm")] * 100
     writer = MessageWriter(tells_thoughts=False)

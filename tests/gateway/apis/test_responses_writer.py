@@ -129,15 +129,6 @@ def test_calls_that_are_written_in_turn() -> None:
     assert rebuilt(events) == output
 
 
-def test_calls_with_one_index() -> None:
-    events = streamed(
-        chunk(tool_calls=[call(0, "{}", "call_1", "f")]),
-        chunk(tool_calls=[call(0, "{}", "call_2", "f")], finish="tool_calls"),
-        ending(),
-    )
-    assert [item["call_id"] for item in events[-1]["response"]["output"]] == ["call_1", "call_2"]
-
-
 def test_a_call_that_cannot_be() -> None:
     writer = new_writer(stream=True)
     with pytest.raises(GenerationError):

@@ -308,7 +308,6 @@ def test_answers_nested_too_deeply_are_refused() -> None:
         (FUNCTION_CALL, {"has_calls": True, "num_other_bytes": 1}),
         (LOGPROBS, {"content": "a", "has_logprobs": True}),
         (b": keep-alive\n\n", {}),
-        (b"data:\n\n", {}),
         (b"data: [DONE]\n\n", {"is_done": True}),
         (b"data:[DONE]\r\n\r\n", {"is_done": True}),
         (b'data: {"prompt_filter_results":[],"choices":[]}\n\n', {}),
@@ -321,6 +320,12 @@ def test_events_are_read_and_stay_as_they_are(event: bytes, expected: dict[str, 
     # A legacy call is an object, where tool calls are a list.
     chunk = read(event)
     assert chunk == Chunk(raw=event, **expected)
+
+
+@pytest.mark.parametrize("event", [b"data:\n\n", b"data: \r\n\r\n", b"id: 7\nevent: ping\n\n"])
+def test_a_sign_of_life_becomes_a_comment(event: bytes) -> None:
+    """Clients take any other event for a chunk, and its empty data for broken JSON."""
+    assert read(event) == Chunk(raw=b":\n\n")
 
 
 def test_usage_is_read_wherever_it_stands() -> None:
@@ -489,11 +494,12 @@ def test_any_bytes_are_a_chunk_or_an_upstream_error(
     reader = OpenAIChunkReader("cloud", num_choices=num_choices)
     with suppress(UpstreamError):
         chunk = reader.read(event)
-        assert chunk.raw == event
+        assert chunk.raw == event or chunk.has_calls or chunk == Chunk(raw=b":\n\n")
         assert isinstance(chunk.content, str)
         assert isinstance(chunk.index, int)
     with suppress(UpstreamError):
-        assert DIALECT.whole(chat(stream=False), data).body == data
+        whole = DIALECT.whole(chat(stream=False), data)
+        assert whole.body == data or whole.has_calls
     assert json.loads(DIALECT.refusal(400, data).body)["error"]
 
 
@@ -505,7 +511,7 @@ def test_a_whole_answer() -> None:
         "role": "assistant",
         "content": None,
         "reasoning_content": "Hm",
-        "tool_calls": [{}],
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f"}}],
     }
     document = {
         "id": "c",
@@ -524,6 +530,11 @@ def test_a_whole_answer() -> None:
     assert answer.finish_reason == "stop"
     assert answer.usage is not None
     assert answer.usage.num_completion_tokens == 2
+    message["tool_calls"] = [{"function": {"name": "f", "arguments": {"a": 1}}}]
+    answer = DIALECT.whole(chat(stream=False, n=2), json.dumps(document).encode())
+    (call,) = json.loads(answer.body)["choices"][0]["message"]["tool_calls"]
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
     text = DIALECT.whole(completion("a", stream=False), b'{"choices":[{"text":"b"}]}')
     assert (text.texts, text.usage) == (("b",), None)
 
