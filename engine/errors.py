@@ -19,7 +19,9 @@ class PromptTooLongError(EngineError):
 
     def __init__(self, *, num_tokens: int, max_tokens: int, max_context: int) -> None:
         super().__init__(
-            f"This tier's context is {max_context} tokens, but the prompt has {num_tokens} and "
+            # Clients know by these words that a shorter conversation would be answered.
+            f"This model's maximum context length is {max_context} tokens, but the prompt has "
+            f"{num_tokens} and "
             f"max_tokens is {max_tokens} ({num_tokens + max_tokens} together). Shorten the "
             "prompt or lower max_tokens."
         )

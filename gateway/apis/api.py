@@ -25,10 +25,14 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedRequest:
-    """A translated request. `chat_body` is JSON of a chat completion's request."""
+    """A translated request. `chat_body` is JSON of a chat completion's request.
+
+    `ignored`: the paths of what was left out of the request.
+    """
 
     chat_body: bytes
     writer: AnswerWriter
+    ignored: tuple[str, ...] = ()
 
 
 class Api(Protocol):

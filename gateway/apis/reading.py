@@ -1,4 +1,4 @@
-"""Bodies of other APIs' requests, read as strictly as our own."""
+"""Bodies of other APIs' requests, read as our own are."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -9,23 +9,27 @@ from pydantic import BaseModel
 from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BadRequestError
 from gateway.schema.parsing import parse, refuse_doubled_names, validate
+from gateway.schema.unknown_fields import read_tolerant
 
 Request = TypeVar("Request", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBody(Generic[Request]):
-    """A request, and the JSON that it was read from."""
+    """A request, and the JSON that it was read from. `ignored`: the paths of unknown fields."""
 
     request: Request
     document: dict[str, Any]
+    ignored: tuple[str, ...] = ()
 
 
-async def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
+async def read_body(
+    model: type[Request], body: bytes, *, ignores_unknown: bool = False
+) -> ReadBody[Request]:
     """Parse a body into a validated request whose values can all be written as JSON again.
 
-    Raises BadRequestError that names the field; also for NaN, numbers out of range, too deep
-    nesting and repeated names.
+    `ignores_unknown`: unknown fields are left out. Raises BadRequestError that names the field;
+    also for NaN, numbers out of range, too deep nesting and repeated names.
     """
     try:
         document = msgspec.json.decode(body)
@@ -35,8 +39,15 @@ async def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
             f"The body is not valid JSON: {error}.", code="invalid_json"
         ) from None
     await end_turn(body)
-    request = validate(model, document, body)
+    ignored: tuple[str, ...] = ()
+    try:
+        request = validate(model, document, body)
+    except BadRequestError:
+        if not ignores_unknown:
+            raise
+        await end_turn(body)
+        request, ignored = read_tolerant(model, body)
     await end_turn(body)
     refuse_doubled_names(body)
     await end_turn(body)
-    return ReadBody(request=request, document=document)
+    return ReadBody(request=request, document=document, ignored=ignored)

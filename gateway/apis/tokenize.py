@@ -16,6 +16,7 @@ from gateway.apis.reading import read_body
 from gateway.apis.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
 from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
+from gateway.handoff.chains import ChainBook, ModelChain
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.job import check_token_ids
 from gateway.planning.jobs import JobBuilder
@@ -38,7 +39,6 @@ _PASSED_ON: Final = (
     "add_generation_prompt",
     "continue_final_message",
 )
-_MESSAGES: Final = MessagesApi(has_upstream_tiers=False)
 _encode: Final = msgspec.json.Encoder().encode
 
 Made = TypeVar("Made")
@@ -49,26 +49,30 @@ class Tokenizing:
     """The endpoints. They call no model, and reserve nothing of a tenant's limits.
 
     Prompts for `auto`, which either tier may answer, are tokenised for the large one, whose answer
-    costs more.
+    costs more; those for an alias for the model that most often answers first.
     """
 
     jobs: JobBuilder
     cloud: CloudParts
     tokenizers: Mapping[Tier, ChatTokenizer]
+    chains: ChainBook
+    messages_api: MessagesApi
+    ignores_unknown: bool = False
 
     async def tokenize(self, body: bytes, principal: Principal) -> Response:
         """A prompt's tokens. Raises GatewayError or EngineError."""
         form = TokenizeMessages if _has_messages(body) else TokenizePrompt
         await end_turn(body)
-        request = (await read_body(form, body)).request
+        read = await read_body(form, body, ignores_unknown=self.ignores_unknown)
+        request = read.request
         info = await self._info(request.model, principal)
         tokenizer = self._tokenizer(info)
         work = self.jobs.prompt_work(principal.tenant)
         if isinstance(request, TokenizePrompt):
             token_ids = await _encoded(request, tokenizer, work)
         else:
-            fields = {name: getattr(request, name) for name in _PASSED_ON}
-            chat = ChatRequest.model_validate({"model": request.model or AUTO, **fields})
+            given = {name: value for name, value in read.document.items() if name in _PASSED_ON}
+            chat = self._chat({"model": request.model or AUTO, **given})
             token_ids = (await chat_prompt(chat, tokenizer, work=work)).token_ids
 
         def answer() -> dict[str, Any]:
@@ -85,7 +89,8 @@ class Tokenizing:
 
     async def detokenize(self, body: bytes, principal: Principal) -> Response:
         """The text of tokens. Raises GatewayError or EngineError."""
-        request = (await read_body(DetokenizeRequest, body)).request
+        read = await read_body(DetokenizeRequest, body, ignores_unknown=self.ignores_unknown)
+        request = read.request
         info = await self._info(request.model, principal)
         check_token_ids(request.tokens, info, param="tokens")
         tokenizer = self._tokenizer(info)
@@ -97,23 +102,34 @@ class Tokenizing:
 
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
-        chat_body = await _MESSAGES.read_prompt(body)
+        chat_body = await self.messages_api.read_prompt(body)
         await end_turn(body)
-        chat = parse(ChatRequest, chat_body)
-        info = await self._info(chat.model, principal)
+        document = msgspec.json.decode(chat_body)
+        info = await self._info(document["model"], principal)
+        chat = self._chat(document)
         work = self.jobs.prompt_work(principal.tenant)
         prompt = await chat_prompt(chat, self._tokenizer(info), work=work)
         return _json({"input_tokens": len(prompt.token_ids)})
 
     async def _info(self, model: str | None, principal: Principal) -> TierInfo:
         """Return the tier whose tokenizer applies. Raises GatewayError or EngineError."""
-        name = model or AUTO
-        check_model(principal, name)
+        asked = model or AUTO
+        check_model(principal, asked)
+        name = self.chains.first_link(asked).model
         self._refuse_upstream(name)
         names = await self.jobs.names()
         if name not in names:
-            raise ModelNotFoundError(name, list(names))
+            raise ModelNotFoundError(asked, [*names, *self.chains.aliases])
         return permitted(principal, names[name], None)[-1]
+
+    def _chat(self, document: dict[str, Any]) -> ChatRequest:
+        """Return the request that the model reads, with an alias's defaults.
+
+        Raises BadRequestError.
+        """
+        link = self.chains.first_link(document["model"])
+        chain = ModelChain(links=(link,), document=document, endpoint="chat")
+        return parse(ChatRequest, chain.body(0))
 
     def _refuse_upstream(self, name: str) -> None:
         """Raise BadRequestError for text that only an upstream server can tokenise."""

@@ -22,9 +22,11 @@ def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
         )
     document = json.loads(body)
     paths = [_real_path(detail, document) for detail in details]
-    # A union complains once a branch; the branch that got deepest is the one that was meant.
-    depth = max(len(path) for path in paths)
-    index = next(i for i, path in enumerate(paths) if len(path) == depth)
+    # A union complains once a branch; the branch that got deepest is the one that was meant, and
+    # of branches at one depth the first that takes a value of this type at all.
+    index = min(
+        range(len(paths)), key=lambda i: (-len(paths[i]), details[i]["type"].endswith("_type"))
+    )
     param = ".".join(_shortened(str(part)) for part in paths[index]) or None
     reason = _explain(details[index], _value_at(document, paths[index]))
     reason = reason.removeprefix("Value error, ")  # pydantic's, before a validator's own words

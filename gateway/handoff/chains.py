@@ -164,14 +164,16 @@ class ChainBook:
 
     def first_models(self) -> dict[str, str]:
         """Return the model at the head of each alias, as its card shows it."""
-        return {name: self._first(name) for name in self.aliases}
+        return {name: self.first_link(name).model for name in self.aliases}
 
-    def _first(self, name: str) -> str:
+    def first_link(self, name: str) -> ChainLink:
+        """Return the model that most often answers to a name first."""
         alias = self.aliases.get(name)
         if alias is None:
-            return name
+            return ChainLink(model=name)
         weights = alias.weights or (1.0,)
-        return self._first(alias.models[max(range(len(weights)), key=weights.__getitem__)])
+        link = self.first_link(alias.models[max(range(len(weights)), key=weights.__getitem__)])
+        return replace(link, defaults={**link.defaults, **alias.defaults})
 
     def _links(self, name: str) -> Iterator[ChainLink]:
         """Yield the models that a name stands for; an outer alias's defaults win."""

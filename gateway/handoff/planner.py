@@ -236,24 +236,23 @@ class Planner:
     # ---- places -------------------------------------------------------------------------------
 
     def _place(self, parsed: ParsedRequest, order: _Order, index: int) -> AnswerCandidate:
-        patience = self._patience(parsed, order, index)
-        if order.places[index] == "server":
+        name = order.places[index]
+        if name == "server":
             strong = self._strong(parsed, order) if index == 0 else None
             opener: Callable[[RouteReason], Any] = partial(self._open_server, parsed, strong)
             ignored = self.calls.ignored_fields(parsed.for_small())
-            return AnswerCandidate(
-                name="server", open=opener, patience_s=patience, ignored_fields=ignored
-            )
-        if order.places[index] == "cloud":
+        elif name == "cloud":
             opener = partial(self._open_cloud, parsed)
             ignored = self.calls.ignored_fields(parsed)
-            return AnswerCandidate(
-                name="cloud", open=opener, patience_s=patience, ignored_fields=ignored
-            )
-        upstream = self._upstream(parsed, order) if index == 0 else None
-        opener = partial(self._open_local, parsed, upstream)
+        else:
+            upstream = self._upstream(parsed, order) if index == 0 else None
+            opener = partial(self._open_local, parsed, upstream)
+            ignored = parsed.ignored_fields
         return AnswerCandidate(
-            name="local", open=opener, patience_s=patience, ignored_fields=parsed.ignored_fields
+            name=name,
+            open=opener,
+            patience_s=self._patience(parsed, order, index),
+            ignored_fields=(*parsed.context.ignored_fields, *ignored),
         )
 
     def _patience(

@@ -71,6 +71,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     as text. has_arms_slo: an arm set its latency objective, not the request.
     is_named_by_chain: an alias or `models` names the model, which the key may use through it.
     is_assigned: its arms are known, `assignment`, by the model that the client named.
+    `ignored_fields`: of another API's request, which its translation has left out.
     """
 
     arrival_s: float
@@ -86,6 +87,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     is_assigned: bool = False
     assignment: Assignment | None = None
     span: Span = NULL_SPAN
+    ignored_fields: tuple[str, ...] = ()
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from gateway.schema.common import (
     EmptyList,
     GenerationFields,
     Harmless,
+    Ignored,
     Label,
     ListOf,
     NotBuilt,
@@ -32,6 +33,7 @@ class TextPart(RequestModel):
     type: Literal["text"]
     text: str
     prompt_cache_breakpoint: CacheBreakpoint | None = None
+    cache_control: Ignored = None
 
 
 Parts = Annotated[ListOf[TextPart], Field(min_length=1)]
@@ -62,15 +64,17 @@ class InputMessage(RequestModel):
     role: Literal["system", "developer", "user"]
     content: str | Parts
     name: Label | None = None
+    cache_control: Ignored = None
 
 
 class AssistantMessage(RequestModel):
     """An earlier answer, as this API returned it (so its null fields are accepted)."""
 
     role: Literal["assistant"]
-    content: str | Parts | None = None
+    content: str | ListOf[TextPart] | None = None
     reasoning_content: str | None = None
     name: Label | None = None
+    cache_control: Ignored = None
     refusal: NotBuilt = None
     annotations: EmptyList = None
     audio: NotBuilt = None
@@ -85,6 +89,7 @@ class ToolMessage(RequestModel):
     content: str | Parts
     tool_call_id: Label
     name: Label | None = None
+    cache_control: Ignored = None
 
 
 Message = Annotated[InputMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
@@ -100,7 +105,7 @@ class ChatRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[
         Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None,
-        Field(description="Used when `logprobs` is true."),
+        Field(description="Used when `logprobs` is true; else ignored, and named as such."),
     ] = None
     prediction: Prediction | None = None
     chat_template_kwargs: Annotated[
@@ -143,6 +148,12 @@ class ChatRequest(GenerationFields):
     verbosity: NotBuilt = None
     web_search_options: NotBuilt = None
     moderation: NotBuilt = None
+
+    @property
+    def idle_fields(self) -> tuple[str, ...]:
+        """The fields that were given and do nothing without another one."""
+        idle = ("top_logprobs",) if self.top_logprobs and not self.logprobs else ()
+        return (*super().idle_fields, *idle)
 
     @property
     def top_count(self) -> int | None:

@@ -86,6 +86,7 @@ NotBuilt = Annotated[JsonValue, Harmless()]
 EmptyList = Annotated[JsonValue, Harmless((None, []))]
 One = Annotated[JsonValue, Harmless((None, 1))]
 Off = Annotated[JsonValue, Harmless((None, False))]
+Ignored = Annotated[JsonValue, Field(description="Accepted, and changes nothing.")]
 Unstored = Annotated[
     JsonValue,
     Harmless((None, False), "answers are not stored, so they cannot be retrieved later"),
@@ -126,7 +127,7 @@ ServiceTierName = Literal["auto", "default", "flex", "priority"]
 
 
 class StreamOptions(RequestModel):
-    """Options of a stream. Ignored when `stream` is false.
+    """Options of a stream. Ignored, and named as such, when `stream` is false.
 
     `continuous_usage_stats`: with `include_usage`, every chunk has the usage so far (vLLM's field).
     """
@@ -267,6 +268,11 @@ class GenerationFields(RequestModel):
     ignore_eos: Annotated[
         bool | None, Field(description="The tokenizer's own stop tokens do not end an answer.")
     ] = None
+
+    @property
+    def idle_fields(self) -> tuple[str, ...]:
+        """The fields that were given and do nothing without another one."""
+        return ("stream_options",) if self.wants_usage_chunk and not self.stream else ()
 
     @property
     def wants_usage_chunk(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from gateway.schema.common import Label, RequestModel
+from gateway.schema.common import Ignored, Label, RequestModel
 
 MAX_TOOLS = 128
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -30,6 +30,7 @@ class Tool(RequestModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Ignored = None
 
 
 class FunctionReference(RequestModel):

@@ -243,11 +243,11 @@ class AnswerEndpoints:
         try:
             translated = None if surface is None else await surface.read(body)
             await end_turn(body)
-            planned = await self.planner.plan(
-                endpoint,
-                body if translated is None else translated.chat_body,
-                request_context(request, meter.arrival_s, meter),
-            )
+            context = request_context(request, meter.arrival_s, meter)
+            if translated is not None:
+                body = translated.chat_body
+                context = msgspec.structs.replace(context, ignored_fields=translated.ignored)
+            planned = await self.planner.plan(endpoint, body, context)
             answering = self.cache.serve(planned)
         except BaseException as error:
             observer.observe_end(None, "failed", None, error)

@@ -148,7 +148,7 @@ class Settings(BaseSettings):
     """Let only the same tenant's requests reuse a tenant's prompts in the prefix cache."""
     allow_private_upstreams: bool = True
     """Allow private addresses, including this machine's, for the servers of upstream tiers."""
-    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    unknown_fields: Literal["refuse", "ignore"] = "ignore"
     """Request fields that a model does not know: refuse them with a 400, or ignore them and name
     them in the header x-outrider-ignored-fields. The local models always ignore reasoning_effort
     and verbosity. Tiers may set their own."""

@@ -70,8 +70,11 @@ _USUAL: Final[Mapping[str, tuple[object, ...]]] = {
 """Values that equal the default. Any other one changes price or privacy."""
 _NEVER_PASSED: Final = frozenset({SALT_FIELD, "kv_transfer_params", "lora_path"})
 """Fields that reach other tenants' caches or files of the server."""
-_NEVER_IGNORED: Final = frozenset({"service_tier", "store", "web_search_options", "audio"})
-"""Fields that ask for another price, privacy or kind of answer: without them it would be wrong."""
+_NEVER_IGNORED: Final = frozenset({"store", "web_search_options"}).union(*_ALLOWED.values()) - {
+    *("cache_control", "prediction", "verbosity")
+}
+"""Fields that ask for another price, privacy or answer, at whatever kind of server: an answer
+without them would be wrong. The others are hints."""
 _SALTED: Final[frozenset[ServerKind]] = frozenset({"vllm", "sglang"})
 _MAX_VARIABLES: Final = 16
 _MAX_VARIABLE_CHARS: Final = 64

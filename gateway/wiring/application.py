@@ -113,7 +113,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         parts.experiments.feedback.siblings = parts.siblings
     return create_app(
         Routes(
-            answers=_build_answers(parts, intake, planner, jobs),
+            answers=_build_answers(parts, intake, planner, jobs, chains),
             status=status,
             pages=Pages(),
             dashboard=dashboard,
@@ -213,12 +213,16 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
     )
 
 
-def build_tokenizing(parts: GatewayParts, jobs: JobBuilder) -> Tokenizing:
+def build_tokenizing(parts: GatewayParts, jobs: JobBuilder, chains: ChainBook) -> Tokenizing:
     """Build the endpoints that need a tokenizer only."""
+    ignores_unknown = parts.unknown_fields == "ignore"
     return Tokenizing(
         jobs=jobs,
         cloud=parts.cloud,
         tokenizers=parts.tokenizers,
+        chains=chains,
+        messages_api=MessagesApi(has_upstream_tiers=False, ignores_unknown=ignores_unknown),
+        ignores_unknown=ignores_unknown,
     )
 
 
@@ -284,9 +288,14 @@ def _build_intake(parts: GatewayParts, recent: RecentOutcomes) -> RequestIntake:
 
 
 def _build_answers(
-    parts: GatewayParts, intake: RequestIntake, planner: Planner, jobs: JobBuilder
+    parts: GatewayParts,
+    intake: RequestIntake,
+    planner: Planner,
+    jobs: JobBuilder,
+    chains: ChainBook,
 ) -> AnswerEndpoints:
     has_tiers = bool(parts.cloud.tiers)
+    ignores_unknown = parts.unknown_fields == "ignore"
     idempotent = IdempotentAnswers.of(
         parts.http, parts.clock, parts.edge_metrics, elsewhere=parts.siblings
     )
@@ -295,11 +304,13 @@ def _build_answers(
     return AnswerEndpoints(
         intake=intake,
         planner=planner,
-        tokenizing=build_tokenizing(parts, jobs),
+        tokenizing=build_tokenizing(parts, jobs, chains),
         idempotent=idempotent,
         cache=_build_cache(parts, jobs),
-        responses_api=ResponsesApi(has_upstream_tiers=has_tiers, clock=parts.wall_clock),
-        messages_api=MessagesApi(has_upstream_tiers=has_tiers),
+        responses_api=ResponsesApi(
+            has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown, clock=parts.wall_clock
+        ),
+        messages_api=MessagesApi(has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown),
         clock=parts.clock,
     )
 

@@ -21,27 +21,31 @@ class MessagesApi:
     """Anthropic's Messages API. Keeps nothing between requests.
 
     has_upstream_tiers: upstream tiers may read images and files; the local models do not.
+    ignores_unknown: unknown fields are left out.
     """
 
     name: Final = "messages"
 
-    def __init__(self, *, has_upstream_tiers: bool) -> None:
+    def __init__(self, *, has_upstream_tiers: bool, ignores_unknown: bool = False) -> None:
         self._has_upstream_tiers = has_upstream_tiers
+        self._ignores_unknown = ignores_unknown
 
     async def read(self, body: bytes) -> TranslatedRequest:
         """Translate a request into a chat completion and its writer. Raises BadRequestError."""
-        read = await read_body(MessagesRequest, body)
+        read = await read_body(MessagesRequest, body, ignores_unknown=self._ignores_unknown)
         if self._has_upstream_tiers:
             refuse_misplaced_options(read.document)
             await end_turn(body)
         fields = chat_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
         writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
-        return TranslatedRequest(chat_body=_encode(fields), writer=writer)
+        return TranslatedRequest(chat_body=_encode(fields), writer=writer, ignored=read.ignored)
 
     async def read_prompt(self, body: bytes) -> bytes:
         """A request to count tokens as a chat completion's request. Raises BadRequestError."""
-        request = (await read_body(CountTokensRequest, body)).request
-        return _encode(chat_prompt_fields(request, has_upstream_tiers=self._has_upstream_tiers))
+        read = await read_body(CountTokensRequest, body, ignores_unknown=self._ignores_unknown)
+        return _encode(
+            chat_prompt_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
+        )
 
     def problem_body(self, problem: Problem) -> bytes:
         """The JSON of an error."""

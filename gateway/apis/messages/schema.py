@@ -14,6 +14,7 @@ from gateway.schema.common import (
     WHOLE,
     EmptyList,
     Harmless,
+    Ignored,
     Label,
     ListOf,
     NotBuilt,
@@ -28,7 +29,6 @@ MAX_MESSAGES = 100_000
 
 _LEAST_BUDGET = 1024  # tokens of thinking, as the Messages API has it
 
-Ignored = Annotated[JsonValue, Field(description="Accepted, and changes nothing.")]
 Standard = Annotated[JsonValue, Harmless((None, "standard"))]
 Direct = Annotated[JsonValue, Harmless((None, ["direct"]))]
 DirectCallerParam = Annotated[JsonValue, Harmless((None, {"type": "direct"}))]

@@ -28,6 +28,7 @@ class ResponsesApi:
     """One for all requests: it remembers nothing.
 
     has_upstream_tiers: requests may leave this machine, so misplaced options are refused.
+    ignores_unknown: unknown fields are left out.
     """
 
     name: Final = "responses"
@@ -36,17 +37,19 @@ class ResponsesApi:
         self,
         *,
         has_upstream_tiers: bool,
+        ignores_unknown: bool = False,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], str] = _random_id,
     ) -> None:
         """`clock`: seconds since 1970."""
         self._has_upstream_tiers = has_upstream_tiers
+        self._ignores_unknown = ignores_unknown
         self._clock = clock
         self._new_id = new_id
 
     async def read(self, body: bytes) -> TranslatedRequest:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
-        read = await read_body(ResponsesRequest, body)
+        read = await read_body(ResponsesRequest, body, ignores_unknown=self._ignores_unknown)
         request, document = read.request, read.document
         if self._has_upstream_tiers:
             refuse_misplaced_options(document)

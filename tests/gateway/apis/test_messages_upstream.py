@@ -10,6 +10,8 @@ import pytest
 
 from engine.errors import QueueFullError
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, PermissionDeniedError
+from gateway.handoff.chains import ChainBook
+from gateway.settings.aliases import AliasSettings
 from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
 from gateway.text.chat import ChatTokenizer
 from gateway.wiring.application import build_jobs, build_tokenizing
@@ -21,6 +23,13 @@ HELLO: dict[str, Any] = {
     "model": "cloud",
     "max_tokens": 64,
     "messages": [{"role": "user", "content": "Hello"}],
+}
+ALIASES = {
+    "quick": AliasSettings(
+        models=("small", "cloud"), defaults={"chat_template_kwargs": {"enable_thinking": True}}
+    ),
+    "usual": AliasSettings(models=("large", "quick"), weights=(1.0, 9.0)),
+    "far": AliasSettings(models=("cloud", "small")),
 }
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 
@@ -100,8 +109,11 @@ def test_images_go_to_a_tier_that_supports_them(near: World, claude: anthropic.A
 
 
 def counted(world: World, principal: Principal = ANONYMOUS, **fields: Any) -> dict[str, Any]:
-    tokenizing = build_tokenizing(world.context, build_jobs(world.context))
-    body = json.dumps({"prompt": "Hello", **fields}).encode()
+    tokenizing = build_tokenizing(
+        world.context, build_jobs(world.context), ChainBook(aliases=ALIASES)
+    )
+    given = {"prompt": "Hello", **fields}
+    body = json.dumps({name: value for name, value in given.items() if value}).encode()
     answer = asyncio.run(tokenizing.tokenize(body, principal))
     document: dict[str, Any] = json.loads(bytes(answer.body))
     return document
@@ -114,6 +126,31 @@ def test_tokens_of_upstream_servers_cannot_be_counted(near: World) -> None:
         assert (refused.value.param, refused.value.code) == ("model", "tokenizer_unknown")
     with pytest.raises(ModelNotFoundError):
         counted(near, model="gpt-9")
+
+
+def test_aliases_count_as_the_model_that_answers_first(near: World) -> None:
+    assert counted(near, model="quick")["tier"] == "small"
+    assert counted(near, model="usual")["tier"] == "small"
+    scoped = Principal(key_id="k", name="k", tenant="k", scopes=Scopes(models=frozenset({"quick"})))
+    assert counted(near, scoped, model="quick")["tier"] == "small"
+    with pytest.raises(BadRequestError) as refused:
+        counted(near, model="far")
+    assert refused.value.code == "tokenizer_unknown"
+    with pytest.raises(ModelNotFoundError, match="quick"):
+        counted(near, model="gpt-9")
+
+
+def test_an_aliass_defaults_are_part_of_the_prompt(near: World) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    plain = counted(near, model="small", messages=messages, prompt=None)["count"]
+    thinking = counted(near, model="quick", messages=messages, prompt=None)["count"]
+    assert thinking > plain
+    tokenizing = build_tokenizing(
+        near.context, build_jobs(near.context), ChainBook(aliases=ALIASES)
+    )
+    body = json.dumps({"model": "quick", "messages": messages}).encode()
+    answer = asyncio.run(tokenizing.count_tokens(body, ANONYMOUS))
+    assert json.loads(bytes(answer.body)) == {"input_tokens": thinking}
 
 
 def test_keys_count_tokens_of_permitted_tiers_only(near: World) -> None:

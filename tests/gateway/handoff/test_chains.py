@@ -349,13 +349,15 @@ def test_reasoning_effort_breaks_no_client_of_the_local_models(make: Make) -> No
         assert content(answer) == LOCAL_TEXT
         assert answer.headers[IGNORED] == "reasoning_effort"
         assert IGNORED not in world.chat().headers
+    with make(unknown_fields="refuse") as world:
         assert world.chat(outrider={"policy": "local_only"}, odd=1).status_code == 400
+        assert world.chat(model="cloud", odd=1).status_code == 400
 
 
-def test_unknown_fields_are_ignored_where_the_settings_say_so(
+def test_unknown_fields_are_ignored_unless_the_settings_refuse_them(
     make: Make, tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> None:
-    with make(unknown_fields="ignore") as world:
+    with make() as world:
         for model in ("auto", "cloud"):
             answer = world.chat(model=model, odd={"a": 1})
             assert answer.status_code == 200, answer.text
@@ -366,9 +368,14 @@ def test_unknown_fields_are_ignored_where_the_settings_say_so(
             assert refused.status_code == 400, name
         # What is known and not supported is refused still: the answer would be another one.
         assert world.chat(model="small", audio={"voice": "x"}).status_code == 400
-    with hybrid(tokenizer, encode, clouds=(), tiers={}, unknown_fields="ignore") as world:
-        answer = world.chat(odd=1)
-        assert answer.headers[IGNORED] == "odd"
+    with hybrid(tokenizer, encode, clouds=(), tiers={}) as world:
+        answer = world.chat(odd=1, messages=[{"role": "user", "content": "Hi", "new": 2}])
+        assert answer.headers[IGNORED] == "odd, messages.0.new"
+        asked = {"model": "large", "input": "Hi", "max_tokens": 5, "messages": CHAT["messages"]}
+        for path in ("/v1/responses", "/v1/messages"):
+            answer = world.http.post(path, json={**asked, "odd": 1})
+            assert answer.status_code == 200, answer.text
+            assert "odd" in answer.headers[IGNORED]
 
 
 def test_a_tier_may_pass_unknown_fields_on_or_leave_fields_out(make: Make) -> None:

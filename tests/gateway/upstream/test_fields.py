@@ -120,7 +120,9 @@ def test_a_salt_is_another_for_each_tenant_and_tier() -> None:
 def test_requests_keep_their_tenants_apart_and_their_fields_at_home(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
 ) -> None:
-    with books(tokenizer, encode, tmp_path, tier={"server": "vllm"}) as made:
+    with books(
+        tokenizer, encode, tmp_path, tier={"server": "vllm", "unknown_fields": "refuse"}
+    ) as made:
         world = made.world
         other = {"authorization": f"Bearer {made.new_key('other')}"}
         refused = world.chat(model="cloud", priority=-5)
