@@ -7,8 +7,8 @@ from pydantic import Field, JsonValue
 
 from gateway.schema.common import Ignored, Label, RequestModel
 
-MAX_TOOLS = 128
-FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+MAX_TOOLS = 1024
+FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 FunctionName = Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
 

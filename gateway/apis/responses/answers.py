@@ -71,10 +71,25 @@ class CallOutput(ResponseModel):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
-OutputItem = Annotated[ReasoningOutput | MessageOutput | CallOutput, Field(discriminator="type")]
+class CustomCallOutput(ResponseModel):
+    """A custom tool to call, with its text; of an incomplete one, a part."""
+
+    type: Literal["custom_tool_call"]
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+OutputItem = Annotated[
+    ReasoningOutput | MessageOutput | CallOutput | CustomCallOutput, Field(discriminator="type")
+]
 
 
 class ResponseFailure(ResponseModel):
@@ -180,7 +195,7 @@ class ResponseObject(ResponseModel):
     temperature: float
     text: RepeatedText
     tool_choice: ResponseToolChoice
-    tools: list[RepeatedTool]
+    tools: list[RepeatedTool | dict[str, JsonValue]]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
@@ -304,6 +319,20 @@ class ArgumentsDoneEvent(_ItemText):
     arguments: str
 
 
+class CustomInputDeltaEvent(_ItemText):
+    """The text for a custom tool, all at once."""
+
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CustomInputDoneEvent(_ItemText):
+    """All of the text for a custom tool."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
 class ResponseEvent(
     RootModel[
         Annotated[
@@ -318,7 +347,9 @@ class ResponseEvent(
             | SummaryDeltaEvent
             | SummaryDoneEvent
             | ArgumentsDeltaEvent
-            | ArgumentsDoneEvent,
+            | ArgumentsDoneEvent
+            | CustomInputDeltaEvent
+            | CustomInputDoneEvent,
             Field(discriminator="type"),
         ]
     ]

@@ -2,8 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -11,10 +11,12 @@ from gateway.apis.api import TranslatedRequest
 from gateway.apis.reading import read_body
 from gateway.apis.responses.paths import in_own_words
 from gateway.apis.responses.request import ResponsesRequest
+from gateway.apis.responses.tools import left_out, offered_tools
 from gateway.apis.responses.translate import chat_document, repeated_fields
 from gateway.apis.responses.writer import ResponseWriter
 from gateway.edge.bodies import end_turn
 from gateway.errors.http import Problem
+from gateway.errors.tree import BadRequestError
 from gateway.handoff.misplaced_options import refuse_misplaced_options
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -22,6 +24,15 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def _random_id() -> str:
     return secrets.token_hex(12)
+
+
+def _refuse(skipped: Mapping[str, str]) -> NoReturn:
+    path, kind = next(iter(skipped.items()))
+    raise BadRequestError(
+        f"{path}: {kind!r} is not supported; available: 'function', 'custom' (free text), "
+        "'namespace'.",
+        param=path,
+    )
 
 
 class ResponsesApi:
@@ -54,11 +65,23 @@ class ResponsesApi:
         if self._has_upstream_tiers:
             refuse_misplaced_options(document)
             await end_turn(body)
+        given = document.get("tools") or []
+        skipped = left_out(given)
+        if skipped and not self._ignores_unknown:
+            _refuse(skipped)
+        tools = offered_tools(given)
         writer = ResponseWriter(
-            repeated_fields(request, document), clock=self._clock, new_id=self._new_id
+            repeated_fields(request, document),
+            tools={tool.function["name"]: tool for tool in tools},
+            clock=self._clock,
+            new_id=self._new_id,
         )
         await end_turn(body)
-        return TranslatedRequest(chat_body=_encode(chat_document(request, document)), writer=writer)
+        return TranslatedRequest(
+            chat_body=_encode(chat_document(request, document, tools)),
+            writer=writer,
+            ignored=(*read.ignored, *skipped),
+        )
 
     def problem_body(self, problem: Problem) -> bytes:
         """OpenAI's error object, with the fields of this API."""

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.apis.responses.request import (
     AnswerItem,
+    CustomCallItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
@@ -17,6 +18,7 @@ from gateway.apis.responses.request import (
     ReasoningItem,
     RefusalText,
 )
+from gateway.apis.responses.tools import chat_name, text_arguments
 from gateway.errors.tree import BadRequestError
 
 _Message = dict[str, Any]
@@ -82,7 +84,10 @@ class _Conversation:
             case AnswerItem():
                 self._open_turn().texts.append(_joined(item.content))
             case FunctionCallItem():
-                self._add_call(item, path)
+                _check_arguments(item.arguments, f"{path}.arguments")
+                self._add_call(item, item.arguments)
+            case CustomCallItem():
+                self._add_call(item, text_arguments(item.input))
             case ReasoningItem():
                 self._open_turn().thoughts += _thoughts(item)
 
@@ -108,10 +113,9 @@ class _Conversation:
         if answer is not None and (answer.thoughts or answer.texts or answer.calls):
             self.messages.append(answer.message())
 
-    def _add_call(self, item: FunctionCallItem, path: str) -> None:
-        _check_arguments(item.arguments, f"{path}.arguments")
+    def _add_call(self, item: FunctionCallItem | CustomCallItem, arguments: str) -> None:
         self._call_ids.add(item.call_id)
-        function = {"name": item.name, "arguments": item.arguments}
+        function = {"name": chat_name(item.name, item.namespace), "arguments": arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         self._open().calls.append(call)
 

@@ -1,13 +1,14 @@
 """The items of a response's output, made of the pieces of a chat answer."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.apis.chat_chunks import CallPiece, ChatPiece
 from gateway.apis.responses.event_log import EventSink, delta_head
 from gateway.apis.responses.fields import ItemStatus
+from gateway.apis.responses.tools import OfferedTool, text_of
 from gateway.errors.tree import GenerationError
 
 _Logprobs = Sequence[dict[str, Any]] | None
@@ -122,18 +123,26 @@ class _TextItem:
 
 
 class _CallItem:
-    """A function call."""
+    """A call of a function, or with `tool` of one in a namespace."""
 
-    def __init__(self, first: CallPiece, place: int, tail: str, events: EventSink) -> None:
+    prefix = "fc"
+    delta_event = "response.function_call_arguments.delta"
+
+    def __init__(
+        self, first: CallPiece, tool: OfferedTool | None, place: int, tail: str, events: EventSink
+    ) -> None:
         self.place = place
         self.status: ItemStatus = "in_progress"
-        self._id = f"fc_{tail}_{place}"
-        self.call_id = first.call_id or f"call_{tail}_{place}"
-        self._name = first.name
+        self._id = f"{self.prefix}_{tail}_{place}"
+        self._call_id = first.call_id or f"call_{tail}_{place}"
+        self._name = first.name if tool is None else tool.name
+        self._namespace = (
+            {} if tool is None or tool.namespace is None else {"namespace": tool.namespace}
+        )
         self._arguments: list[str] = []
         self._events = events
         self._where = {"item_id": self._id, "output_index": place}
-        self._head = delta_head("response.function_call_arguments.delta", self._where)
+        self._head = delta_head(self.delta_event, self._where)
         events.add("response.output_item.added", {"output_index": place, "item": self.item()})
 
     @property
@@ -157,37 +166,68 @@ class _CallItem:
                 code="unreadable_answer",
             )
         self._arguments.append(arguments)
+        self._tell(arguments, trace)
+
+    def _tell(self, arguments: str, trace: bytes | None) -> None:
         self._events.add_delta(self._head, arguments, logprobs=None, trace=trace)
 
     def close(self, status: ItemStatus) -> None:
         """Nothing more comes."""
         self.status = status
-        done = {**self._where, "arguments": "".join(self._arguments)}
-        self._events.add("response.function_call_arguments.done", done)
+        self._tell_all()
         fields = {"output_index": self.place, "item": self.item()}
         self._events.add("response.output_item.done", fields)
 
+    def _tell_all(self) -> None:
+        done = {**self._where, "arguments": "".join(self._arguments)}
+        self._events.add("response.function_call_arguments.done", done)
+
     def item(self) -> _Fields:
         """The item as it is now."""
+        return self._head_fields("function_call") | {"arguments": "".join(self._arguments)}
+
+    def _head_fields(self, kind: str) -> _Fields:
         return {
-            "type": "function_call",
+            "type": kind,
             "id": self._id,
             "status": self.status,
-            "call_id": self.call_id,
+            "call_id": self._call_id,
             "name": self._name,
-            "arguments": "".join(self._arguments),
+            **self._namespace,
         }
+
+
+class _CustomCallItem(_CallItem):
+    """A call of a custom tool: its text is known once the arguments that hold it are whole."""
+
+    prefix = "ctc"
+    delta_event = "response.custom_tool_call_input.delta"
+
+    def _tell(self, arguments: str, trace: bytes | None) -> None:
+        """Keep the text until all of it is there."""
+
+    def _tell_all(self) -> None:
+        text = text_of("".join(self._arguments))
+        self._events.add_delta(self._head, text, logprobs=None, trace=None)
+        done = {**self._where, "input": text}
+        self._events.add("response.custom_tool_call_input.done", done)
+
+    def item(self) -> _Fields:
+        """The item as it is now."""
+        return self._head_fields("custom_tool_call") | {"input": text_of("".join(self._arguments))}
 
 
 class Output:
     """The items so far. Use `add` for each piece, then `close`.
 
-    `tail` makes the items' ids. One text is open at a time; a call stays open behind the next one's
-    beginning while its arguments are not whole, as servers may write several calls in turn.
+    `tail` makes the items' ids; `tools`: those that may be called, by their names in the chat. One
+    text is open at a time; a call stays open behind the next one's beginning while its arguments
+    are not whole, as servers may write several calls in turn.
     """
 
-    def __init__(self, tail: str, events: EventSink) -> None:
-        self._tail = tail
+    def __init__(self, tail: str, events: EventSink, tools: Mapping[str, OfferedTool]) -> None:
+        self.tail = tail
+        self._tools = tools
         self._events = events
         self._items: list[_TextItem | _CallItem] = []
         self._text: _TextItem | None = None
@@ -236,7 +276,7 @@ class Output:
             return self._text
         self._close_text()
         self._close_whole_calls()
-        self._text = _TextItem(kind, len(self._items), self._tail, self._events)
+        self._text = _TextItem(kind, len(self._items), self.tail, self._events)
         self._items.append(self._text)
         return self._text
 
@@ -256,7 +296,9 @@ class Output:
             )
         self._close_text()
         self._close_whole_calls()
-        call = _CallItem(piece, len(self._items), self._tail, self._events)
+        tool = self._tools.get(piece.name)
+        kind = _CustomCallItem if tool is not None and tool.kind == "custom" else _CallItem
+        call = kind(piece, tool, len(self._items), self.tail, self._events)
         self._items.append(call)
         self._calls[piece.index] = call
         return call

@@ -17,6 +17,7 @@ from gateway.apis.responses.fields import (
     Stateless,
     UpstreamOnly,
 )
+from gateway.apis.responses.tools import ResponseTool
 from gateway.schema.common import (
     MAX_LABEL_CHARS,
     MAX_STOP_TOKEN_IDS,
@@ -26,6 +27,7 @@ from gateway.schema.common import (
     CacheBreakpoint,
     CacheOptions,
     Harmless,
+    Ignored,
     Label,
     ListOf,
     LogitBias,
@@ -124,21 +126,35 @@ class FunctionCallItem(RequestModel):
     id: Label | None = None
     status: ItemStatus | None = None
     caller: DirectCaller | None = None
-    namespace: NotKnown = None
+    namespace: FunctionName | None = None
+    async_: Annotated[Off, Field(alias="async")] = None
+
+
+class CustomCallItem(RequestModel):
+    """A call of a custom tool in an earlier answer."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Label
+    name: FunctionName
+    input: str
+    id: Label | None = None
+    status: ItemStatus | None = None
+    caller: DirectCaller | None = None
+    namespace: FunctionName | None = None
     async_: Annotated[Off, Field(alias="async")] = None
 
 
 class FunctionOutputItem(RequestModel):
     """Result of a call. Its call comes before it."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Label
     output: str | InputParts
     id: Label | None = None
     status: ItemStatus | None = None
     name: Label | None = None
     caller: DirectCaller | None = None
-    namespace: NotKnown = None
+    namespace: FunctionName | None = None
 
 
 class SummaryText(RequestModel):
@@ -166,7 +182,10 @@ class ReasoningItem(RequestModel):
     status: ItemStatus | None = None
 
 
-_KINDS: Final = ("message", "function_call", "function_call_output", "reasoning")
+_KINDS: Final = (
+    *("message", "function_call", "function_call_output", "custom_tool_call"),
+    *("custom_tool_call_output", "reasoning"),
+)
 
 
 def _kind_of(value: Any) -> str | None:
@@ -184,6 +203,8 @@ Item = Annotated[
     | Annotated[AnswerItem, Tag("answer")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[FunctionOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(
         _kind_of,
@@ -193,27 +214,10 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(RequestModel):
-    """A function that the model may call. `parameters` is a JSON schema; absent: it takes none.
-
-    Arguments always conform to the schema; `strict` false is accepted and changes nothing.
-    """
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
-    strict: bool | None = None
-    async_: Annotated[Off, Field(alias="async")] = None
-    defer_loading: Off = None
-    allowed_callers: Annotated[JsonValue, Harmless((None, ["direct"]))] = None
-    output_schema: NotKnown = None
-
-
 class FunctionChoice(RequestModel):
-    """Call this function."""
+    """Call this function, or this custom tool."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: FunctionName
 
 
@@ -290,7 +294,7 @@ class ResponsesRequest(RequestModel):
     stream_options: ResponseStreamOptions | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Annotated[ListOf[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[ListOf[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[
@@ -309,6 +313,7 @@ class ResponsesRequest(RequestModel):
     service_tier: Literal["auto", "default", "priority", "flex"] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
+    client_metadata: Ignored = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     prompt_cache_options: ResponseCacheOptions | None = None

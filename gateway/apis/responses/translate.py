@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from gateway.apis.responses.items import read_messages
 from gateway.apis.responses.request import AllowedTools, FunctionChoice, ResponsesRequest
+from gateway.apis.responses.tools import OfferedTool
 from gateway.errors.tree import BadRequestError
 
 _Document = dict[str, Any]
@@ -35,12 +36,16 @@ _SHARED: Final = (
 _PLAIN_TEXT: Final = {"type": "text"}
 _USUAL_VERBOSITY: Final = "medium"
 _MAX_NAMES: Final = 32
-_FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")
 _SCHEMA_FIELDS: Final = ("name", "description", "schema", "strict")
 
 
-def chat_document(request: ResponsesRequest, document: _Document) -> _Document:
-    """The chat request. Raises BadRequestError, with a field of this API."""
+def chat_document(
+    request: ResponsesRequest, document: _Document, tools: Sequence[OfferedTool]
+) -> _Document:
+    """The chat request, with the tools that a model may call.
+
+    Raises BadRequestError, with a field of this API.
+    """
     chat: _Document = {
         "model": request.model,
         "messages": read_messages(request.instructions, request.input),
@@ -53,7 +58,7 @@ def chat_document(request: ResponsesRequest, document: _Document) -> _Document:
     if request.wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     _add_text(chat, request, document)
-    _add_tools(chat, request, document)
+    _add_tools(chat, request, tools)
     if request.reasoning is not None and request.reasoning.effort is not None:
         chat["reasoning_effort"] = request.reasoning.effort
     return chat
@@ -94,6 +99,8 @@ def repeated_fields(request: ResponsesRequest, document: _Document) -> _Document
 
 def _repeated_tool(tool: _Document) -> _Document:
     """Arguments conform to the schema always."""
+    if tool["type"] != "function":
+        return tool
     return {
         "type": "function",
         "name": tool["name"],
@@ -116,28 +123,26 @@ def _add_text(chat: _Document, request: ResponsesRequest, document: _Document) -
         chat["verbosity"] = request.text.verbosity
 
 
-def _add_tools(chat: _Document, request: ResponsesRequest, document: _Document) -> None:
+def _add_tools(chat: _Document, request: ResponsesRequest, tools: Sequence[OfferedTool]) -> None:
     """Tools, and which of them may be called. Raises BadRequestError."""
-    tools: list[_Document] = document.get("tools") or []
     choice = request.tool_choice
     if isinstance(choice, AllowedTools):
         tools = _allowed(tools, choice)
         chat["tool_choice"] = choice.mode
     elif isinstance(choice, FunctionChoice):
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        named = next((t.function["name"] for t in tools if t.name == choice.name), choice.name)
+        chat["tool_choice"] = {"type": "function", "function": {"name": named}}
     elif choice == "required" or (tools and choice is not None):
         chat["tool_choice"] = choice
     if not tools:
         return
-    chat["tools"] = [
-        {"type": "function", "function": _picked(tool, _FUNCTION_FIELDS)} for tool in tools
-    ]
+    chat["tools"] = [{"type": "function", "function": tool.function} for tool in tools]
     if request.parallel_tool_calls is not None:
         chat["parallel_tool_calls"] = request.parallel_tool_calls
 
 
-def _allowed(tools: Sequence[_Document], choice: AllowedTools) -> list[_Document]:
-    known = {tool["name"] for tool in tools}
+def _allowed(tools: Sequence[OfferedTool], choice: AllowedTools) -> list[OfferedTool]:
+    known = {tool.name for tool in tools}
     for index, reference in enumerate(choice.tools):
         if reference.name not in known:
             path = f"tool_choice.tools.{index}.name"
@@ -146,7 +151,7 @@ def _allowed(tools: Sequence[_Document], choice: AllowedTools) -> list[_Document
                 f"{path}: unknown tool {reference.name!r}; available: {available}.", param=path
             )
     names = {reference.name for reference in choice.tools}
-    return [tool for tool in tools if tool["name"] in names]
+    return [tool for tool in tools if tool.name in names]
 
 
 def _picked(document: _Document, names: Sequence[str]) -> _Document:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +12,7 @@ from gateway.apis.events import one_line
 from gateway.apis.responses.event_log import EventLog, EventSink, NoEvents
 from gateway.apis.responses.output import Output
 from gateway.apis.responses.paths import in_own_words
+from gateway.apis.responses.tools import OfferedTool
 from gateway.errors.http import Problem
 
 _SANE_TAIL: Final = re.compile(r"[A-Za-z0-9]{1,64}")
@@ -28,12 +30,15 @@ class ResponseWriter:
         *,
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        tools: Mapping[str, OfferedTool] = MappingProxyType({}),
     ) -> None:
         """`repeated`: what the response says of its request. `clock`: seconds since 1970.
 
+        `tools`: those that the model may call, by their names in the chat.
         `new_id` makes the response's id where the chat answer has none that is fit for it.
         """
         self._repeated = repeated
+        self._tools = tools
         self._clock = clock
         self._new_id = new_id
         self._reader = ChatChunkParser()
@@ -80,8 +85,8 @@ class ResponseWriter:
         return _Answer(
             self._repeated,
             piece,
+            Output(tail if _SANE_TAIL.fullmatch(tail) else self._new_id(), events, self._tools),
             events,
-            tail=tail if _SANE_TAIL.fullmatch(tail) else self._new_id(),
             clock=self._clock,
         )
 
@@ -93,17 +98,17 @@ class _Answer:
         self,
         repeated: Mapping[str, Any],
         first: ChatPiece,
+        output: Output,
         events: EventSink,
         *,
-        tail: str,
         clock: Callable[[], float],
     ) -> None:
         self._clock = clock
         self._events = events
-        self._output = Output(tail, events)
+        self._output = output
         self._model = first.model
         self._created = first.created or int(clock())
-        self._id = f"resp_{tail}"
+        self._id = f"resp_{output.tail}"
         self._repeated = repeated
         self._finish_reason: str | None = None
         self._service_tier: str | None = None

@@ -9,7 +9,7 @@ from pydantic import BaseModel, TypeAdapter
 from gateway.apis.responses.answers import ResponseEvent, ResponseObject
 
 # What OpenAI's server sends and its client's types leave out, here and there, and our own report.
-BESIDE = {"store", "bytes", "outrider"}
+BESIDE = {"store", "bytes", "outrider", "status"}
 
 _event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -74,6 +74,8 @@ def rebuilt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 items[index]["summary"][event["summary_index"]]["text"] += event["delta"]
             case "function_call_arguments.delta":
                 items[index]["arguments"] += event["delta"]
+            case "custom_tool_call_input.delta":
+                items[index]["input"] += event["delta"]
             case "output_item.done":
                 items[index]["status"] = event["item"]["status"]
                 assert items[index] == event["item"]
