@@ -11,6 +11,7 @@ _LABELS: Final = frozenset(
     {
         *("user", "metadata", "safety_identifier", "store"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "anthropic_billing",
     }
 )
 """Fields that change no answer."""

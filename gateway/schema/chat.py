@@ -148,6 +148,9 @@ class ChatRequest(GenerationFields):
     verbosity: NotBuilt = None
     web_search_options: NotBuilt = None
     moderation: NotBuilt = None
+    anthropic_billing: Annotated[
+        JsonValue, Field(description="A line for Anthropic's own servers; no other gets it.")
+    ] = None
 
     @property
     def idle_fields(self) -> tuple[str, ...]:

@@ -53,12 +53,14 @@ _ALLOWED: Final[Mapping[ServerKind, frozenset[str]]] = {
     "anthropic": _COMMON
     | _SAMPLING
     | _TEMPLATE
-    | {"prediction", "modalities", "verbosity", "thinking", "output_config", "cache_control"},
+    | {"prediction", "modalities", "verbosity", "thinking", "output_config", "cache_control"}
+    | {"anthropic_billing"},  # from /v1/messages, for no other kind of server
 }
 _LEFT_OUT: Final = frozenset(
     {
         *("user", "metadata", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "anthropic_billing",
     }
 )
 """Labels and hints. Names of end users are for this gateway; cache keys would be shared by all."""

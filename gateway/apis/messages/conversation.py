@@ -30,6 +30,7 @@ from gateway.apis.messages.schema import (
 )
 from gateway.errors.tree import BadRequestError
 
+_BILLING: Final = "x-anthropic-billing-header:"
 _PDF: Final = "application/pdf"
 _NO_MEDIA: Final = "the models of this machine read text only"
 
@@ -39,10 +40,14 @@ _Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages in OpenAI's words. `is_open`: the last one is the beginning of the answer."""
+    """Messages in OpenAI's words. `is_open`: the last one is the beginning of the answer.
+
+    `billing`: the line for Anthropic's own servers that stood in front of the system's text.
+    """
 
     messages: list[_Fields]
     is_open: bool
+    billing: str = ""
 
 
 def translate_conversation(
@@ -56,6 +61,7 @@ def translate_conversation(
     Raises BadRequestError with the path of what cannot be said.
     """
     translator = _Translator(has_upstream_tiers, _first_of_tool_loop(messages))
+    billing, system = _without_billing(system)
     made = _system(system)
     for role, turn in groupby(enumerate(messages), key=lambda item: item[1].role):
         if role == "system":
@@ -72,7 +78,7 @@ def translate_conversation(
     is_open = isinstance(last, AssistantMessageParam)
     if is_open:
         _check_open(made[-1], len(messages) - 1)
-    return Conversation(messages=made, is_open=is_open)
+    return Conversation(messages=made, is_open=is_open, billing=billing)
 
 
 def _first_of_tool_loop(messages: Sequence[MessageParam]) -> int:
@@ -89,6 +95,22 @@ def _is_results(message: UserMessage) -> bool:
     return not isinstance(content, str) and any(
         isinstance(block, ToolResultBlock) for block in content
     )
+
+
+def _without_billing(
+    system: str | Sequence[TextBlock] | None,
+) -> tuple[str, str | Sequence[TextBlock] | None]:
+    """Return Claude Code's first line, which differs in each request, and the text without it.
+
+    With it in the prompt nothing behind it would be found in a prefix cache.
+    """
+    first = system if isinstance(system, str) else system[0].text if system else ""
+    if not first.startswith(_BILLING):
+        return "", system
+    line, _, rest = first.partition("\n")
+    if system is None or isinstance(system, str):
+        return line, rest
+    return line, [system[0].model_copy(update={"text": rest}), *system[1:]]
 
 
 def _system(content: str | Sequence[TextBlock] | None) -> list[_Fields]:

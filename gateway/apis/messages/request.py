@@ -14,7 +14,7 @@ from gateway.apis.messages.schema import (
     PromptFields,
 )
 from gateway.errors.tree import BadRequestError
-from gateway.upstream.dialects.anthropic_request import template_variables
+from gateway.upstream.dialects.anthropic_request import BILLING_FIELD, template_variables
 from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 _CHOICES: Final = {theirs: ours for ours, theirs in TOOL_CHOICES.items()}
@@ -27,6 +27,8 @@ def chat_prompt_fields(request: PromptFields, *, has_upstream_tiers: bool) -> di
         request.messages, request.system, has_upstream_tiers=has_upstream_tiers
     )
     fields: dict[str, Any] = {"model": request.model, "messages": conversation.messages}
+    if conversation.billing and has_upstream_tiers:
+        fields[BILLING_FIELD] = conversation.billing
     if request.tools:
         fields["tools"] = [_tool(tool) for tool in request.tools]
     if request.tool_choice is not None:

@@ -15,6 +15,8 @@ from gateway.upstream.dialects.openai_request import encode_request
 DEFAULT_MAX_TOKENS: Final = 4096
 """The Messages API wants a limit; for requests that name none."""
 
+BILLING_FIELD: Final = "anthropic_billing"
+"""Holds the line that /v1/messages takes out of the system's text."""
 _HINTS: Final = frozenset(
     {
         "model",
@@ -73,6 +75,7 @@ _TRANSLATED: Final = frozenset(
         "response_format",
         "reasoning_effort",
         "chat_template_kwargs",
+        BILLING_FIELD,
         *_PASSED_ON,
     }
 )
@@ -90,8 +93,9 @@ def request_body(call: UpstreamCall) -> bytes:
         or DEFAULT_MAX_TOKENS,
         "messages": messages.turns,
     }
-    if messages.system:
-        body["system"] = messages.system
+    billing = [{"type": "text", "text": line}] if (line := document.get(BILLING_FIELD)) else []
+    if messages.system or billing:
+        body["system"] = [*billing, *messages.system]
     if document.get("stream"):
         body["stream"] = True
     body |= {name: document[name] for name in _PASSED_ON if name in document}

@@ -72,10 +72,8 @@ def rebuilt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 items[index]["content"][event["content_index"]]["refusal"] += event["delta"]
             case "reasoning_summary_text.delta":
                 items[index]["summary"][event["summary_index"]]["text"] += event["delta"]
-            case "function_call_arguments.delta":
-                items[index]["arguments"] += event["delta"]
-            case "custom_tool_call_input.delta":
-                items[index]["input"] += event["delta"]
+            case "function_call_arguments.delta" | "custom_tool_call_input.delta" as kind:
+                items[index]["input" if "custom" in kind else "arguments"] += event["delta"]
             case "output_item.done":
                 items[index]["status"] = event["item"]["status"]
                 assert items[index] == event["item"]

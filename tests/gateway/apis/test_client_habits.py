@@ -1,5 +1,6 @@
 """What clients send beside the request itself is accepted: hints, empty lists, fields of others."""
 
+import json
 from typing import Any
 
 import httpx
@@ -64,3 +65,49 @@ def test_too_long_a_prompt_is_told_in_the_words_that_clients_look_for(http: http
     error = http.post("/v1/chat/completions", json=body).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 256 tokens" in error["message"]
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=cli;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be kind."}],
+        [{"type": "text", "text": BILLING + "\nBe kind."}],
+        BILLING + "\nBe kind.",
+    ],
+    ids=["block", "line of a block", "line"],
+)
+def test_a_billing_line_is_no_part_of_the_prompt(
+    server: Server, http: httpx.Client, system: Any
+) -> None:
+    """Else no prompt would begin as the one before it, and no prefix be found in the cache."""
+
+    def sent(given: object) -> tuple[int, ...]:
+        body = {
+            "model": "large",
+            "max_tokens": 2,
+            "system": given,
+            "messages": [{"role": "user", "content": "Hi"}],
+        }
+        server.engine.submitted.clear()
+        answer = http.post("/v1/messages", json=body)
+        assert answer.status_code == 200, answer.text
+        (request,) = server.engine.submitted
+        return request.prompt_token_ids
+
+    for number in "ab":
+        numbered = json.loads(json.dumps(system).replace("{}", number))
+        assert sent(numbered) == sent("Be kind.")
+    assert sent(f"Say {BILLING}") != sent("Say")
+
+
+def test_a_prompt_of_a_billing_line_alone(http: httpx.Client) -> None:
+    body = {
+        "model": "large",
+        "max_tokens": 2,
+        "system": BILLING,
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+    assert http.post("/v1/messages", json=body).status_code == 200

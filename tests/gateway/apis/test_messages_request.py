@@ -53,6 +53,15 @@ def refused(**fields: Any) -> BadRequestError:
     return caught.value
 
 
+def test_a_billing_line_is_kept_apart_for_upstream_tiers() -> None:
+    line = "x-anthropic-billing-header: cc_version=1;"
+    for system in (line + "\nBe kind.", [{"type": "text", "text": line + "\nBe kind."}]):
+        near, far = (chat(system=system, elsewhere=elsewhere) for elsewhere in (False, True))
+        assert near["messages"] == far["messages"] == chat(system="Be kind.")["messages"]
+        assert "anthropic_billing" not in near
+        assert far["anthropic_billing"] == line
+
+
 def test_a_plain_request() -> None:
     assert chat() == {
         "model": "auto",

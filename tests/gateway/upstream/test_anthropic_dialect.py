@@ -43,6 +43,14 @@ def body(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return document
 
 
+def test_the_billing_line_goes_back_where_it_stood() -> None:
+    system = {"role": "system", "content": "Be kind."}
+    user = {"role": "user", "content": "Hi"}
+    line, text = ({"type": "text", "text": text} for text in ("x-billing: 1", "Be kind."))
+    assert body(system, user, anthropic_billing="x-billing: 1")["system"] == [line, text]
+    assert body(user, anthropic_billing="x-billing: 1")["system"] == [line]
+
+
 def param_of(*messages: dict[str, Any], **fields: Any) -> str | None:
     with pytest.raises(BadRequestError) as caught:
         DIALECT.body(chat(*messages, **fields), TRAIT)

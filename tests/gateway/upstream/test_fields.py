@@ -1,6 +1,7 @@
 """Issue 15, hole 9: servers are sent the fields that are known for their kind, and no others."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +55,22 @@ LEFT_OUT: Final[dict[str, Any]] = {
 
 def filter_of(server: ServerKind = "openai", **settings: Any) -> FieldFilter:
     return FieldFilter("cloud", UpstreamSettings(url="http://a/v1", server=server, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("server", TRAITS)
+def test_a_billing_line_is_for_anthropic_alone(server: ServerKind) -> None:
+    sent = filter_of(server).outgoing({"model": "m", "anthropic_billing": "x"})
+    assert ("anthropic_billing" in sent) is (server == "anthropic")
+
+
+@pytest.mark.parametrize("server", TRAITS)
+def test_what_another_kind_of_server_is_sent_is_never_left_out(server: ServerKind) -> None:
+    tolerant = filter_of(server, unknown_fields="ignore")
+    for name in ("structured_outputs", "guided_json", "grammar", "min_p", "audio", "thinking"):
+        with suppress(BadRequestError):
+            assert name in tolerant.outgoing({name: {"a": 1}})
+    assert tolerant.outgoing({"a_field_of_tomorrow": 1}) == {}
+    assert tolerant.ignored({"a_field_of_tomorrow": 1}) == ("a_field_of_tomorrow",)
 
 
 @pytest.mark.parametrize("server", TRAITS)
