@@ -73,7 +73,7 @@ _USUAL: Final[Mapping[str, tuple[object, ...]]] = {
 _NEVER_PASSED: Final = frozenset({SALT_FIELD, "kv_transfer_params", "lora_path"})
 """Fields that reach other tenants' caches or files of the server."""
 _NEVER_IGNORED: Final = frozenset({"store", "web_search_options"}).union(*_ALLOWED.values()) - {
-    *("cache_control", "prediction", "verbosity")
+    *("cache_control", "prediction", "verbosity", "thinking", "chat_template_kwargs")
 }
 """Fields that ask for another price, privacy or answer, at whatever kind of server: an answer
 without them would be wrong. The others are hints."""

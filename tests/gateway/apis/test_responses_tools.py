@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.responses.tools import text_arguments, text_of
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.apis.chat_answers import call, chunk, completion, ending
 from tests.gateway.apis.response_events import read_events, read_response, rebuilt
+from tests.gateway.hybrid import hybrid
 
 PARAMETERS = {"type": "object", "properties": {"id": {"type": "string"}}}
 FUNCTION = {"type": "function", "name": "close", "strict": False, "parameters": PARAMETERS}
@@ -62,6 +65,18 @@ def test_an_agents_request_is_a_chat() -> None:
     assert functions[1]["parameters"] == PARAMETERS
     assert functions[2]["parameters"]["required"] == ["input"]
     assert translated.ignored == ("tools.2.type",)
+
+
+def test_an_agents_request_is_answered(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+) -> None:
+    with hybrid(tokenizer, encode, clouds=(), tiers={}) as world:
+        world.says("Hi there.")
+        document = {**AGENT, "tools": [FUNCTION, HOSTED], "tool_choice": "none"}
+        answer = world.http.post("/v1/responses", json=document)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-outrider-ignored-fields"] == "tools.1.type, reasoning_effort"
+    assert answer.json()["output"][0]["content"][0]["text"] == "Hi there."
 
 
 def test_a_grammar_of_free_text_is_named() -> None:

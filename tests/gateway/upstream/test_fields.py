@@ -66,7 +66,7 @@ def test_a_billing_line_is_for_anthropic_alone(server: ServerKind) -> None:
 @pytest.mark.parametrize("server", TRAITS)
 def test_what_another_kind_of_server_is_sent_is_never_left_out(server: ServerKind) -> None:
     tolerant = filter_of(server, unknown_fields="ignore")
-    for name in ("structured_outputs", "guided_json", "grammar", "min_p", "audio", "thinking"):
+    for name in ("structured_outputs", "guided_json", "grammar", "min_p", "audio", "suffix"):
         with suppress(BadRequestError):
             assert name in tolerant.outgoing({name: {"a": 1}})
     assert tolerant.outgoing({"a_field_of_tomorrow": 1}) == {}
