@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
 from gateway.errors.tree import BadRequestError
+from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import ServerKind, UnknownFields
 from gateway.settings.tiers import UpstreamSettings
 
@@ -72,11 +73,12 @@ _USUAL: Final[Mapping[str, tuple[object, ...]]] = {
 """Values that equal the default. Any other one changes price or privacy."""
 _NEVER_PASSED: Final = frozenset({SALT_FIELD, "kv_transfer_params", "lora_path"})
 """Fields that reach other tenants' caches or files of the server."""
-_NEVER_IGNORED: Final = frozenset({"store", "web_search_options"}).union(*_ALLOWED.values()) - {
-    *("cache_control", "prediction", "verbosity", "thinking", "chat_template_kwargs")
-}
+_NEVER_IGNORED: Final = frozenset({"store", "web_search_options"}).union(
+    OutriderOptions.model_fields, *_ALLOWED.values()
+) - {*("cache_control", "prediction", "verbosity", "thinking", "chat_template_kwargs")}
 """Fields that ask for another price, privacy or answer, at whatever kind of server: an answer
-without them would be wrong. The others are hints."""
+without them would be wrong. So would one without an option of ours that stands in a wrong place.
+The others are hints."""
 _SALTED: Final[frozenset[ServerKind]] = frozenset({"vllm", "sglang"})
 _MAX_VARIABLES: Final = 16
 _MAX_VARIABLE_CHARS: Final = 64

@@ -69,6 +69,9 @@ def test_what_another_kind_of_server_is_sent_is_never_left_out(server: ServerKin
     for name in ("structured_outputs", "guided_json", "grammar", "min_p", "audio", "suffix"):
         with suppress(BadRequestError):
             assert name in tolerant.outgoing({name: {"a": 1}})
+    for name in ("max_cost_usd", "privacy"):
+        with pytest.raises(BadRequestError):
+            tolerant.outgoing({name: 1})
     assert tolerant.outgoing({"a_field_of_tomorrow": 1}) == {}
     assert tolerant.ignored({"a_field_of_tomorrow": 1}) == ("a_field_of_tomorrow",)
 

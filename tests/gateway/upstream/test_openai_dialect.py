@@ -359,6 +359,27 @@ def test_several_choices_in_one_event() -> None:
     assert (two.content, two.index, two.has_calls) == ("a", 1, True)
 
 
+def of_call(index: int, choice: int, text: str, **fields: Any) -> bytes:
+    part = {"index": index, **fields, "function": {"arguments": text}}
+    written = {"index": choice, "delta": {"tool_calls": [part]}, "finish_reason": None}
+    return b"data: " + json.dumps({"choices": [written]}).encode() + b"\n\n"
+
+
+def test_calls_in_order_stay_as_they_are() -> None:
+    """Those of several choices, and those that are written in turn."""
+    reader = DIALECT.chunk_reader(chat(n=2))
+    begins: dict[str, Any] = {"id": "c1", "type": "function"}
+    for event in (
+        of_call(0, 0, "", **begins),
+        of_call(0, 1, "{", **begins),
+        of_call(1, 0, "{", **begins | {"id": "c2"}),
+        of_call(0, 0, "{}"),
+        of_call(1, 0, "}", id=None),
+        of_call(0, 1, "}"),
+    ):
+        assert reader.read(event).raw == event
+
+
 def finished(index: int) -> bytes:
     choice = {"index": index, "delta": {}, "finish_reason": "stop"}
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
