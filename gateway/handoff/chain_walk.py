@@ -8,6 +8,7 @@ import msgspec
 
 from engine.errors import EngineError
 from gateway.answers.responder import RouteReason
+from gateway.edge.header_text import header_text
 from gateway.errors.tree import GatewayError, NotReadyError
 from gateway.handoff.basis import AnswerBasis
 from gateway.handoff.chains import ModelChain, goes_on, told_together
@@ -85,7 +86,7 @@ class ChainWalk:
             except (GatewayError, EngineError) as another:
                 error = another
                 continue
-            why = f"{_ascii(failed)}: {getattr(error, 'code', None) or type(error).__name__}"
+            why = f"{header_text(failed)}: {getattr(error, 'code', None) or type(error).__name__}"
             return self._lineup(read, RouteReason(hand_off="failure", reason=why))
 
     async def _check_names(self, chain: ModelChain) -> None:
@@ -111,7 +112,3 @@ class ChainWalk:
             raise told_together(self._errors)
         self._index += 1
         return getattr(error, "code", None) or type(error).__name__
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode()

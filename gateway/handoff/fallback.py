@@ -286,9 +286,8 @@ class FallbackChain:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List the first names in one line of ASCII, each cut to a bounded length."""
-    text = ", ".join(name[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES])
-    return " ".join(text.encode("ascii", "replace").decode().split())
+    """List the first names, each cut to a bounded length."""
+    return ", ".join(name[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES])
 
 
 async def _nothing() -> AsyncGenerator[bytes]:

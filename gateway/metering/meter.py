@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.errors import EngineError
 from engine.request import NO_OBJECTIVE, LatencyObjective
 from gateway.answers.outcomes import ArmRef, OutcomeSink, RequestOutcome
 from gateway.answers.responder import AnswerFacts
-from gateway.errors.tree import DeadlineExceededError
+from gateway.errors.tree import DeadlineExceededError, GatewayError
 from gateway.ledger.row import LedgerRow
 from gateway.metering.charging import priced
 from gateway.metering.engine_spans import record_local
@@ -87,6 +88,8 @@ class RequestMeter:
     """Set once the charge is known; None where nothing has to be waited for."""
     _is_continued: bool = False
     _is_requests_fault: bool = False
+    _is_unforeseen: bool = False
+    """True if an error that nothing expects ended it: a client might know how to cause it."""
     _end: RequestEnd | None = None
     _booked: tuple[LedgerRow, ...] | None = None
     """The rows of all attempts that ended before the answer did, once they are in the ledger."""
@@ -169,6 +172,7 @@ class RequestMeter:
     def failed_by(self, error: Exception) -> None:
         """Note the error of the request: one that is at fault itself stays counted."""
         self._is_requests_fault = is_requests_fault(error)
+        self._is_unforeseen = not isinstance(error, GatewayError | EngineError)
 
     def end(self, ending: MeteredEnding) -> None:
         """End the response. Remaining work is done in the background."""
@@ -334,7 +338,8 @@ class RequestMeter:
             case "cancelled":
                 # By the request's own word, and the server is to be paid.
                 is_late = attempt.failure == DeadlineExceededError.CODE
-                is_delivered = is_delivered and (is_late or self._ending == "cancelled")
+                is_left = self._ending == "cancelled" or self._is_unforeseen
+                is_delivered = is_delivered and (is_late or is_left)
             case "refused":
                 # In the middle of its answer: the request was at fault, and had a part of it.
                 is_delivered = is_delivered and attempt.first_token_s is not None
@@ -343,8 +348,8 @@ class RequestMeter:
                 is_delivered = is_delivered and has_begun and self._was_delivered_in_part
             case _:
                 is_delivered = False
-        if is_delivered and attempt.outcome == "answered" and self._ending == "failed":
-            is_delivered = False
+        if attempt.outcome == "answered" and self._ending == "failed":
+            is_delivered = is_delivered and self._is_unforeseen
         return upstream_entry(
             attempt,
             self._template,

@@ -17,6 +17,7 @@ from gateway.answers.responder import AnswerFacts
 from gateway.apis.api import AnswerWriter
 from gateway.caching.answers import CachedAnswer
 from gateway.edge.departure import watch_departure
+from gateway.edge.header_text import header_text
 from gateway.errors.http import problem_of
 from gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
 from gateway.generation import sse
@@ -217,23 +218,23 @@ class AnswerResponse(LateResponse):
         await send({"type": "http.response.body", "body": body})
 
     async def _send_stream(self, send: Send) -> None:
-        async with aclosing(self._answering.parts()) as parts:
-            # Headers wait for the first text, so that what fails until then has its own status.
-            first = await anext(parts)
-            await self._start(send, _STREAM_HEADERS)
-            try:
+        """Send a stream. Its work is over before the account is settled, whatever ends it."""
+        try:
+            async with aclosing(self._answering.parts()) as parts:
+                # Headers wait for the first text, so that what fails until then has its own status.
+                first = await anext(parts)
+                await self._start(send, _STREAM_HEADERS)
                 await self._send_part(send, first)
                 async for part in parts:
                     await self._send_part(send, part)
-            except DeadlineExceededError as late:
-                await self._end_badly(send, late, "cancelled")
-                return
-            except (GatewayError, EngineError) as error:
-                await self._end_badly(send, error)
-                return
-            except Exception as error:
-                await self._end_badly(send, error)
+        except Exception as error:
+            if not self._has_started:
                 raise
+            is_late = isinstance(error, DeadlineExceededError)
+            await self._end_badly(send, error, "cancelled" if is_late else "failed")
+            if not isinstance(error, GatewayError | EngineError):
+                raise
+            return
         await self._finish("answered")
         await send({"type": "http.response.body", "body": b""})
 
@@ -292,7 +293,6 @@ class AnswerResponse(LateResponse):
 
     async def _start(self, send: Send, form: Mapping[str, str]) -> None:
         """Send the headers, which name the tier: of a stream, the one that gives the first text."""
-        self._has_started = True
         headers = dict(form)
         if facts := self._facts or self._answering.facts:
             headers |= _headers(facts)
@@ -305,9 +305,10 @@ class AnswerResponse(LateResponse):
             {
                 "type": "http.response.start",
                 "status": self.status_code,
-                "headers": [(n.encode(), value.encode("latin-1")) for n, value in headers.items()],
+                "headers": [(n.encode(), header_text(v).encode()) for n, v in headers.items()],
             }
         )
+        self._has_started = True
 
     def _report_outcome(self, facts: AnswerFacts | None) -> None:
         if self._outcome is not None:
@@ -344,7 +345,7 @@ def _delivered(facts: AnswerFacts) -> dict[str, Any]:
 
 def _headers(facts: AnswerFacts) -> dict[str, str]:
     """Name the answering tier and the reason in headers."""
-    headers = {"x-outrider-tier": facts.tier, "x-outrider-reason": header_text(facts.reason)}
+    headers = {"x-outrider-tier": facts.tier, "x-outrider-reason": facts.reason}
     if facts.hand_off is not None:
         headers["x-outrider-hand-off"] = facts.hand_off
     if facts.confidence is not None:
@@ -352,11 +353,6 @@ def _headers(facts: AnswerFacts) -> dict[str, str]:
     if facts.is_degraded:
         headers["x-outrider-degraded"] = "true"
     return headers
-
-
-def header_text(text: str) -> str:
-    """Write a text as one line of ASCII, as a header must be."""
-    return " ".join(text.encode("ascii", "replace").decode().split())
 
 
 def _last_body(body: bytes) -> Message:

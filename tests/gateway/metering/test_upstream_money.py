@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
+from gateway.handoff.cloud_responder import CloudResponder
+from gateway.server.responses import AnswerResponse
 from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
 from gateway.text.chat import ChatTokenizer
 from tests.gateway.hostile import hostile, piece, streamed
@@ -299,3 +301,64 @@ def test_a_comment_that_looks_like_the_end_settles_nothing(opened: Open) -> None
     assert row["outcome"] == "answered"
     assert row["num_completion_tokens"] >= 50
     assert row["num_charged_tokens"] > 50
+
+
+CONTROLS = "".join(map(chr, (*range(32), 127)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"models": [f"down/gone{CONTROLS}x", "cloud"], "model": None},
+        {"model": "cloud", f"odd{CONTROLS}x": 1},
+    ],
+)
+def test_a_control_character_in_a_name_ends_in_no_header(
+    opened: Open, names: dict[str, Any]
+) -> None:
+    """It made the head of the answer invalid: the stream failed, and was not charged."""
+    options = {
+        "unknown_fields": "ignore",
+        "tiers": {"down": {"url": "http://127.0.0.1:9/v1", "max_retries": 0}},
+    }
+    with opened(MockScript(), limits=LimitSpec(requests_per_day=1), **options) as made:
+        answer = made.world.chat(stream=True, **names)
+        row = made.rows(2 if "models" in names else 1)[-1]
+        refused = made.world.chat(model="cloud")
+    assert answer.status_code == 200
+    told = answer.headers["x-outrider-reason"] + answer.headers.get("x-outrider-ignored-fields", "")
+    assert "gone x" in told or "odd x" in told
+    assert told.isascii()
+    assert told.isprintable()
+    assert row["num_charged_tokens"] > 0
+    assert refused.status_code == 429
+
+
+def fail(*_: Any) -> None:
+    raise KeyError("a fault of the gateway's own")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "stream"),
+    [
+        (AnswerResponse, "_start", True),
+        (AnswerResponse, "_send_part", True),
+        (CloudResponder, "_whole_body", False),
+    ],
+)
+def test_an_answer_that_a_fault_of_ours_ends_is_paid_where_a_server_wrote_it(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, place: type, name: str, stream: bool
+) -> None:
+    """A client that can cause such a fault had the servers' work for nothing."""
+    with opened(MockScript(num_pieces=40), limits=LimitSpec(requests_per_day=1)) as made:
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, fail)
+            try:
+                broken = made.world.chat(model="cloud", stream=stream)
+            except httpx.RemoteProtocolError:
+                broken = None
+        (row,) = made.rows(1)
+        refused = made.world.chat(model="cloud")
+    assert broken is None or broken.status_code == 500 or "internal_error" in broken.text
+    assert row["charge_nanos"] == row["cost_nanos"] > 0
+    assert refused.status_code == 429
