@@ -96,7 +96,8 @@ def main(model: str) -> None:
     """Ask, cut the cloud off in mid-answer, ask on."""
     device, cloud, gate = (free_port() for _ in range(3))
     urls = [f"http://127.0.0.1:{port}" for port in (device, cloud, gate)]
-    settings = ("--set", "tiers.device.server=llama_cpp", "--set", "tiers.cloud.server=outrider")
+    settings = ("--set", "tiers.device.server=llama_cpp", "--set", "tiers.device.continues=true")
+    settings += ("--set", "tiers.cloud.server=outrider")
     settings += ("--set", "tiers.cloud.model=large", "--set", "tiers.cloud.max_retries=0")
     router = Path("draft/pair/router")
     options = ("--small", f"{urls[0]}/v1", "--tier", f"cloud={urls[1]}/v1", *settings)
@@ -115,7 +116,7 @@ def main(model: str) -> None:
                 far.send_signal(signal.SIGKILL)
                 far.wait()
 
-        # llama.cpp's server continues no other model's text: the app is told, and asks again.
+        # The device goes on where the cloud's answer broke off: the app sees one answer.
         say("cut in mid-answer", *ask(urls[2], HARD, cut))
         say("asked again", *ask(urls[2], HARD))
 

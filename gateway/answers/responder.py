@@ -92,6 +92,9 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Responder(Protocol):
     """One way to answer a request. Use once."""
 
+    taken_over_by: Place | None
+    """The place whose responder has taken the answer over; None where it is its own."""
+
     def parts(self) -> AsyncGenerator[bytes]:
         """Yield the body of the response: events of a stream, or all at once.
 
@@ -157,8 +160,11 @@ class DraftAnswer:
 class TakenOver:
     """A responder that has begun to answer in another one's place."""
 
-    def __init__(self, responder: Responder, rest: AsyncGenerator[bytes], first: bytes) -> None:
+    def __init__(
+        self, place: Place, responder: Responder, rest: AsyncGenerator[bytes], first: bytes
+    ) -> None:
         """`first` is the first part of the body, `rest` the parts after it."""
+        self.place: Place = place
         self.responder = responder
         self._rest = rest
         self._first = first

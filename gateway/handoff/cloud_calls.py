@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from engine.errors import EngineError
-from gateway.answers.responder import DraftAnswer, Responder, RouteReason, TakenOver
+from gateway.answers.responder import DraftAnswer, Place, Responder, RouteReason, TakenOver
 from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.cloud_responder import CloudResponder
@@ -243,7 +243,7 @@ class CloudCalls:
         None if it failed, or did not begin in the time that a deadline leaves.
         """
         return await self.taken_over(
-            parsed, weak, lambda: self.responder(parsed, weak.origin, weak.text, weak=weak)
+            "cloud", parsed, weak, lambda: self.responder(parsed, weak.origin, weak.text, weak=weak)
         )
 
     def second_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
@@ -266,7 +266,11 @@ class CloudCalls:
             self.routing.second_looks.offer(look)
 
     async def taken_over(
-        self, parsed: ParsedRequest, weak: DraftAnswer, open_: Callable[[], Awaitable[Responder]]
+        self,
+        place: Place,
+        parsed: ParsedRequest,
+        weak: DraftAnswer,
+        open_: Callable[[], Awaitable[Responder]],
     ) -> TakenOver | None:
         """Have a responder answer in the place of a weak answer; None as `take_over` has it."""
         deadline_s = parsed.constraints.deadline_s
@@ -290,7 +294,7 @@ class CloudCalls:
                 await parts.aclose()
             raise
         self.count_origin(weak.origin, responder.facts.tier)
-        return TakenOver(responder, parts, first)
+        return TakenOver(place, responder, parts, first)
 
     def count_origin(self, origin: RouteReason, tier: str) -> None:
         """Count why an answer has begun on this tier."""

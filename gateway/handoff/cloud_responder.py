@@ -10,6 +10,7 @@ from gateway.answers.responder import (
     AnswerFacts,
     HandedOverError,
     PartialAnswer,
+    Place,
     RouteReason,
 )
 from gateway.errors.tree import UpstreamRefusalError
@@ -36,6 +37,8 @@ _CONTEXT_SLACK: Final = 16
 
 class CloudResponder:
     """Answers by an upstream tier."""
+
+    taken_over_by: Place | None = None
 
     def __init__(  # noqa: PLR0913 - all but the first three by keyword
         self,

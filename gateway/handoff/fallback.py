@@ -221,14 +221,15 @@ class FallbackChain:
         """Continue an answer that this error broke off, with a candidate that is left."""
         before, current = self.responder, self._current
         unfinished = None if before is None else before.unfinished
-        if not self._lineup.continues_on_failure or unfinished is None:
+        if before is None or unfinished is None or not self._lineup.continues_on_failure:
             return None
         assert current is not None
         is_cut_short = isinstance(error, CutShortError)
-        if not is_cut_short and not may_go_on(error, current.name):
+        name = before.taken_over_by or current.name
+        if not is_cut_short and not may_go_on(error, name):
             return None
-        self._failures[current.name] = error
-        origin = _after_failure(self._lineup.origin, current.name, error)
+        self._failures[name] = error
+        origin = _after_failure(self._lineup.origin, name, error)
         failed: GatewayError | EngineError = error
         while True:
             place = None if is_cut_short else self._next_place()

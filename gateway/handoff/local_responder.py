@@ -11,8 +11,9 @@ from gateway.answers.responder import (
     AnswerFacts,
     HandedOverError,
     PartialAnswer,
-    Responder,
+    Place,
     RouteReason,
+    TakenOver,
 )
 from gateway.generation import sse
 from gateway.generation.choice import Delta
@@ -210,6 +211,8 @@ class Writing:
 class LocalResponder:
     """Answers by the engine's models, or passes on the answer of the tier that took over."""
 
+    taken_over_by: Place | None = None
+
     def __init__(
         self,
         generation: Generation,
@@ -231,7 +234,7 @@ class LocalResponder:
         self._is_continuable = is_continuable
         self._keeps_text = on_answered is not None or is_continuable
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
-        self._taken_over_by: Responder | None = None
+        self._taken: TakenOver | None = None
         self._has_begun = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
@@ -255,7 +258,7 @@ class LocalResponder:
                         collected.append(delta)
         except HandedOverError as handed:
             self._end_ticket()
-            self._taken_over_by = handed.taken.responder
+            self._taken, self.taken_over_by = handed.taken, handed.taken.place
             async with aclosing(handed.taken.parts()) as others:
                 async for part in others:
                     yield part
@@ -291,8 +294,8 @@ class LocalResponder:
     @property
     def unfinished(self) -> PartialAnswer | None:
         """The sent text; None where more than plain text was sent."""
-        if self._taken_over_by is not None:
-            return self._taken_over_by.unfinished
+        if self._taken is not None:
+            return self._taken.responder.unfinished
         if not self._is_continuable:
             return None
         text = "".join(self._texts[0])
@@ -310,8 +313,8 @@ class LocalResponder:
     @property
     def facts(self) -> AnswerFacts:
         """The facts of the responder that answers in the end."""
-        if self._taken_over_by is not None:
-            return self._taken_over_by.facts
+        if self._taken is not None:
+            return self._taken.responder.facts
         generation, origin = self._generation, self._origin
         used, is_degraded = generation.usage, generation.is_degraded
         return AnswerFacts(

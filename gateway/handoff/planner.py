@@ -314,7 +314,7 @@ class Planner:
 
     async def _local_takes_over(self, parsed: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
         return await self.calls.taken_over(
-            parsed, weak, partial(self._open_local, parsed, None, weak.origin)
+            "local", parsed, weak, partial(self._open_local, parsed, None, weak.origin)
         )
 
     async def _open_server(

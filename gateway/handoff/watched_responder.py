@@ -16,8 +16,8 @@ from gateway.answers.responder import (
     EscalateFn,
     HandedOverError,
     PartialAnswer,
-    Responder,
     SecondOpinionFn,
+    TakenOver,
 )
 from gateway.generation.hold_back import HoldBack
 from gateway.handoff.cloud_responder import CloudResponder
@@ -55,7 +55,7 @@ class WatchedResponder(CloudResponder):
         """`arguments` and `options`: those of CloudResponder."""
         super().__init__(*arguments, **options)
         self._watch = watch
-        self._taken_over_by: Responder | None = None
+        self._taken: TakenOver | None = None
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """Yield the body. Raises as CloudResponder does."""
@@ -64,7 +64,7 @@ class WatchedResponder(CloudResponder):
                 async for part in own:
                     yield part
         except HandedOverError as handed:
-            self._taken_over_by = handed.taken.responder
+            self._taken, self.taken_over_by = handed.taken, handed.taken.place
             async with aclosing(handed.taken.parts()) as others:
                 async for part in others:
                     yield part
@@ -72,14 +72,12 @@ class WatchedResponder(CloudResponder):
     @property
     def facts(self) -> AnswerFacts:
         """The facts of the responder that answers in the end."""
-        other = self._taken_over_by
-        return super().facts if other is None else other.facts
+        return super().facts if self._taken is None else self._taken.responder.facts
 
     @property
     def unfinished(self) -> PartialAnswer | None:
         """The sent text; None where more than plain text was sent."""
-        other = self._taken_over_by
-        return super().unfinished if other is None else other.unfinished
+        return super().unfinished if self._taken is None else self._taken.responder.unfinished
 
     async def _chunks(self) -> AsyncGenerator[Chunk]:
         """Yield the chunks once the watch has decided to keep them."""

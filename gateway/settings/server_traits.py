@@ -61,9 +61,16 @@ TRAITS: Final[dict[ServerKind, ServerTraits]] = {
 _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
 
 
-def traits_of(server: ServerKind, urls: Iterable[str]) -> ServerTraits:
-    """Return the traits of a tier's server; OpenAI's own hosts need the newer token limit."""
+def traits_of(
+    server: ServerKind, urls: Iterable[str], *, continues: bool | None = None
+) -> ServerTraits:
+    """Return the traits of a tier's server; OpenAI's own hosts need the newer token limit.
+
+    `continues`: whether it can continue an answer; None: as servers of its kind do.
+    """
     traits = TRAITS[server]
+    if continues is not None and continues != (traits.continuation != "none"):
+        traits = replace(traits, continuation="final_message" if continues else "none")
     if server != "openai" or not all(_is_openai(url) for url in urls):
         return traits
     return replace(traits, token_limit="max_completion_tokens")

@@ -147,6 +147,10 @@ class UpstreamSettings(Section):
     """Kind of server: openai (any server with that API), outrider, vllm, sglang, tgi, tensorrt_llm,
     llama_cpp or anthropic. It decides which fields are sent and how answers continue after a
     failure."""
+    continues: bool | None = None
+    """The server goes on with a chat whose last message is the assistant's, so that it can continue
+    what another server's failure broke off; unset: if all servers of its kind do (outrider, vllm,
+    sglang). llama.cpp's does since 2025."""
     local: bool = False
     """The server runs on this device: private requests may use it."""
     logprobs: Literal["auto", "on", "off"] = "auto"

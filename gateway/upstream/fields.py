@@ -29,9 +29,8 @@ _COMMON: Final = frozenset(
 _SAMPLING: Final = frozenset(
     {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"}
 )
-_TEMPLATE: Final = frozenset(
-    {"chat_template_kwargs", "continue_final_message", "add_generation_prompt"}
-)
+_CONTINUING: Final = frozenset({"continue_final_message", "add_generation_prompt"})
+_TEMPLATE: Final = _CONTINUING | {"chat_template_kwargs"}
 _GUIDED: Final = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}
 )
@@ -100,6 +99,8 @@ class FieldFilter:
         self._server = settings.server
         self._more = frozenset(settings.allow_fields)
         self._allowed = _ALLOWED[settings.server] | self._more
+        if settings.continues:
+            self._allowed |= _CONTINUING
         self._forced = settings.force_fields
         self._ignored = frozenset(settings.ignore_fields)
         self._unknown: UnknownFields = settings.unknown_fields or "refuse"

@@ -54,7 +54,9 @@ class UpstreamTier:
         """`credential` signs requests in; None: no server asks for a key."""
         self.name = name
         self.settings = settings
-        self.traits: ServerTraits = traits_of(settings.server, settings.url)
+        self.traits: ServerTraits = traits_of(
+            settings.server, settings.url, continues=settings.continues
+        )
         self.fields = FieldFilter(name, settings)
         """Selects the fields of a request for the tier's servers."""
         self.replicas: ReplicaSet = parts.replicas

@@ -77,10 +77,13 @@ class World:
         """The first upstream server."""
         return self.clouds[0]
 
-    def says(self, text: str, **script: Any) -> None:
-        """Set the answer of the local models, a token a step."""
-        steps = [Step(token_ids=(token,)) for token in self.encode(text)]
-        self.engine.script = lambda _: Script(steps=steps, **script)
+    def says(self, *texts: str, **script: Any) -> None:
+        """Set the answer of the local models, a token a step; of several, the last one stays."""
+        scripts = [
+            Script(steps=[Step(token_ids=(token,)) for token in self.encode(text)], **script)
+            for text in texts
+        ]
+        self.engine.script = lambda _: scripts.pop(0) if len(scripts) > 1 else scripts[0]
 
     def chat(self, **fields: Any) -> httpx.Response:
         """One chat request."""

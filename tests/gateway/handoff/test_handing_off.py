@@ -557,6 +557,24 @@ def test_the_local_models_go_on_behind_the_cloud_where_that_is_allowed(
         assert world.engine.submitted[0].sampling.max_tokens < 40
 
 
+@pytest.mark.parametrize("handoff", [{}, {"continue_on_failure": True}])
+def test_the_local_models_go_on_where_the_cloud_took_over_and_was_cut(
+    make: Make, handoff: dict[str, Any]
+) -> None:
+    """The cloud's failure counted as the local models', which then had failed already."""
+    policy = TestPolicy(watch=lambda: PlannedWatch("escalate", at=3))
+    broken = MockScript(pieces=CLOUD.pieces, toxic=Toxic(kind="reset", after_events=3))
+    with on_device(make, policy, clouds=(broken,), handoff=handoff) as world:
+        world.says(LOCAL_TEXT, " And so on.")
+        streamed = world.stream(max_tokens=40)
+        assert streamed.text == "".join(CLOUD.pieces[:3]) + " And so on."
+        assert streamed.is_done
+        assert len(streamed.ids) == 1
+        assert streamed.headers["x-outrider-hand-off"] == "confidence"
+        assert (streamed.report["tier"], streamed.report["degraded"]) == ("small", True)
+        assert len(world.cloud.requests) == 1, "the tier that broke off was asked again"
+
+
 def test_the_cloud_goes_on_behind_the_local_models_where_that_is_allowed(make: Make) -> None:
     with make(tier={"server": "vllm"}, handoff={"continue_on_failure": True}) as world:
         world.says("Well then. ", failure=("engine_died", "gone"))

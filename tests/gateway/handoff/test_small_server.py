@@ -308,6 +308,19 @@ def test_when_the_server_breaks_off_the_cloud_goes_on(make: Make) -> None:
         assert stream.error is None
 
 
+def test_when_the_cloud_that_took_over_breaks_off_the_server_goes_on(make: Make) -> None:
+    broken = MockScript(pieces=CLOUD.pieces, toxic=Toxic(kind="reset", after_events=2))
+    device = {"server": "llama_cpp", "continues": True}
+    options = {"clouds": (broken,), "device_options": device}
+    with make(PlannedWatch("escalate", at=1), **options) as world:
+        stream = world.stream()
+        assert stream.text == "".join(CLOUD.pieces[:2]) + DEVICE_TEXT
+        assert stream.report["tier"] == "device"
+        assert stream.is_done
+        assert asked(world)[-1].document["continue_final_message"] is True
+        assert len(asked(world)) == 2
+
+
 def test_a_client_that_leaves_while_text_is_held_leaves_nothing_running(make: Make) -> None:
     script = MockScript(pieces=DEVICE.pieces, gap_s=5.0)
     with make(PlannedWatch("commit")) as world:
