@@ -1,7 +1,6 @@
 """Finds the upstream tier for a request that is passed on as it came, and fails over."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, Final
@@ -14,13 +13,19 @@ from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.cloud_responder import blot_out
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
+from gateway.handoff.passed_work import (
+    PassedSize,
+    check_budget,
+    json_size,
+    number_of_images,
+    work_of,
+)
 from gateway.metering.reserved_usage import UsageEstimate
 from gateway.planning.model_catalog import AUTO, ResolvedModel
 from gateway.planning.parsed_request import RequestContext, check_model, tier_not_allowed
 from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import PassedEndpoint
 from gateway.schema.parsing import refuse_doubled_names, validate
-from gateway.upstream.bounds import most_prompt_tokens
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.passing import PassedRequest
 from gateway.upstream.tier import UpstreamTier
@@ -39,6 +44,7 @@ _AUDIO_TYPES: Final = {
 _TEXT_FORMATS: Final = frozenset({"text", "srt", "vtt"})
 _LABELS: Final = frozenset({"user", "metadata", "safety_identifier"})
 _FORM_NAME: Final = re.compile(rb'(?i)content-disposition:[^\r\n]*;\s*name="?([^";\r\n]+)"?')
+_FILES: Final = ("file", "image", "mask")
 _MAX_PARTS: Final = 64
 _MAX_MODEL_CHARS: Final = 256
 
@@ -79,7 +85,7 @@ class _Fields(msgspec.Struct):
     names: tuple[str, ...]
     response_format: str
     options: OutriderOptions
-    num_tokens: int
+    size: PassedSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +111,7 @@ class PassThrough:
             raise LoopError("The request has come through too many gateways, or through this one.")
         refuse_privacy_header(context.headers)
         form = _Form(content_type, body) if route.takes_form else _Json(body)
-        fields = form.fields()
+        fields = form.fields(route.endpoint)
         self._check_options(fields.options)
         for name in fields.names:
             check_model(context.principal, name)
@@ -171,14 +177,17 @@ class PassThrough:
         if model is None:
             raise ModelNotFoundError(meant.name, (f"{tier.name}/MODEL",))
         meter = context.meter
+        work = work_of(route.path, route.endpoint, fields.size, tier)
         if meter is not None and meter.principal.is_limited:
+            check_budget(meter.principal, tier, fields.size, work, meter.tenancy.prices)
             await meter.admit(
                 UsageEstimate(
                     tiers=(tier.name,),
-                    num_prompt_tokens=fields.num_tokens,
+                    num_prompt_tokens=work.num_prompt_tokens,
                     num_choices=1,
-                    max_tokens=1,
+                    max_tokens=work.num_completion_tokens,
                     is_bounded=True,
+                    units=work.units,
                 )
             )
         kind = _content_type(route, fields.response_format)
@@ -187,16 +196,18 @@ class PassThrough:
             content_type=form.content_type,
             body=form.with_model(model),
             expects_json=kind == _JSON,
+            work=work,
         )
         call = UpstreamCall(
             endpoint="completion",
-            document=form.document(model),
+            document={},
             model=model,
             request_id=context.request_id,
             arrival_s=context.arrival_s,
             hops=(*context.hops, self.cloud.gateway_id),
             on_attempt=None if meter is None else meter.on_attempt,
             span=context.span,
+            untold=work.usage(),
         )
         answer = tier.pass_on(call, passed)
         try:
@@ -239,7 +250,7 @@ class _Json:
             name: value for name, value in document.items() if name not in _LABELS
         }
 
-    def fields(self) -> _Fields:
+    def fields(self, endpoint: PassedEndpoint) -> _Fields:
         """Return what decides where it goes. Raises BadRequestError."""
         document = self._document
         if document.get("stream") or document.get("stream_format") not in (None, "audio"):
@@ -253,7 +264,7 @@ class _Json:
             names=ChainBook.names_in(document.get("model"), document.get("models")),
             response_format=response_format if isinstance(response_format, str) else "",
             options=options,
-            num_tokens=most_prompt_tokens(self._sent(""), 0),
+            size=json_size(endpoint, self._sent("")),
         )
 
     def _sent(self, model: str) -> dict[str, Any]:
@@ -266,10 +277,6 @@ class _Json:
             return msgspec.json.encode(self._sent(model))
         except (OverflowError, RecursionError):
             raise BadRequestError("The body has a number of more than 64 bits.") from None
-
-    def document(self, model: str) -> Mapping[str, Any]:
-        """Return the fields by which its tokens are estimated where the server tells none."""
-        return {**self._sent(model), "max_tokens": 1}
 
 
 class _Form:
@@ -293,7 +300,7 @@ class _Form:
                 name = found[1].decode("utf-8", "replace").strip()
                 self._values.setdefault(name, []).append(index)
 
-    def fields(self) -> _Fields:
+    def fields(self, endpoint: PassedEndpoint) -> _Fields:
         """Return what decides where it goes. Raises BadRequestError."""
         model = self._value("model")
         if (self._value("stream") or "").lower() not in ("", "false", "0"):
@@ -308,7 +315,24 @@ class _Form:
             names=ChainBook.names_in(model, None),
             response_format=self._value("response_format") or "",
             options=OutriderOptions(),
-            num_tokens=0,
+            size=self._size(endpoint),
+        )
+
+    def _size(self, endpoint: PassedEndpoint) -> PassedSize:
+        """Return the size of its parts: a text, and images or a sound."""
+        files = {
+            index
+            for name, indices in self._values.items()
+            if name.startswith(_FILES)
+            for index in indices
+        }
+        num_file_bytes = sum(len(self._pieces[index]) for index in files)
+        num_bytes = sum(map(len, self._pieces))
+        return PassedSize(
+            num_text_tokens=num_bytes - num_file_bytes,
+            num_images=number_of_images(self._value("n")) if endpoint == "images" else 1,
+            num_given=len(files) if endpoint == "images" else 0,
+            num_sound_bytes=num_bytes,
         )
 
     def _value(self, name: str) -> str | None:
@@ -329,10 +353,6 @@ class _Form:
         head = pieces[index].partition(b"\r\n\r\n")[0]
         pieces[index] = head + b"\r\n\r\n" + model.encode()
         return (b"\r\n" + self._mark).join(pieces)
-
-    def document(self, model: str) -> Mapping[str, Any]:
-        """Return the fields by which its tokens are estimated: files say nothing of them."""
-        return {"model": model, "prompt": "", "max_tokens": 1}
 
 
 def _refuse_stream() -> None:

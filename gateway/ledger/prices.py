@@ -4,10 +4,12 @@ import hashlib
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
+from gateway.schema.kinds import PassedUnit, Units
+from gateway.settings.passed import UpstreamPriceSettings
 from gateway.settings.sections import TierPriceSettings
 from gateway.settings.tree import Settings, SettingsError
 
@@ -28,25 +30,45 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rate(msgspec.Struct, frozen=True):
-    """Femto-dollars per token."""
+    """Femto-dollars per token, and per unit where units are priced in place of tokens."""
 
     prompt: int = 0
     cached_prompt: int = 0
     completion: int = 0
+    image: int | None = None
+    audio_second: int | None = None
+    speech_byte: int | None = None
 
-    def nanos(self, num_fresh_tokens: int, num_cached_tokens: int, num_completion: int) -> int:
+    def nanos(
+        self,
+        num_fresh_tokens: int,
+        num_cached_tokens: int,
+        num_completion: int,
+        units: Units | None = None,
+    ) -> int:
         """Return whole nano-dollars, rounded down once: priced parts never exceed the whole."""
-        units = (
+        if units is not None and (price := self.of(units.unit)) is not None:
+            return units.num * price // _UNITS_PER_NANO
+        femtos = (
             num_fresh_tokens * self.prompt
             + num_cached_tokens * self.cached_prompt
             + num_completion * self.completion
         )
-        return units // _UNITS_PER_NANO
+        return femtos // _UNITS_PER_NANO
 
-    def most_nanos(self, num_prompt_tokens: int, num_completion: int) -> int:
+    def of(self, unit: PassedUnit) -> int | None:
+        """Return the price of one unit; None where it is not set."""
+        price: int | None = getattr(self, unit)
+        return price
+
+    def most_nanos(
+        self, num_prompt_tokens: int, num_completion: int, units: Units | None = None
+    ) -> int:
         """Return the most of `nanos`: with all of the prompt cached, or none of it."""
-        dearest = max(self.prompt, self.cached_prompt)
-        return (num_prompt_tokens * dearest + num_completion * self.completion) // _UNITS_PER_NANO
+        return max(
+            self.nanos(num_prompt_tokens, 0, num_completion, units),
+            self.nanos(0, num_prompt_tokens, num_completion, units),
+        )
 
     @property
     def is_free(self) -> bool:
@@ -129,8 +151,11 @@ class PriceBook:
         num_prompt_tokens: int,
         num_completion_tokens: int,
         num_cached_tokens: int = 0,
+        units: Units | None = None,
     ) -> Money:
-        """Return the tokens' price. Prompt tokens include cached ones; unknown tiers are free.
+        """Return the price of tokens, or of `units` where these have one; unknown tiers are free.
+
+        Prompt tokens include cached ones.
 
         Raises ValueError for a negative number.
         """
@@ -140,24 +165,35 @@ class PriceBook:
         num_cached = min(num_cached_tokens, num_prompt_tokens)
         num_fresh = num_prompt_tokens - num_cached
         return Money(
-            cost_nanos=rates.cost.nanos(num_fresh, num_cached, num_completion_tokens),
-            charge_nanos=rates.charge.nanos(num_fresh, num_cached, num_completion_tokens),
+            cost_nanos=rates.cost.nanos(num_fresh, num_cached, num_completion_tokens, units),
+            charge_nanos=rates.charge.nanos(num_fresh, num_cached, num_completion_tokens, units),
         )
 
-    def most(self, tier: str, *, num_prompt_tokens: int, num_completion_tokens: int) -> Money:
-        """Return the most that these tokens can cost, for any number of cached ones."""
+    def most(
+        self,
+        tier: str,
+        *,
+        num_prompt_tokens: int,
+        num_completion_tokens: int,
+        units: Units | None = None,
+    ) -> Money:
+        """Return the most of `money`, for any number of cached tokens."""
         if num_prompt_tokens < 0 or num_completion_tokens < 0:
             raise ValueError("numbers of tokens cannot be negative")
         rates = self._rates.get(tier, _FREE)
         return Money(
-            cost_nanos=rates.cost.most_nanos(num_prompt_tokens, num_completion_tokens),
-            charge_nanos=rates.charge.most_nanos(num_prompt_tokens, num_completion_tokens),
+            cost_nanos=rates.cost.most_nanos(num_prompt_tokens, num_completion_tokens, units),
+            charge_nanos=rates.charge.most_nanos(num_prompt_tokens, num_completion_tokens, units),
         )
 
     def is_known(self, tier: str) -> bool:
         """Return whether the settings name a cost or a charge for this tier's tokens."""
         rates = self._rates.get(tier, _FREE)
         return not (rates.cost.is_free and rates.charge.is_free)
+
+    def charges_for(self, tier: str, unit: PassedUnit) -> bool:
+        """Return whether the client's charge for a tier's units is set."""
+        return self._rates.get(tier, _FREE).charge.of(unit) is not None
 
     def charge_of(self, tier: str) -> TierPriceSettings:
         """Return the client's charge for this tier's tokens, in USD per million."""
@@ -166,7 +202,11 @@ class PriceBook:
 
 def _rate(price: TierPriceSettings) -> _Rate:
     cached = price.prompt if price.cached_prompt is None else price.cached_prompt
-    return _Rate(_units(price.prompt), _units(cached), _units(price.completion))
+    units: dict[str, int] = {}
+    if isinstance(price, UpstreamPriceSettings):
+        known = {unit: price.of(unit) for unit in get_args(PassedUnit)}
+        units = {unit: _units(usd * 1e6) for unit, usd in known.items() if usd is not None}
+    return _Rate(_units(price.prompt), _units(cached), _units(price.completion), **units)
 
 
 def _units(usd_per_million: float) -> int:

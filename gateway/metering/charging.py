@@ -26,16 +26,18 @@ def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
         num_prompt_tokens=row.num_prompt_tokens,
         num_cached_tokens=row.num_cached_tokens,
         num_completion_tokens=num_written,
+        units=entry.units,
     )
     num_cached = min(charged.num_cached, charged.num_prompt)
-    worked = (row.num_prompt_tokens, row.num_cached_tokens, num_written)
+    worked = (row.num_prompt_tokens, row.num_cached_tokens, num_written, entry.units)
     charge = cost
-    if worked != (charged.num_prompt, num_cached, charged.num_completion):
+    if worked != (charged.num_prompt, num_cached, charged.num_completion, charged.units):
         charge = prices.money(
             row.tier,
             num_prompt_tokens=charged.num_prompt,
             num_cached_tokens=num_cached,
             num_completion_tokens=charged.num_completion,
+            units=charged.units,
         )
     return msgspec.structs.replace(
         row,
@@ -96,7 +98,7 @@ def used(rows: Iterable[LedgerRow]) -> dict[str, Amounts]:
     """Return the charged amounts by tier; the request itself counts for the first one."""
     found: dict[str, Amounts] = {}
     for row in rows:
-        if row.num_charged_tokens:
+        if _is_charged(row):
             taken = Amounts(
                 requests=0 if found else 1,
                 tokens=row.num_charged_tokens,
@@ -104,6 +106,11 @@ def used(rows: Iterable[LedgerRow]) -> dict[str, Amounts]:
             )
             found[row.tier] = plus(found.get(row.tier, NONE), taken)
     return found
+
+
+def _is_charged(row: LedgerRow) -> bool:
+    """Return whether the client pays for it: an image may have a price and no tokens."""
+    return bool(row.num_charged_tokens or row.charge_nanos)
 
 
 def missing(rows: Sequence[LedgerRow], reserved: Reserved) -> dict[str, Amounts]:
@@ -140,7 +147,7 @@ def capped(rows: Sequence[LedgerRow], reserved: Reserved) -> list[LedgerRow]:
     """Return the rows, charged with no more than is reserved; the rest is ours to pay."""
     left, most, kept = dict(reserved.by_tier), reserved.most, []
     for row in rows:
-        if row.num_charged_tokens:
+        if _is_charged(row):
             here = left.get(row.tier, NONE)
             row = msgspec.structs.replace(
                 row,

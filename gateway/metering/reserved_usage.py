@@ -13,6 +13,7 @@ from gateway.limits.limiter import Reservation
 from gateway.metering.charging import NONE, Reserved, beyond, capped, missing, used
 from gateway.metering.tenancy import Tenancy
 from gateway.metering.token_allowance import TokenAllowance
+from gateway.schema.kinds import Units
 from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.keys import Principal
 
@@ -26,6 +27,7 @@ class UsageEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """The most that an answer can take, its prompts counted once.
 
     `tiers` may answer; `max_tokens` is of each choice; is_bounded: the client set it.
+    `units`: images or sound, which may be priced in place of the tokens.
     is_enforced_upstream: an upstream server enforces it, and may count `num_predicted_tokens`
     of the client's predicted answer for each choice in addition.
     """
@@ -37,6 +39,7 @@ class UsageEstimate(msgspec.Struct, frozen=True, kw_only=True):
     is_bounded: bool
     is_enforced_upstream: bool = False
     num_predicted_tokens: int = 0
+    units: Units | None = None
 
 
 class ReservedUsage:
@@ -98,13 +101,18 @@ class ReservedUsage:
     def _wanted(self, estimate: UsageEstimate, per_choice: int) -> dict[str, Amounts]:
         num_completion = (per_choice + estimate.num_predicted_tokens) * estimate.num_choices
         return {
-            tier: self._amounts(tier, estimate.num_prompt_tokens, num_completion)
+            tier: self._amounts(tier, estimate.num_prompt_tokens, num_completion, estimate.units)
             for tier in estimate.tiers
         }
 
-    def _amounts(self, tier: str, num_prompt: int, num_completion: int) -> Amounts:
+    def _amounts(
+        self, tier: str, num_prompt: int, num_completion: int, units: Units | None = None
+    ) -> Amounts:
         most = self._tenancy.prices.most(
-            tier, num_prompt_tokens=num_prompt, num_completion_tokens=num_completion
+            tier,
+            num_prompt_tokens=num_prompt,
+            num_completion_tokens=num_completion,
+            units=units,
         )
         return Amounts(requests=1, tokens=num_prompt + num_completion, usd_nanos=most.charge_nanos)
 

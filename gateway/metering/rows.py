@@ -9,6 +9,7 @@ import msgspec
 from engine.events import TierWork
 from engine.request import Tier
 from gateway.ledger.row import LedgerRow, RowKind, RowOutcome
+from gateway.schema.kinds import Units
 
 _NOTHING: Final = TierWork(tier="small")
 Template = Callable[..., LedgerRow]
@@ -17,11 +18,12 @@ Template = Callable[..., LedgerRow]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The tokens that the client pays for."""
+    """The tokens that the client pays for, and the images or the sound."""
 
     num_prompt: int = 0
     num_cached: int = 0
     num_completion: int = 0
+    units: Units | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class Entry:
 
     row: LedgerRow
     charged: Tokens = Tokens()
+    units: Units | None = None
+    """Images made, or sound worked on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ def upstream_entry(
             num_prompt=usage.num_prompt_tokens if has_prompt else 0,
             num_cached=min(usage.num_cached_tokens, usage.num_prompt_tokens) if has_prompt else 0,
             num_completion=usage.num_completion_tokens - num_discarded,
+            units=usage.units,
         )
     first_s = attempt.first_token_s
     row: LedgerRow = template(
@@ -52,4 +53,4 @@ def upstream_entry(
         ttft_s=None if first_s is None else first_s - arrival_s,
         duration_s=attempt.ended_s - attempt.started_s,
     )
-    return Entry(row=row, charged=charged)
+    return Entry(row=row, charged=charged, units=usage.units)

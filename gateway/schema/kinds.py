@@ -1,6 +1,6 @@
 """Kinds of servers, endpoints and policies: words that requests, settings and answers share."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Endpoint = Literal["chat", "completion"]
 
@@ -18,6 +18,18 @@ UnknownFields = Literal["refuse", "ignore", "pass"]
 
 PassedEndpoint = Literal["embeddings", "rerank", "images", "audio"]
 """Endpoints whose requests are passed on to upstream tiers as they came."""
+
+PassedUnit = Literal["image", "audio_second", "speech_byte"]
+"""What images and sounds are priced by: an image made, a second of sound transcribed or translated,
+a byte of text spoken."""
+
+
+class Units(NamedTuple):
+    """A number of units of one kind."""
+
+    unit: PassedUnit
+    num: int
+
 
 Capability = Literal["tools", "images", "audio", "files"]
 ModelCapability = Capability | Literal["structured_outputs", "reasoning"]

@@ -24,6 +24,7 @@ KVCacheDtype = Literal["auto", "fp8"]
 OnDevice = Literal["auto", "on", "off"]
 
 Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Price = Annotated[float, Field(ge=0)]

@@ -12,6 +12,7 @@ from pydantic_settings import NoDecode
 
 from gateway.schema.kinds import Capability, PassedEndpoint, ServerKind, UnknownFields
 from gateway.settings.listed_prices import with_listed_price
+from gateway.settings.passed import PassedBounds, UpstreamPriceSettings
 from gateway.settings.paths import did_you_mean
 from gateway.settings.presets import PresetName, SignIn, with_preset
 from gateway.settings.sections import (
@@ -20,7 +21,6 @@ from gateway.settings.sections import (
     Seconds,
     Section,
     Share,
-    TierPriceSettings,
     split_list,
 )
 
@@ -208,8 +208,9 @@ class UpstreamSettings(Section):
     ca_file: Path | None = None
     """Certificates to trust in addition to the system's."""
     timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings)
-    price: TierPriceSettings = Field(default_factory=TierPriceSettings)
-    """Prices of its tokens; unset: the model's listed price, where there is one."""
+    price: UpstreamPriceSettings = Field(default_factory=UpstreamPriceSettings)
+    """Its prices; unset: the model's listed price, where there is one."""
+    bounds: PassedBounds = Field(default_factory=PassedBounds)
 
     @property
     def has_price(self) -> bool:

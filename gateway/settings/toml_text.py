@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from gateway.settings.aliases import AliasSettings
 from gateway.settings.experiments import ArmSpec, ExperimentSettings
+from gateway.settings.passed import UpstreamPriceSettings
 from gateway.settings.paths import named_sections
-from gateway.settings.sections import TierPriceSettings
 from gateway.settings.tiers import UpstreamSettings
 
 
@@ -24,7 +24,7 @@ _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
         "gpt-4o-mini",
         AliasSettings(models=("auto",), defaults={"temperature": 0.2}),
     ),
-    "charges": ("large", TierPriceSettings(prompt=2, completion=8)),
+    "charges": ("large", UpstreamPriceSettings(prompt=2, completion=8)),
     "experiments": (
         "short-drafts",
         ExperimentSettings(arms={"control": ArmSpec(), "short": _arm({"max_draft_nodes": 4})}),

@@ -27,6 +27,7 @@ from gateway.settings.experiments import ExperimentName, ExperimentSettings
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.keys import KeySettings
 from gateway.settings.ledger import LedgerSettings
+from gateway.settings.passed import UpstreamPriceSettings
 from gateway.settings.paths import did_you_mean, filled_in
 from gateway.settings.sections import NONE as NONE
 from gateway.settings.sections import (
@@ -35,7 +36,6 @@ from gateway.settings.sections import (
     ModelSettings,
     RoutingSettings,
     ServerSettings,
-    TierPriceSettings,
 )
 from gateway.settings.sections import SpeculationSettings as SpeculationSettings
 from gateway.settings.sections import bundled_pair as bundled_pair
@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(default_factory=HttpSettings)
     keys: KeySettings = Field(default_factory=KeySettings)
     ledger: LedgerSettings = Field(default_factory=LedgerSettings)
-    charges: dict[str, TierPriceSettings] = Field(default_factory=dict)
+    charges: dict[str, UpstreamPriceSettings] = Field(default_factory=dict)
     """Prices that clients pay, by tier, in USD per million tokens; unset tiers: what their tokens
     cost us."""
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)

@@ -133,7 +133,7 @@ class AttemptRecord:
     def _usage_until(self, now_s: float) -> UpstreamUsage:
         """Return the usage; for an unstreamed answer that is missing, an upper estimate."""
         usage = self.meter.result()
-        if self._call.is_streamed or self._has_whole:
+        if self._call.is_streamed or self._has_whole or self._call.untold is not None:
             return usage
         num_tokens = ceil((now_s - self._lease.started_s) * _MOST_TOKENS_PER_S)
         if (limit := self._call.token_limit) is not None:

@@ -32,7 +32,8 @@ class UpstreamCall:
     clock. `affinity` is equal for requests that begin alike; empty: unknown. `prediction`: the text
     of an answer that was given up, a guess at this one's. `on_attempt` is called with each request
     made for this call, beside the tier's own books. `span`: the request's, in whose trace these
-    requests stand. wants_logprobs: the gateway reads the tokens' log-probabilities; the client sees
+    requests stand. `untold`: the usage to book where the server reports none; None: an estimate by
+    the text. wants_logprobs: the gateway reads the tokens' log-probabilities; the client sees
     them only if its document asks for them too.
     """
 
@@ -48,6 +49,7 @@ class UpstreamCall:
     on_attempt: OnAttempt | None = None
     span: Span = NULL_SPAN
     wants_logprobs: bool = False
+    untold: UpstreamUsage | None = None
 
     @property
     def is_streamed(self) -> bool:

@@ -1,18 +1,50 @@
 """Requests that are passed on as they came: embeddings, reranking, images and audio."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Final
 
 import msgspec
 
-from gateway.schema.kinds import Endpoint
+from gateway.schema.kinds import Endpoint, Units
 from gateway.settings.server_traits import ServerTraits
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from gateway.upstream.dialects.base import Resume, ServerRefusal, garbage, read_refusal
 from gateway.upstream.upstream_usage import UpstreamUsage
 
 _MOST_TOKENS: Final = 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedWork:
+    """The most that a request can take."""
+
+    num_prompt_tokens: int
+    """Of its text and of given images."""
+    num_likely_tokens: int
+    """The same by the text's length, to be booked where the server tells none."""
+    units: Units | None = None
+    """Images or sound."""
+    tokens_per_unit: int = 0
+    """Tokens that are written for one of them."""
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Return the most tokens that are written."""
+        return 0 if self.units is None else self.units.num * self.tokens_per_unit
+
+    def usage(self, count: int | None = None) -> UpstreamUsage:
+        """Return the usage where no tokens are told; `count`: of its units, if these are told."""
+        if self.units is None:
+            return UpstreamUsage(num_prompt_tokens=self.num_likely_tokens, source="estimated")
+        units = self.units if count is None else self.units._replace(num=count)
+        return UpstreamUsage(
+            num_prompt_tokens=self.num_likely_tokens,
+            num_completion_tokens=units.num * self.tokens_per_unit,
+            source="estimated",
+            units=units,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +58,7 @@ class PassedRequest:
     content_type: str
     body: bytes
     expects_json: bool
+    work: PassedWork
 
 
 class _NoStream:
@@ -69,23 +102,42 @@ class PassingDialect:
     def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
         """Read the answer's usage. Raises UpstreamError where it is not the JSON expected."""
         del call
+        work = self._passed.work
         if not self._passed.expects_json:
-            return WholeAnswer(body=body)
+            return WholeAnswer(body=body, usage=work.usage())
         try:
             document = msgspec.json.decode(body)
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict | list):
             raise garbage(self._tier, "an answer that is no JSON")
-        usage = document.get("usage") if isinstance(document, dict) else None
-        return WholeAnswer(body=body, usage=_usage(usage))
+        told = document if isinstance(document, dict) else {}
+        usage = work.usage(_told_units(work, told))
+        if (tokens := _tokens(told.get("usage"))) is not None:
+            usage = replace(tokens, units=usage.units)
+        return WholeAnswer(body=body, usage=usage)
 
     def refusal(self, status: int, body: bytes) -> ServerRefusal:
         """Read a 4xx answer; never raises."""
         return read_refusal(self._tier, status, body)
 
 
-def _usage(told: object) -> UpstreamUsage | None:
+def _told_units(work: PassedWork, document: Mapping[str, Any]) -> int | None:
+    """Return the images or seconds that an answer tells of; None where it tells none."""
+    match work.units:
+        case ("image", _):
+            images = document.get("data")
+            return len(images) if isinstance(images, list) else None
+        case ("audio_second", _):
+            usage = document.get("usage")
+            seconds = usage.get("seconds") if isinstance(usage, Mapping) else None
+            seconds = document.get("duration") if seconds is None else seconds
+            if isinstance(seconds, int | float) and 0 <= seconds <= _MOST_TOKENS:
+                return ceil(seconds)
+    return None
+
+
+def _tokens(told: object) -> UpstreamUsage | None:
     """Read the usage of any of these APIs; None where it is missing or makes no sense."""
     if not isinstance(told, Mapping):
         return None

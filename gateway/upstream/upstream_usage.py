@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
-from gateway.schema.kinds import UsageSource
+from gateway.schema.kinds import Units, UsageSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamUsage:
-    """Tokens of one answer. `is_corrected`: the server's report differed from the count."""
+    """Tokens of one answer, and images or sound (`units`).
+
+    `is_corrected`: the server's report differed from the count.
+    """
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -15,3 +18,4 @@ class UpstreamUsage:
     num_reasoning_tokens: int = 0
     source: UsageSource = "reported"
     is_corrected: bool = False
+    units: Units | None = None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.settings.sections import TierPriceSettings
+from gateway.settings.passed import UpstreamPriceSettings
 from gateway.upstream.bounds import media_parts
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from gateway.upstream.tally import Tally, size_bytes, tokens_of
@@ -109,8 +109,8 @@ class UsageMeter:
     def result(self) -> UpstreamUsage:
         """Return the usage of all that was added."""
         if self._reported is None:
-            return self._without_report()
-        if self._count_text is None:
+            return self._call.untold or self._without_report()
+        if self._count_text is None or self._call.untold is not None:
             return self._believed(self._reported)
         return self._checked(self._reported, self._count_text)
 
@@ -169,8 +169,10 @@ class UsageMeter:
         )
 
 
-def cost_usd(usage: UpstreamUsage, price: TierPriceSettings) -> float | None:
+def cost_usd(usage: UpstreamUsage, price: UpstreamPriceSettings) -> float | None:
     """Return the cost at these prices; None where no price is named."""
+    if usage.units is not None and (each := price.of(usage.units.unit)) is not None:
+        return usage.units.num * each
     if not (price.prompt or price.completion or price.cached_prompt):
         return None
     cached_price = price.prompt if price.cached_prompt is None else price.cached_prompt
@@ -193,11 +195,11 @@ def usage_object(usage: UpstreamUsage) -> dict[str, Any]:
     }
 
 
-def _corrected(usage: UpstreamUsage, **numbers: int) -> UpstreamUsage:
+def _corrected(usage: UpstreamUsage, **numbers: Any) -> UpstreamUsage:
     return replace(usage, source="counted", is_corrected=True, **numbers)
 
 
-def _estimated(usage: UpstreamUsage, **numbers: int) -> UpstreamUsage:
+def _estimated(usage: UpstreamUsage, **numbers: Any) -> UpstreamUsage:
     return replace(usage, source="estimated", is_corrected=True, **numbers)
 
 

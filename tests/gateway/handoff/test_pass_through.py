@@ -3,20 +3,24 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from gateway.handoff.passed_work import json_size
 from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import World, hybrid
+from tests.gateway.metering.tenants import Books, books
 
 EMBEDDED = {
     "object": "list",
@@ -294,3 +298,130 @@ def test_keys_limits_and_ledger_hold(make: Any, far: Far, tmp_path: Any) -> None
         assert embed(world, headers=other, model="auto").status_code == 200
         big = key("d", limits=LimitSpec(tokens_per_day=10))
         assert embed(world, headers=big).status_code in (403, 429)
+
+
+# ---- budgets: images and sounds ------------------------------------------------------------------
+
+IMAGE = b'{"data": [{"b64_json": "eA=="}], "usage": {"input_tokens": 12, "output_tokens": 4160}}'
+SOUND = b'{"text": "hello", "usage": {"type": "duration", "seconds": 6.2}}'
+
+
+@pytest.fixture
+def keyed(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], far: Far, tmp_path: Path
+) -> Any:
+    """Opens a gateway with a limited key and a tier that makes images and hears and speaks."""
+
+    @contextmanager
+    def opened(limits: LimitSpec, **media: Any) -> Iterator[Books]:
+        options = {"url": far.url, "model": "m", "endpoints": ["images", "audio"], **media}
+        with books(
+            tokenizer, encode, tmp_path, clouds=(), tiers={"media": options}, limits=limits
+        ) as made:
+            yield made
+
+    return opened
+
+
+def draw(made: Books, **fields: Any) -> int:
+    body = {"model": "media", "prompt": "a cat", **fields}
+    return made.world.http.post("/v1/images/generations", json=body).status_code
+
+
+def hear(made: Books, **fields: Any) -> int:
+    files = {"file": ("a.wav", b"x" * 40_000, "audio/wav")}
+    path = "/v1/audio/transcriptions"
+    return made.world.http.post(path, data={"model": "media", **fields}, files=files).status_code
+
+
+def say(made: Books, text: str) -> int:
+    body = {"model": "media", "input": text, "voice": "x"}
+    return made.world.http.post("/v1/audio/speech", json=body).status_code
+
+
+def test_images_take_their_price_from_a_budget(keyed: Any, far: Far) -> None:
+    """Thirty of thirty passed a budget of 0.10 USD: one token was reserved for each."""
+    far.answer = lambda path: (200, "application/json", IMAGE)
+    with keyed(LimitSpec(usd_per_day=0.10), price={"image": 0.04}) as made:
+        assert draw(made, n=3) == 429
+        assert [draw(made, n=2), draw(made), draw(made)] == [200, 200, 429]
+        rows = made.rows(2)
+        assert made.used("usd_per_day") == 80_000_000 == sum(row["charge_nanos"] for row in rows)
+        assert [row["cost_nanos"] for row in rows] == [40_000_000] * 2
+
+
+def test_images_take_their_tokens_from_a_limit(keyed: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", IMAGE)
+    price = {"prompt": 10.0, "completion": 40.0}
+    limits = LimitSpec(tokens_per_day=9000, usd_per_day=0.5)
+    with keyed(limits, price=price, bounds={"image_tokens": 4200}) as made:
+        assert [draw(made) for _ in range(3)] == [200, 200, 429]
+        assert made.used("tokens_per_day") == 2 * 4172
+        assert made.used("usd_per_day") == 2 * (12 * 10_000 + 4160 * 40_000)
+
+
+def test_sound_is_reserved_by_its_bound_and_charged_by_its_seconds(keyed: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", SOUND)
+    limits = LimitSpec(usd_per_day=0.03, tokens_per_day=2000)
+    bounds = {"audio_seconds": 120, "audio_bytes_per_second": 300, "audio_tokens": 2}
+    with keyed(limits, price={"audio_minute": 0.012}, bounds=bounds) as made:
+        assert hear(made) == 200
+        assert made.used("usd_per_day") == 7 * 200_000
+        assert made.used("tokens_per_day") > 7 * 2
+        # A server that tells nothing may have worked on all of it.
+        assert hear(made, response_format="text") == 200
+        assert made.used("usd_per_day") == (7 + 120) * 200_000
+        assert hear(made) == 429
+
+
+def test_speech_is_charged_by_the_bytes_of_its_text(keyed: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "audio/mpeg", b"sound")
+    with keyed(LimitSpec(usd_per_day=0.02), price={"speech": 15.0}) as made:
+        assert say(made, "é" * 500) == 200
+        assert made.used("usd_per_day") == 1000 * 15_000
+        assert say(made, "é" * 500) == 429
+
+
+@pytest.mark.parametrize(
+    ("limits", "missing"),
+    [
+        (LimitSpec(tokens_per_minute=10**6), ("bounds.image_tokens", "bounds.audio_tokens", "")),
+        (
+            LimitSpec(models={"media": LimitSpec(usd_per_month=5)}),
+            ("price.image", "price.audio_minute", "price.speech"),
+        ),
+        (LimitSpec(requests_per_day=100), ("", "", "")),
+    ],
+)
+def test_what_no_limit_can_count_is_refused(
+    keyed: Any, far: Far, limits: LimitSpec, missing: tuple[str, ...]
+) -> None:
+    with keyed(limits) as made:
+        statuses = [draw(made), hear(made), say(made, "hello")]
+        assert statuses == [403 if name else 200 for name in missing]
+        told = made.world.http.post("/v1/images/generations", json={"model": "media"}).text
+        assert missing[0] in told
+        assert draw(made, n="many") == 400
+
+
+def test_a_client_that_leaves_pays_for_the_image(keyed: Any, far: Far) -> None:
+    came = threading.Event()
+
+    def slow(path: str) -> Answer:
+        came.wait(20)
+        return 200, "application/json", IMAGE
+
+    far.answer = slow
+    with keyed(LimitSpec(usd_per_day=1), price={"image": 0.04}) as made:
+        with pytest.raises(httpx.ReadTimeout):
+            made.world.http.post(
+                "/v1/images/generations", json={"model": "media", "n": 2}, timeout=0.3
+            )
+        (row,) = made.rows(1)
+        came.set()
+        assert (row["outcome"], row["charge_nanos"]) == ("cancelled", 80_000_000)
+
+
+def test_a_reranker_that_reads_the_query_with_each_document_is_bounded() -> None:
+    size = json_size("rerank", {"query": "word " * 100, "documents": ["a"] * 50})
+    assert size.num_text_tokens >= 50 * 500

@@ -7,17 +7,17 @@ import pytest
 
 from gateway.ledger.prices import PriceBook
 from gateway.settings.listed_prices import listed_prices
+from gateway.settings.passed import UpstreamPriceSettings
 from gateway.settings.presets import PresetName
-from gateway.settings.sections import TierPriceSettings
 from gateway.settings.tiers import UpstreamSettings
 from gateway.settings.tree import load_settings
 
-MINI = TierPriceSettings(prompt=0.15, cached_prompt=0.075, completion=0.6)
+MINI = UpstreamPriceSettings(prompt=0.15, cached_prompt=0.075, completion=0.6)
 MINI_MODEL = {"model": "gpt-4o-mini"}
 OPENAI = "https://api.openai.com/v1"
 
 
-def price_of(**values: Any) -> TierPriceSettings:
+def price_of(**values: Any) -> UpstreamPriceSettings:
     return UpstreamSettings.model_validate(values).price
 
 
@@ -46,11 +46,11 @@ def test_a_known_model_of_a_service_has_its_listed_price(service: dict[str, Any]
     ],
 )
 def test_no_price_is_guessed(tier: dict[str, Any]) -> None:
-    assert price_of(**tier) == TierPriceSettings()
+    assert price_of(**tier) == UpstreamPriceSettings()
 
 
 def test_the_settings_override_the_list_as_a_whole() -> None:
-    assert price_of(preset="openai", **MINI_MODEL, price={"prompt": 1}) == TierPriceSettings(
+    assert price_of(preset="openai", **MINI_MODEL, price={"prompt": 1}) == UpstreamPriceSettings(
         prompt=1
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.mock_upstream import MockScript, ToolCall, Toxic
 from gateway.errors.tree import BadRequestError, LoopError, UpstreamError, UpstreamRefusalError
-from gateway.settings.sections import TierPriceSettings
+from gateway.settings.passed import UpstreamPriceSettings
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.model_list import model_ids
 from gateway.upstream.request import UpstreamRequest
@@ -97,7 +97,7 @@ def test_a_stream_reports_its_facts() -> None:
         assert under_test.tier.first_token.num_samples == 1
         assert under_test.tier.total.num_samples == 1
 
-    run(body, price=TierPriceSettings(completion=1000.0))
+    run(body, price=UpstreamPriceSettings(completion=1000.0))
 
 
 def test_an_answer_in_one_piece() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.settings.sections import TierPriceSettings
+from gateway.settings.passed import UpstreamPriceSettings
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import CountText, UsageMeter, cost_usd, usage_object
@@ -178,12 +178,12 @@ def test_a_whole_answer() -> None:
 
 def test_costs() -> None:
     usage = UpstreamUsage(num_prompt_tokens=1000, num_completion_tokens=100, num_cached_tokens=400)
-    assert cost_usd(usage, TierPriceSettings()) is None
-    price = TierPriceSettings(prompt=2.0, completion=10.0)
+    assert cost_usd(usage, UpstreamPriceSettings()) is None
+    price = UpstreamPriceSettings(prompt=2.0, completion=10.0)
     assert cost_usd(usage, price) == pytest.approx(0.003)
-    cached = TierPriceSettings(prompt=2.0, cached_prompt=0.5, completion=10.0)
+    cached = UpstreamPriceSettings(prompt=2.0, cached_prompt=0.5, completion=10.0)
     assert cost_usd(usage, cached) == pytest.approx(0.0024)
-    free = TierPriceSettings(prompt=2.0, cached_prompt=0.0)
+    free = UpstreamPriceSettings(prompt=2.0, cached_prompt=0.0)
     assert cost_usd(usage, free) == pytest.approx(0.0012)
     odd = UpstreamUsage(num_prompt_tokens=10, num_cached_tokens=99)
     assert cost_usd(odd, price) == pytest.approx(0.00002)
