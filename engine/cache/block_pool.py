@@ -4,11 +4,14 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.cache.window_blocks import WindowBlocks
 
 BlockHash = bytes
+PRIVATE_SALT: Final = "private\0"
+_HASH_BYTES: Final = 16
+_PRIVATE_MARK: Final = b"private"
 # A long prompt needs window blocks for one chunk at a time, so they bound what is available only
 # where they would not do for that.
 _STEP_TOKENS = 4096
@@ -20,7 +23,7 @@ class OutOfBlocksError(Exception):
 
 def root_hash(*parts: str) -> BlockHash:
     """The hash that every chain starts from: numerics fingerprint, KV dtype, tenant salt."""
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=_HASH_BYTES).digest()
 
 
 def prefix_root(
@@ -29,15 +32,23 @@ def prefix_root(
     """Return where the chain of a model's texts starts, with an adapter's digest where it has one.
 
     numerics: the fingerprint of the model and its arithmetic. kv_dtype: as torch names it.
+    cache_salt: a private text's begins with PRIVATE_SALT, and its root says so (`is_private`).
     """
     if adapter_digest:
         numerics += f"+{adapter_digest}"
-    return root_hash(numerics, kv_dtype, cache_salt)
+    root = root_hash(numerics, kv_dtype, cache_salt)
+    return root + _PRIVATE_MARK if cache_salt.startswith(PRIVATE_SALT) else root
+
+
+def is_private(root: BlockHash) -> bool:
+    """Return whether a root's texts may not leave the engine."""
+    return len(root) > _HASH_BYTES
 
 
 def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """The hash of a full block: its own tokens and, through `parent`, all tokens before them."""
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+    text = parent + array("q", token_ids).tobytes()
+    return hashlib.blake2b(text, digest_size=_HASH_BYTES).digest()
 
 
 def prefix_hashes(

@@ -30,7 +30,7 @@ from gateway.backends.connected_gateway import (
     own_id,
     submitted_id,
 )
-from gateway.backends.fleet_keys import FleetKeys
+from gateway.backends.fleet_keys import FleetKeys, guard, start_guard
 from gateway.backends.wire import (
     PROTOCOL_VERSION,
     Abort,
@@ -65,7 +65,6 @@ log = logging.getLogger(__name__)
 
 DRAINING_MESSAGE: Final = "This engine is being stopped and takes no new requests."
 
-_AUTH_DOMAIN: Final = "fleet"
 _WAKE_MS: Final = 1000  # when nothing comes, to look for gateways that have gone silent
 _MOST_AT_ONCE: Final = 512  # messages taken in between two steps
 _MOST_QUEUED: Final = 16_384  # messages for a gateway that reads slowly
@@ -119,12 +118,8 @@ class EngineListener:
         self._socket.maxmsgsize = self._bounds.max_message_bytes
         self._socket.ipv6 = "[" in endpoint
         if keys is not None:
-            self._authenticator = ThreadAuthenticator(self._context, log=log)
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback(_AUTH_DOMAIN, _OnlyGateways(keys))
-            self._socket.zap_domain = _AUTH_DOMAIN.encode()
-            self._socket.curve_server = True
-            self._socket.curve_secretkey = keys.server.secret
+            self._authenticator = start_guard(self._context, keys)
+            guard(self._socket, keys)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -405,14 +400,3 @@ class EngineListener:
         self._context.term()
         self._wake_out.close()
         self._wake_in.close()
-
-
-class _OnlyGateways:
-    """Tells pyzmq's authenticator which public keys may connect: the fleet's gateways'."""
-
-    def __init__(self, keys: FleetKeys) -> None:
-        self._public = keys.client.public
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether the key is the gateways'."""
-        return secrets.compare_digest(key, self._public)

@@ -2,18 +2,22 @@
 
 import logging
 import os
+import secrets
 import stat
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from gateway.settings.errors import SettingsError
 from gateway.settings.loopback import is_loopback
 
 log = logging.getLogger(__name__)
+
+_AUTH_DOMAIN: Final = "fleet"
 
 _HEADER = """\
 # Keys of an Outrider fleet (CURVE), for engine replicas and gateways alike. Whoever has this file
@@ -41,6 +45,32 @@ class FleetKeys:
 
     server: KeyPair
     client: KeyPair
+
+
+class _OnlyGateways:
+    """Tells pyzmq's authenticator which public keys may connect: the fleet's gateways'."""
+
+    def __init__(self, keys: FleetKeys) -> None:
+        self._public = keys.client.public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether the key is the gateways'."""
+        return secrets.compare_digest(key, self._public)
+
+
+def start_guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: FleetKeys) -> ThreadAuthenticator:
+    """Return an authenticator, running, that admits the fleet's gateways only; stop it."""
+    authenticator = ThreadAuthenticator(context, log=log)
+    authenticator.start()
+    authenticator.configure_curve_callback(_AUTH_DOMAIN, _OnlyGateways(keys))
+    return authenticator
+
+
+def guard(socket: "zmq.Socket[bytes]", keys: FleetKeys) -> None:
+    """Have a socket ask its peers for their keys; before it is bound, beside `start_guard`."""
+    socket.zap_domain = _AUTH_DOMAIN.encode()
+    socket.curve_server = True
+    socket.curve_secretkey = keys.server.secret
 
 
 def write_fleet_keys(path: Path) -> None:

@@ -3,7 +3,7 @@
 The format is that of vLLM 0.24 and later (vllm/distributed/kv_events.py): a ZeroMQ PUB socket sends
 (topic, sequence number in 8 bytes, big-endian, msgpack of [time, events, rank]), where an event is
 a map with its name under "type". A ROUTER socket sends again, to those that ask with a sequence
-number, (number, msgpack) from there on, and at the end (-1, nothing).
+number, (number, msgpack) from there on, and at the end (-1, nothing). Private texts are left out.
 """
 
 import logging
@@ -18,9 +18,10 @@ import msgspec
 import zmq
 
 from engine.cache.block_news import BlockChanges, KeptBlock
-from engine.cache.block_pool import BlockHash, prefix_root
+from engine.cache.block_pool import BlockHash, is_private, prefix_root
 from engine.errors import EngineError
 from engine.events import TierInfo
+from gateway.backends.fleet_keys import FleetKeys, guard, start_guard
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +84,12 @@ class KvEventPublisher:
         endpoint: str,
         replay_endpoint: str | None = None,
         topic: str = "",
+        keys: FleetKeys | None = None,
     ) -> None:
-        """Take the addresses. Raises EngineError naming one that cannot be taken."""
+        """Take the addresses. Raises EngineError naming one that cannot be taken.
+
+        `keys`: subscribers need the fleet's.
+        """
         self._model = tier.tier
         self._block_size = tier.block_size
         self._plain_root = prefix_root(tier.numerics, tier.kv_dtype, "")
@@ -96,6 +101,8 @@ class KvEventPublisher:
         self._was_full = True  # what was published before this engine is void
         self._context = zmq.Context()
         self._encoder = msgspec.msgpack.Encoder()
+        self._keys = keys
+        self._guard = None if keys is None else start_guard(self._context, keys)
         try:
             self._pub = self._bound(zmq.PUB, "kv_events", endpoint)
             self._replay = (
@@ -104,13 +111,20 @@ class KvEventPublisher:
                 else self._bound(zmq.ROUTER, "kv_events_replay", replay_endpoint)
             )
         except EngineError:
-            self._context.destroy(linger=0)
+            self._release(linger_ms=0)
             raise
+        log.info(
+            "prefix cache is published endpoints=%s keys=%s",
+            ",".join(self.endpoints),
+            "no" if keys is None else "yes",
+        )
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
     def _bound(self, kind: int, setting: str, endpoint: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
+        if self._keys is not None:
+            guard(socket, self._keys)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -139,7 +153,12 @@ class KvEventPublisher:
         """Send what is queued and give the addresses back."""
         self._queue.put(None)
         self._thread.join()
-        self._context.destroy(linger=500)
+        self._release(linger_ms=500)
+
+    def _release(self, *, linger_ms: int) -> None:
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.destroy(linger=linger_ms)
 
     # In its thread.
 
@@ -166,7 +185,7 @@ class KvEventPublisher:
         if dropped:
             events.append(BlockRemoved([_number(each) for each in dropped], _MEDIUM))
             self._stored.difference_update(dropped)
-        own = [each for each in changes.kept if each.model == self._model and each.token_ids]
+        own = [each for each in changes.kept if self._is_told(each)]
         self._stored.update(each.block_hash for each in own)
         events += [self._event(run) for run in _runs(own)]
         if not events:
@@ -175,6 +194,9 @@ class KvEventPublisher:
         self._pub.send_multipart((self._topic, self._number.to_bytes(8, "big"), payload))
         self._sent.append((self._number, payload))
         self._number += 1
+
+    def _is_told(self, block: KeptBlock) -> bool:
+        return block.model == self._model and bool(block.token_ids) and not is_private(block.root)
 
     def _event(self, run: Sequence[KeptBlock]) -> BlockStored:
         first = run[0]

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from engine.cache.block_pool import PRIVATE_SALT
 from engine.errors import PromptTooLongError
 from engine.events import TierInfo
 from engine.request import (
@@ -256,7 +257,7 @@ def engine_requests(
                 grammar=rendered.grammar,
                 return_hidden_state=bool(frame.watch),
                 may_escalate=frame.watch is not None,
-                cache_salt=frame.principal.cache_salt,
+                cache_salt=_cache_salt(request, frame.principal),
                 memory_group=frame.arm,
                 tenant=frame.principal.tenant,
                 weight=frame.principal.weight,
@@ -267,6 +268,15 @@ def engine_requests(
             _check_combination(request, engine_request)
             made.append(engine_request)
     return made
+
+
+def _cache_salt(request: ApiRequest, principal: Principal) -> str:
+    """Return what separates the request's prefix cache: by tenant, and private texts from others.
+
+    News of a cache may be published (engine.kv_events); those of private texts are not.
+    """
+    is_private = request.outrider is not None and request.outrider.privacy == "private"
+    return PRIVATE_SALT + principal.cache_salt if is_private else principal.cache_salt
 
 
 def escalated_requests(

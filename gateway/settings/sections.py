@@ -262,7 +262,8 @@ class EngineSettings(Section):
     kv_events: str | None = None
     """Address, tcp://*:PORT, on which the engine publishes what its prefix cache keeps and drops,
     as vLLM does (ZeroMQ, msgpack), for routers that listen to that. The messages hold the text of
-    prompts, unencrypted."""
+    prompts, but of private ones: an address that other machines reach needs replicas_key, with
+    whose CURVE keys subscribers connect, or replicas_insecure."""
     kv_events_replay: str | None = None
     """Address on which subscribers ask for messages that they missed."""
     kv_events_topic: str = ""

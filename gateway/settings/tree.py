@@ -26,6 +26,7 @@ from gateway.settings.errors import SettingsError as SettingsError
 from gateway.settings.experiments import ExperimentName, ExperimentSettings
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.keys import KeySettings
+from gateway.settings.kv_events import kv_event_complaints
 from gateway.settings.ledger import LedgerSettings
 from gateway.settings.passed import UpstreamPriceSettings
 from gateway.settings.paths import did_you_mean, filled_in
@@ -179,6 +180,7 @@ class Settings(BaseSettings):
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
+            *kv_event_complaints(self.engine),
             *worker_complaints(self.server, self.models, self.engine, self.database_url),
         ]
         if complaints:

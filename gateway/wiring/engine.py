@@ -306,14 +306,17 @@ def publish_blocks(settings: Settings, engine: "Engine") -> None:
     options = settings.engine
     if options.kv_events is None:
         return
+    from gateway.backends.fleet_keys import read_fleet_keys
     from gateway.backends.kv_events import KvEventPublisher
 
+    keys = None if options.replicas_key is None else read_fleet_keys(options.replicas_key)
     tiers = engine.info().tiers
     publisher = KvEventPublisher(
         tiers.get("large") or tiers["small"],
         endpoint=options.kv_events,
         replay_endpoint=options.kv_events_replay,
         topic=options.kv_events_topic,
+        keys=keys,
     )
     engine.blocks.add_sink(publisher.publish)
     weakref.finalize(engine, publisher.close)

@@ -96,7 +96,7 @@ def engine(  # noqa: PLR0913 - a flag each
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Publish what the prefix cache keeps and drops, as vLLM does; tcp://*:5557.",
+            help="Publish what the prefix cache keeps and drops, as vLLM does; tcp://127.0.0.1:5557.",
         ),
     ] = None,
     log_level: LogLevelOption = None,
@@ -121,6 +121,8 @@ def engine(  # noqa: PLR0913 - a flag each
         "engine.cuda_graphs": cuda_graphs,
         "engine.overlap": overlap,
         "engine.kv_events": kv_events,
+        "engine.replicas_key": key,
+        "engine.replicas_insecure": insecure or None,
         "speculation.enabled": speculation,
         "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
         "log_level": log_level,

@@ -7,11 +7,13 @@ import pytest
 import zmq
 
 from engine.cache.block_news import BlockFeed, BlockNews
-from engine.cache.block_pool import BlockPool, prefix_root
+from engine.cache.block_pool import PRIVATE_SALT, BlockPool, prefix_root
 from engine.cache.kv_view import KVView
 from engine.errors import EngineError
 from engine.events import TierInfo
+from gateway.backends.fleet_keys import FleetKeys, KeyPair
 from gateway.backends.kv_events import KvEventPublisher
+from gateway.settings.tree import SettingsError, load_settings
 
 TIER = TierInfo(
     tier="large",
@@ -32,9 +34,9 @@ LOCAL = "tcp://127.0.0.1:*"
 class Cache:
     """A pool whose news are published, and a subscriber."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: FleetKeys | None = None) -> None:
         self.publisher = KvEventPublisher(
-            TIER, endpoint=LOCAL, replay_endpoint=LOCAL, topic="kv@pod@m"
+            TIER, endpoint=LOCAL, replay_endpoint=LOCAL, topic="kv@pod@m", keys=keys
         )
         self.pool = BlockPool(num_blocks=4, block_size=4)
         other = BlockPool(num_blocks=4, block_size=4)
@@ -59,19 +61,26 @@ class Cache:
         view.release()
         self.feed.deliver()
 
-    def replay(self, start: int) -> list[tuple[int, bytes]]:
+    def replay(
+        self, start: int, *, keys: FleetKeys | None = None, timeout_ms: int = 20_000
+    ) -> list[tuple[int, bytes]]:
         """All messages from a number on, as a client asks for them."""
         client = self.context.socket(zmq.DEALER)
-        client.rcvtimeo = 20_000
+        client.rcvtimeo = timeout_ms
+        client.linger = 0
+        if keys is not None:
+            client.curve_serverkey = keys.server.public
+            client.curve_publickey = keys.client.public
+            client.curve_secretkey = keys.client.secret
         client.connect(self.replay_endpoint)
         client.send_multipart((b"", start.to_bytes(8, "big")))
         found = []
-        while True:
-            _, number, payload = client.recv_multipart()
-            if int.from_bytes(number, "big", signed=True) == -1:
-                client.close(0)
-                return found
-            found.append((int.from_bytes(number, "big"), payload))
+        with client:
+            while True:
+                _, number, payload = client.recv_multipart()
+                if int.from_bytes(number, "big", signed=True) == -1:
+                    return found
+                found.append((int.from_bytes(number, "big"), payload))
 
     def close(self) -> None:
         self.publisher.close()
@@ -146,3 +155,45 @@ def test_an_address_that_is_taken_is_named(cache: Cache) -> None:
     taken = cache.publisher.endpoints[0]
     with pytest.raises(EngineError, match=r"engine\.kv_events='tcp://.*give a free address"):
         KvEventPublisher(TIER, endpoint=taken)
+
+
+def test_private_texts_are_left_out(cache: Cache) -> None:
+    """A subscriber read a prompt that was sent as private."""
+    cache.compute([1, 2, 3, 4, 1], salt=PRIVATE_SALT + "tenant")
+    cache.compute([5, 5, 5, 5, 1], salt="tenant")
+    cache.compute([6, 6, 6, 6, 7, 7, 7, 7, 1], salt="tenant")
+    cache.compute([8, 8, 8, 8, 1], salt="tenant")  # the private block was dropped by now
+    while len(found := cache.replay(0)) < 3:
+        pass
+    events = [e for _, payload in found for e in msgspec.msgpack.decode(payload)[1]]
+    told = [e["token_ids"][0] for e in events if e["type"] == "BlockStored"]
+    assert told == [5, 6, 8]
+    stored = {h for e in events if e["type"] == "BlockStored" for h in e["block_hashes"]}
+    assert {h for e in events if e["type"] == "BlockRemoved" for h in e["block_hashes"]} <= stored
+
+
+def test_with_keys_only_the_fleets_subscribers_get_events() -> None:
+    keys = FleetKeys(server=KeyPair.new(), client=KeyPair.new())
+    strange = FleetKeys(server=keys.server, client=KeyPair.new())
+    cache = Cache(keys)
+    try:
+        cache.compute([1, 2, 3, 4, 1])
+        while not (found := cache.replay(0, keys=keys)):
+            pass
+        assert len(found) == 1
+        for wrong in (None, strange):
+            with pytest.raises(zmq.Again):
+                cache.replay(0, keys=wrong, timeout_ms=200)
+    finally:
+        cache.close()
+
+
+@pytest.mark.parametrize("address", ["tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://eth0:5557"])
+def test_other_machines_need_keys(address: str) -> None:
+    for name in ("kv_events", "kv_events_replay"):
+        flags = {f"engine.{name}": address}
+        with pytest.raises(SettingsError, match="could read prompts"):
+            load_settings(flags=flags, environ={})
+        load_settings(flags={**flags, "engine.replicas_insecure": True}, environ={})
+        load_settings(flags={**flags, "engine.replicas_key": "fleet.key"}, environ={})
+        load_settings(flags={f"engine.{name}": "tcp://[::1]:5557"}, environ={})

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.mock_upstream import MockScript, ToolCall
 from benchmarks.toxics import Toxic
+from engine.cache.block_pool import PRIVATE_SALT
 from engine.errors import CrashSuspectError, EngineDiedError, QueueFullError
 from gateway.schema.responses import (
     OutriderReport,
@@ -479,6 +480,15 @@ def test_the_first_tier_leaves_time_for_the_fallback(make: Make) -> None:
 
 
 # ---- privacy ------------------------------------------------------------------------------------
+
+
+def test_private_requests_have_a_prefix_cache_of_their_own(make: Make) -> None:
+    """News of a prefix cache may be published; those of this part are not."""
+    with make() as world:
+        world.chat()
+        world.chat(outrider={"privacy": "private"})
+        open_, private = world.engine.submitted
+        assert private.cache_salt == PRIVATE_SALT + open_.cache_salt
 
 
 def test_private_requests_never_leave_the_machine(make: Make) -> None:
