@@ -236,7 +236,8 @@ class SloQueue(FairQueue):
         """True if, with its answer beside them, answers would miss their time between tokens.
 
         Batch beside them does not count for a request of another kind: it stands still. What not
-        even a lone answer could keep holds nothing back.
+        even a lone answer could keep holds nothing back, and what other tenants ask for holds back
+        no tenant that would have no more than its share of the answers.
         """
         if self._times is None or sequence.tier != "large":
             return False
@@ -249,15 +250,31 @@ class SloQueue(FairQueue):
         num_answers = 1 + len(running)
         if sequence in self._batch:
             num_answers += len(self._batch_running)
-        wanted = [
-            wanted_s
+        alone_s, expected_s = pace.expected_s(1), pace.expected_s(num_answers)
+        slowed = {
+            other.request.tenant
             for other in (*running, sequence)
             if (inter_token_s := other.request.objective.inter_token_s) is not None
             and not other.request.objective.is_assumed
-            and (wanted_s := inter_token_s * self._slo.pace) >= pace.expected_s(1)
+            and alone_s <= inter_token_s * self._slo.pace < expected_s
             and not self._is_behind(other, inter_token_s, now_s)
+        }
+        if not slowed or sequence in self._batch or sequence.request.tenant in slowed:
+            return bool(slowed)
+        return not self._is_within_share(sequence)
+
+    def _is_within_share(self, newcomer: Sequence) -> bool:
+        """True if, with it, its tenant has no more of the running answers than its weight gives."""
+        running = [
+            other.request
+            for other in self._charges
+            if other.status is SequenceStatus.RUNNING and other.tier == newcomer.tier
         ]
-        return bool(wanted) and pace.expected_s(num_answers) > min(wanted)
+        answers = [*running, newcomer.request]
+        weights = {request.tenant: request.weight for request in answers}
+        num_own = sum(request.tenant == newcomer.request.tenant for request in answers)
+        share = newcomer.request.weight / sum(weights.values())
+        return num_own <= share * len(answers)
 
     def _has_time(self, sequence: Sequence, now_s: float) -> bool:
         """True if it can wait until no running sequence is short of time."""

@@ -401,6 +401,37 @@ def test_no_newcomer_starts_that_would_make_answers_too_slow(
     place.assert_forgotten()
 
 
+@pytest.mark.parametrize("objective", [NO_OBJECTIVE, soon(5.0)])
+def test_one_tenants_pace_holds_back_no_others_first_token_within_its_share(
+    objective: LatencyObjective,
+) -> None:
+    """A pace just above the lone one held another tenant's first token for 1.2 s instead of 0.17."""
+    place = Place(step_s=0.001)
+    slow_in_company(place)
+    for _ in range(2):  # 12.8 ms are aimed at, and two answers take 20
+        place.ask(soon(100.0, 0.016), tenant="pacer", max_tokens=50)
+    place.step()
+    assert place.scheduler.num_running == 1, "its own second answer waits"
+    others = [place.ask(objective, tenant="other", max_tokens=50) for _ in range(2)]
+    place.step()
+    assert others[0].num_output_tokens == 1
+    assert others[1].status is SequenceStatus.WAITING, "that would be more than its share"
+    place.run()
+    place.assert_forgotten()
+
+
+def test_a_share_is_by_weight() -> None:
+    place = Place(step_s=0.001)
+    slow_in_company(place)
+    place.ask(soon(100.0, 0.016), tenant="pacer", max_tokens=50)
+    place.step()
+    others = [place.ask(tenant="other", weight=2.0, max_tokens=50) for _ in range(3)]
+    place.step()
+    statuses = [other.status is SequenceStatus.RUNNING for other in others]
+    assert statuses == [True, True, False]
+    place.run()
+
+
 def test_batch_counts_beside_batch_but_not_beside_others() -> None:
     place = Place(step_s=0.001)
     slow_in_company(place)
