@@ -136,6 +136,17 @@ class ChainBook:
         )
 
     @staticmethod
+    def requested(body: bytes) -> str:
+        """Return the name that a request gives first; empty where it gives none."""
+        try:
+            named = msgspec.json.decode(body, type=_Named)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return ""
+        several = named.models if isinstance(named.models, list) else ()
+        first = next((name for name in (named.model, *several) if name is not None), None)
+        return first if isinstance(first, str) else ""
+
+    @staticmethod
     def names_in(model: object, models: object) -> tuple[str, ...]:
         """Return the names that a request gives: `model`, then `models`. Raises BadRequestError."""
         if models is None:

@@ -87,10 +87,11 @@ class CloudCalls:
             )
         if cost_usd <= most:
             return None
+        told = f"more than {most:.3g} USD"
+        if parsed.context.principal.scopes.shown() == "costs":
+            told = f"{cost_usd:.3g} USD on the {tier.name} tier, not {most:.3g}"
         return BadRequestError(
-            f"{param}: the request may cost {cost_usd:.3g} USD on the {tier.name} tier, not "
-            f"{most:.3g}; a smaller max_tokens costs less.",
-            param=param,
+            f"{param}: the request may cost {told}; a smaller max_tokens costs less.", param=param
         )
 
     def _cost_usd(self, parsed: ParsedRequest) -> float | None:

@@ -72,11 +72,12 @@ PASSED_ROUTES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedAnswer:
-    """A server's answer, and the tier that gave it."""
+    """A server's answer, the tier that gave it, and the model as the request names it."""
 
     body: bytes
     content_type: str
     tier: str
+    model: str
 
 
 class _Fields(msgspec.Struct):
@@ -217,7 +218,9 @@ class PassThrough:
             raise
         finally:
             await answer.aclose()
-        return PassedAnswer(body=whole.body, content_type=kind, tier=tier.name)
+        return PassedAnswer(
+            body=whole.body, content_type=kind, tier=tier.name, model=fields.names[0]
+        )
 
 
 def _content_type(route: PassedRoute, response_format: str) -> str:

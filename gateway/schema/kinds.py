@@ -19,6 +19,10 @@ UnknownFields = Literal["refuse", "ignore", "pass"]
 PassedEndpoint = Literal["embeddings", "rerank", "images", "audio"]
 """Endpoints whose requests are passed on to upstream tiers as they came."""
 
+Reveals = Literal["nothing", "tiers", "costs"]
+"""What a client sees of how it is answered: no more than the answer; the tier, its model and the
+reason too; the operator's costs too."""
+
 PassedUnit = Literal["image", "audio_second", "speech_byte"]
 """What images and sounds are priced by: an image made, a second of sound transcribed or translated,
 a byte of text spoken."""

@@ -23,6 +23,8 @@ class ResponseModel(BaseModel):
 class OutriderReport(ResponseModel):
     """Report about how the request was served. Seconds; sums over the choices.
 
+    Tiers, reason and cost are null where the key or the alias does not reveal them.
+
     `tier` gave the answer and `reason` says why; the request began on `route_tier`, and `escalated`
     is true if the large tier replaced or continued its answer. `quality` is the router's
     prediction,
@@ -38,9 +40,9 @@ class OutriderReport(ResponseModel):
     arms that the request was assigned to, null for none.
     """
 
-    tier: Tier
-    reason: str
-    route_tier: str
+    tier: Tier | None
+    reason: str | None
+    route_tier: str | None
     escalated: bool
     quality: float | None
     confidence: float | None
@@ -69,9 +71,9 @@ class UpstreamReport(ResponseModel):
     differed. `cost_usd` at the operator's prices; null without prices or known tokens.
     """
 
-    tier: str
-    reason: str
-    route_tier: str
+    tier: str | None
+    reason: str | None
+    route_tier: str | None
     escalated: bool
     hand_off: HandOffKind | None
     degraded: bool

@@ -47,9 +47,9 @@ class RouteReport(ResponseModel):
 
     object: Literal["route"]
     model: str
-    tier: str
+    tier: str | None
     model_id: str | None
-    reason: str
+    reason: str | None
     quality: float | None
     threshold: float | None
     band: tuple[float, float] | None

@@ -31,6 +31,7 @@ from gateway.server.auth_dispatcher import principal_of, request_id_of
 from gateway.server.json_response import json_response
 from gateway.server.request_watch import RequestWatch, Watched
 from gateway.server.responses import AnswerResponse, WorkResponse
+from gateway.server.veil import veil_of
 from gateway.telemetry.capture import NULL_CAPTURE, Capture
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
@@ -247,6 +248,7 @@ class AnswerEndpoints:
             if translated is not None:
                 body = translated.chat_body
                 context = msgspec.structs.replace(context, ignored_fields=translated.ignored)
+            veil = veil_of(self.planner.chains, body, meter.principal)
             planned = await self.planner.plan(endpoint, body, context)
             answering = self.cache.serve(planned)
         except BaseException as error:
@@ -262,18 +264,19 @@ class AnswerEndpoints:
             writer=None if translated is None else translated.writer,
             outcome=observer,
             recording=None if watch is None else watch.recording,
+            veil=veil,
         )
 
     async def route(self, request: Request) -> Response:
         """Report where a request would go, without answering it."""
 
         async def report(body: bytes, principal: Principal) -> Response:
-            del principal
             context = request_context(request, self.clock())
             endpoint = _endpoint_of(body)
             await end_turn(body)
             told = await self.planner.route_report(endpoint, body, context)
-            return json_response(told)
+            veil = veil_of(self.planner.chains, body, principal)
+            return json_response(told if veil is None else veil.route(told))
 
         return await self.intake.counted(request, report)
 

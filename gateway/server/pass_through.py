@@ -12,11 +12,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors.tree import AuthenticationError
-from gateway.handoff.pass_through import PassedRoute, PassThrough
+from gateway.handoff.pass_through import PassedAnswer, PassedRoute, PassThrough
 from gateway.metering.meter import RequestMeter
 from gateway.server.auth_dispatcher import request_id_of
 from gateway.server.endpoints import RequestIntake, request_context
 from gateway.server.responses import WorkResponse, until_departure
+from gateway.server.veil import veil_for
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,7 @@ class PassThroughEndpoints:
             async def passed() -> None:
                 content_type = request.headers.get("content-type", "")
                 found = await self.passing.answer(route, content_type, body, context)
-                headers = {"x-outrider-tier": found.tier}
-                made.append(Response(found.body, media_type=found.content_type, headers=headers))
+                made.append(self._response(found, meter))
 
             try:
                 await self._while_key_lasts(meter, until_departure(scope, receive, passed()))
@@ -67,6 +67,14 @@ class PassThroughEndpoints:
             await response(scope, receive, send)
 
         return WorkResponse(work)
+
+    def _response(self, found: PassedAnswer, meter: RequestMeter) -> Response:
+        """Return a server's answer without what the key and the alias do not reveal."""
+        body, headers = found.body, {"x-outrider-tier": found.tier}
+        veil = veil_for(self.passing.chains, found.model, meter.principal)
+        if veil is not None:
+            body, headers = veil.passed_body(body), veil.headers(headers)
+        return Response(body, media_type=found.content_type, headers=headers)
 
     @staticmethod
     async def _while_key_lasts(meter: RequestMeter, work: Coroutine[Any, Any, None]) -> None:

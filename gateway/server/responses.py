@@ -23,6 +23,7 @@ from gateway.errors.tree import AuthenticationError, DeadlineExceededError, Gate
 from gateway.generation import sse
 from gateway.handoff.fallback import FallbackChain
 from gateway.metering.meter import MeteredEnding, RequestMeter
+from gateway.server.veil import Veil
 from gateway.telemetry.capture import Recording
 from gateway.upstream.dialects.rewriting import splice
 
@@ -119,10 +120,12 @@ class AnswerResponse(LateResponse):
         writer: AnswerWriter | None = None,
         outcome: OutcomeObserver | None = None,
         recording: Recording | None = None,
+        veil: Veil | None = None,
     ) -> None:
         """`meter` and `outcome` get the ending. `writer` translates to another API's format.
 
-        `recording` gets every part, as chat or completion.
+        `recording` gets every part, as chat or completion. `veil` hides what the client may not
+        see.
         """
         super().__init__()
         self.has_failed = False
@@ -132,6 +135,7 @@ class AnswerResponse(LateResponse):
         self._writer = writer
         self._outcome = outcome
         self._recording = recording
+        self._veil = veil
         self._error: Exception | None = None
         self._ending: MeteredEnding = "failed"
         self._clock = clock
@@ -156,6 +160,8 @@ class AnswerResponse(LateResponse):
         except Exception as error:
             self._error = error
             await self._finish("failed", error)
+            if self._veil is not None:
+                self._veil.hide_in(error)
             raise
         finally:
             if self._meter is not None:
@@ -207,6 +213,8 @@ class AnswerResponse(LateResponse):
             body = b"".join([part async for part in parts])
         if self._recording is not None:
             self._recording.add(body)
+        if self._veil is not None:
+            body = self._veil.body(body)
         if self._writer is not None:
             body = self._writer.whole(body)
         await self._finish("answered")
@@ -261,6 +269,8 @@ class AnswerResponse(LateResponse):
             await self._finish("answered")
         if self._recording is not None:
             self._recording.add(part)
+        if self._veil is not None:
+            part = self._veil.event(part)
         if self._writer is not None:
             part = self._writer.part(part)
             if not part:
@@ -283,6 +293,8 @@ class AnswerResponse(LateResponse):
             type(error).__name__,
         )
         delivered = None if facts is None else _delivered(facts)
+        if delivered is not None and self._veil is not None:
+            delivered = self._veil.report(delivered)
         if self._writer is not None:
             await send(_last_body(self._writer.ending_badly(problem, delivered)))
             return
@@ -301,6 +313,8 @@ class AnswerResponse(LateResponse):
             headers["x-outrider-arm"] = self._answering.arm
         if self._meter is not None:
             headers |= self._meter.headers
+        if self._veil is not None:
+            headers = self._veil.headers(headers)
         await send(
             {
                 "type": "http.response.start",

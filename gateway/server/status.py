@@ -15,6 +15,7 @@ from gateway.apis.prices import with_prices
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import GatewayError, UnavailableError
 from gateway.fleet.pool import EnginePool
+from gateway.handoff.chains import ChainBook
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.metering.metrics import GatewayMetrics, engine_families
@@ -25,7 +26,8 @@ from gateway.planning.parsed_request import check_model, tier_not_allowed
 from gateway.schema.openapi import LoadedLimits
 from gateway.server.auth_dispatcher import principal_of
 from gateway.server.json_response import json_response
-from gateway.tenants.keys import Scopes
+from gateway.server.veil import veil_for, veiled_card
+from gateway.tenants.keys import Principal, Scopes
 from gateway.workers.merging import exposition
 from gateway.workers.siblings import Siblings
 
@@ -41,6 +43,7 @@ class StatusEndpoints:
     engine: EngineClient
     jobs: JobBuilder
     catalog: LiveModelCatalog
+    chains: ChainBook
     cloud: CloudParts
     tenancy: Tenancy
     metrics: GatewayMetrics
@@ -50,10 +53,9 @@ class StatusEndpoints:
     async def models(self, request: Request) -> Response:
         """List the names that `model` accepts, of this key."""
         names = await self.catalog.refreshed()
-        scopes = principal_of(request).scopes
-        prices = self.tenancy.prices
-        shown = (_card_for(scopes, card) for card in names.cards())
-        cards = [with_prices(card, prices) for card in shown if card is not None]
+        principal = principal_of(request)
+        shown = (_card_for(principal.scopes, card) for card in names.cards())
+        cards = [self._told(card, principal) for card in shown if card is not None]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str, request: Request) -> Response:
@@ -64,7 +66,12 @@ class StatusEndpoints:
         card = _card_for(principal.scopes, names.card(model_id))
         if card is None:
             raise tier_not_allowed(model_id)
-        return json_response(with_prices(card, self.tenancy.prices))
+        return json_response(self._told(card, principal))
+
+    def _told(self, card: dict[str, Any], principal: Principal) -> dict[str, Any]:
+        """Return a card with prices, and the tiers that its model reveals to the key."""
+        veil = veil_for(self.chains, card["id"], principal)
+        return veiled_card(with_prices(card, self.tenancy.prices), veil)
 
     async def health(self) -> Response:
         """Report that the process is alive."""

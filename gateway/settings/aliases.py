@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import NoDecode
 
-from gateway.schema.kinds import FallbackKind
+from gateway.schema.kinds import FallbackKind, Reveals
 from gateway.settings.paths import did_you_mean
 from gateway.settings.sections import ModelSettings, Section, split_list
 from gateway.settings.tiers import RESERVED_NAMES, Complaint, UpstreamSettings
@@ -58,6 +58,11 @@ class AliasSettings(Section):
     (the model would leave the next one too little time)."""
     defaults: Defaults = Field(default_factory=dict)
     """Request fields for clients that leave them out, e.g. {temperature = 0.2}."""
+
+    reveals: Reveals | None = None
+    """What its answers tell keys without a `reveals` of their own: nothing (the alias as model, no
+    tier, no reason), tiers, or costs (the operator's, too); unset: nothing to keys that may name
+    only some models, else tiers."""
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:

@@ -17,7 +17,7 @@ from sqlalchemy import (
     false,
 )
 
-SCHEMA_VERSION: Final = "0003"
+SCHEMA_VERSION: Final = "0004"
 """The newest migration; a database of another version is migrated, or refused if it is newer."""
 
 metadata: Final = MetaData(
@@ -69,6 +69,7 @@ keys: Final = Table(
     Column("tiers", Text, nullable=True),  # JSON of a list; null: all
     _flag("is_admin"),
     Column("reads_metrics", Boolean, nullable=False, server_default=false()),
+    Column("reveals", String(16), nullable=True),
     Column("limits", Text, nullable=False),  # JSON of a LimitSpec
     Column("weight", Double, nullable=False),
     Column("labels", Text, nullable=False),  # JSON of names to texts

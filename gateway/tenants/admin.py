@@ -245,4 +245,6 @@ def _changed_scopes(wanted: KeyUpdate, given: set[str]) -> Mapping[str, Any]:
         changes["is_admin"] = wanted.admin
     if "metrics" in given:
         changes["reads_metrics"] = wanted.metrics
+    if "reveals" in given:
+        changes["reveals"] = wanted.reveals
     return changes

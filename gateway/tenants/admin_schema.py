@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.schema.common import WHOLE, RequestModel
+from gateway.schema.kinds import Reveals
 from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder, KeyRecord, KeyStatus, TeamOrder, TeamRecord
@@ -104,7 +105,9 @@ class KeyCreate(RequestModel):
 
     `team`: a team's id or name. `weight`: the share of a full queue, where it is in no team.
     `expires_at`: seconds since 1970 (UTC); null: never. A key with `admin` may use /admin, one with
-    `metrics` may read /metrics.
+    `metrics` may read /metrics. `reveals`: what its answers tell: nothing but the answer, the tiers
+    behind it, or the operator's costs too; null: as the alias says, else tiers, or nothing where
+    `models` is set.
     """
 
     name: AdminName
@@ -113,6 +116,7 @@ class KeyCreate(RequestModel):
     tiers: ScopeNames | None = None
     admin: bool = False
     metrics: bool = False
+    reveals: Reveals | None = None
     limits: KeyLimits = Field(default_factory=KeyLimits)
     weight: QueueWeight = 1.0
     labels: LabelMap = Field(default_factory=dict)
@@ -128,6 +132,7 @@ class KeyCreate(RequestModel):
                 tiers=name_set(self.tiers),
                 is_admin=self.admin,
                 reads_metrics=self.metrics,
+                reveals=self.reveals,
             ),
             limits=self.limits.spec(),
             weight=self.weight,
@@ -157,6 +162,7 @@ class KeyUpdate(RequestModel):
     tiers: ScopeNames | None = None
     admin: bool = False
     metrics: bool = False
+    reveals: Reveals | None = None
     limits: LimitsPatch | None = None
     weight: QueueWeight = 1.0
     labels: LabelsPatch | None = None
@@ -219,6 +225,7 @@ class KeyReport(_Report):
     status: KeyStatus
     admin: bool
     metrics: bool
+    reveals: Reveals | None
     models: list[str] | None
     tiers: list[str] | None
     limits: dict[str, Any]
@@ -295,6 +302,7 @@ def key_report(record: KeyRecord, now_s: float) -> dict[str, Any]:
         "status": record.status(now_s),
         "admin": scopes.is_admin,
         "metrics": scopes.reads_metrics,
+        "reveals": scopes.reveals,
         "models": None if scopes.models is None else sorted(scopes.models),
         "tiers": None if scopes.tiers is None else sorted(scopes.tiers),
         "limits": limits_report(record.limits),

@@ -4,10 +4,11 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from sqlalchemy import RowMapping
 
+from gateway.schema.kinds import Reveals
 from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder, KeyRecord, TeamOrder, TeamRecord
@@ -40,6 +41,7 @@ def key_of(row: RowMapping) -> KeyRecord:
             tiers=_names(row["tiers"]),
             is_admin=row["is_admin"],
             reads_metrics=row["reads_metrics"],
+            reveals=_reveals(row["reveals"]),
         ),
         limits=LimitSpec.model_validate_json(row["limits"]),
         weight=row["weight"],
@@ -71,6 +73,7 @@ def row_of_key(order: KeyOrder) -> dict[str, Any]:
         "tiers": _list(order.scopes.tiers),
         "is_admin": order.scopes.is_admin,
         "reads_metrics": order.scopes.reads_metrics,
+        "reveals": order.scopes.reveals,
         "limits": order.limits.model_dump_json(exclude_defaults=True),
         "weight": order.weight,
         "labels": json.dumps(dict(order.labels)),
@@ -98,6 +101,12 @@ def readable(rows: Iterable[RowMapping], read: Callable[[RowMapping], Record]) -
             logger.error("row of a key or team is damaged id=%s error=%s", row["id"], kind)
         else:
             yield record
+
+
+def _reveals(text: str | None) -> Reveals | None:
+    if text is not None and text not in get_args(Reveals):
+        raise ValueError("the column reveals holds another word")
+    return cast("Reveals | None", text)
 
 
 def _names(text: str | None) -> frozenset[str] | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.schema.kinds import Reveals
 from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 
 KEY_PREFIX: Final = "or-"
@@ -82,17 +83,28 @@ class Scopes:
 
     `models` are names as requests write them (`auto`, a checkpoint, `cloud/NAME`); `tiers` are
     local and upstream tiers that may answer, for any requested name. `reads_metrics` allows
-    /metrics, as `is_admin` does.
+    /metrics, as `is_admin` does. `reveals`: what answers tell; None: by the alias, else by the key
+    itself (`shown`).
     """
 
     models: frozenset[str] | None = None
     tiers: frozenset[str] | None = None
     is_admin: bool = False
     reads_metrics: bool = False
+    reveals: Reveals | None = None
 
     def allows_model(self, name: str) -> bool:
         """Return whether requests may name this model."""
         return self.models is None or name in self.models
+
+    def shown(self, of_alias: Reveals | None = None) -> Reveals:
+        """Return what answers tell; `of_alias`: what the requested alias reveals.
+
+        Costs are for administrators. A key that may name only some models may not know what is
+        behind them.
+        """
+        usual: Reveals = "tiers" if self.models is None else "nothing"
+        return self.reveals or ("costs" if self.is_admin else of_alias or usual)
 
     def allows_tier(self, name: str) -> bool:
         """Return whether this tier may answer."""
@@ -127,5 +139,10 @@ class Principal:
         object.__setattr__(self, "is_limited", has_limits)
 
 
-ANONYMOUS: Final = Principal(key_id="anonymous", name="anonymous", tenant="anonymous")
-"""The principal of every request while no key exists. It has no admin scope."""
+ANONYMOUS: Final = Principal(
+    key_id="anonymous",
+    name="anonymous",
+    tenant="anonymous",
+    scopes=Scopes(reveals="costs"),
+)
+"""The principal of every request while no key exists: the operator's. It has no admin scope."""

@@ -71,6 +71,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         engine=parts.engine,
         jobs=jobs,
         catalog=catalog,
+        chains=chains,
         cloud=parts.cloud,
         tenancy=parts.tenancy,
         metrics=parts.metrics,

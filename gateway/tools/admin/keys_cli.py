@@ -139,6 +139,13 @@ def create(  # noqa: PLR0913 - a flag each
             "--metrics", help="It may read /metrics, and nothing else without --model or --tier."
         ),
     ] = False,
+    reveals: Annotated[
+        str | None,
+        typer.Option(
+            metavar="nothing|tiers|costs",
+            help="What its answers tell. Default: tiers, or nothing with --model.",
+        ),
+    ] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="30d|DATE", help="When it expires: 12h, 30d, 2027-01-01.")
     ] = None,
@@ -171,6 +178,7 @@ def create(  # noqa: PLR0913 - a flag each
             "tiers": tiers or every,
             "admin": admin,
             "metrics": metrics,
+            "reveals": reveals,
             "limits": limits,
             "weight": weight,
             "labels": labels_of(labels or []),

@@ -405,7 +405,7 @@ def test_no_newcomer_starts_that_would_make_answers_too_slow(
 def test_one_tenants_pace_holds_back_no_others_first_token_within_its_share(
     objective: LatencyObjective,
 ) -> None:
-    """A pace just above the lone one held another tenant's first token for 1.2 s instead of 0.17."""
+    """A pace just above the lone one held another tenant's first token for 1.2 s, not 0.17."""
     place = Place(step_s=0.001)
     slow_in_company(place)
     for _ in range(2):  # 12.8 ms are aimed at, and two answers take 20
