@@ -1,12 +1,12 @@
 """Finds the upstream tier for a request that is passed on as it came, and fails over."""
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from email.message import Message
 from typing import Any, Final
 
 import msgspec
 
+from gateway.edge.forms import FormPart, read_form, write_form
 from gateway.errors.tree import BadRequestError, GatewayError, LoopError, ModelNotFoundError
 from gateway.handoff.chains import ChainBook, goes_on, told_together
 from gateway.handoff.cloud_parts import CloudParts
@@ -32,7 +32,6 @@ from gateway.upstream.tier import UpstreamTier
 
 _MAX_HOPS: Final = 8
 _JSON: Final = "application/json"
-_MULTIPART: Final = "multipart/form-data"
 _AUDIO_TYPES: Final = {
     "mp3": "audio/mpeg",
     "opus": "audio/ogg",
@@ -43,9 +42,9 @@ _AUDIO_TYPES: Final = {
 }
 _TEXT_FORMATS: Final = frozenset({"text", "srt", "vtt"})
 _LABELS: Final = frozenset({"user", "metadata", "safety_identifier"})
-_FORM_NAME: Final = re.compile(rb'(?i)content-disposition:[^\r\n]*;\s*name="?([^";\r\n]+)"?')
 _FILES: Final = ("file", "image", "mask")
-_MAX_PARTS: Final = 64
+_NO_OPTIONS: Final = frozenset({"outrider", "models", "privacy", "_charset_"})
+"""Fields that a form may not have; the last would have a server read all others otherwise."""
 _MAX_MODEL_CHARS: Final = 256
 
 
@@ -111,7 +110,8 @@ class PassThrough:
         if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError("The request has come through too many gateways, or through this one.")
         refuse_privacy_header(context.headers)
-        form = _Form(content_type, body) if route.takes_form else _Json(body)
+        form: _Form | _Json
+        form = _Form(await read_form(content_type, body)) if route.takes_form else _Json(body)
         fields = form.fields(route.endpoint)
         self._check_options(fields.options)
         for name in fields.names:
@@ -192,10 +192,11 @@ class PassThrough:
                 )
             )
         kind = _content_type(route, fields.response_format)
+        content_type, body = form.with_model(model)
         passed = PassedRequest(
             path=route.path,
-            content_type=form.content_type,
-            body=form.with_model(model),
+            content_type=content_type,
+            body=body,
             expects_json=kind == _JSON,
             work=work,
         )
@@ -235,8 +236,6 @@ def _content_type(route: PassedRoute, response_format: str) -> str:
 class _Json:
     """A body in JSON."""
 
-    content_type = _JSON
-
     def __init__(self, body: bytes) -> None:
         self._body = body
         try:
@@ -274,46 +273,33 @@ class _Json:
         kept = {n: v for n, v in self._document.items() if n not in ("outrider", "models")}
         return {**kept, "model": model}
 
-    def with_model(self, model: str) -> bytes:
-        """Return the body that names this model."""
+    def with_model(self, model: str) -> tuple[str, bytes]:
+        """Return the content type and the body that names this model."""
         try:
-            return msgspec.json.encode(self._sent(model))
+            return _JSON, msgspec.json.encode(self._sent(model))
         except (OverflowError, RecursionError):
             raise BadRequestError("The body has a number of more than 64 bits.") from None
 
 
 class _Form:
-    """A body in parts, with files. Only the parts `model` and `response_format` are read."""
+    """A body in parts, with files. Only `model`, `response_format` and `stream` are read."""
 
-    def __init__(self, content_type: str, body: bytes) -> None:
-        message = Message()
-        message["content-type"] = content_type
-        boundary = message.get_param("boundary")
-        if message.get_content_type() != _MULTIPART or not isinstance(boundary, str):
-            raise BadRequestError("content-type: multipart/form-data with a boundary is required.")
-        self.content_type = content_type
-        self._mark = b"--" + boundary.encode("ascii", "replace")
-        self._pieces = body.split(b"\r\n" + self._mark) if boundary else []
-        if not self._pieces or len(self._pieces) > _MAX_PARTS:
-            raise BadRequestError(f"body: 1 to {_MAX_PARTS} parts are required.")
-        self._values: dict[str, list[int]] = {}
-        for index, piece in enumerate(self._pieces):
-            head = piece.partition(b"\r\n\r\n")[0]
-            if found := _FORM_NAME.search(head):
-                name = found[1].decode("utf-8", "replace").strip()
-                self._values.setdefault(name, []).append(index)
+    def __init__(self, parts: Sequence[FormPart]) -> None:
+        self._parts = parts
+        self._by_name: dict[str, list[FormPart]] = {}
+        for part in parts:
+            self._by_name.setdefault(_plain_name(part), []).append(part)
 
     def fields(self, endpoint: PassedEndpoint) -> _Fields:
         """Return what decides where it goes. Raises BadRequestError."""
         model = self._value("model")
         if (self._value("stream") or "").lower() not in ("", "false", "0"):
             _refuse_stream()
-        for name in self._values:
-            if name.partition("[")[0] in ("outrider", "models", "privacy"):
-                raise BadRequestError(
-                    f"{name}: a form has no such option; name one model, or an alias for several.",
-                    param=name,
-                )
+        for name in _NO_OPTIONS & self._by_name.keys():
+            raise BadRequestError(
+                f"{name}: a form has no such option; name one model, or an alias for several.",
+                param=name,
+            )
         return _Fields(
             names=ChainBook.names_in(model, None),
             response_format=self._value("response_format") or "",
@@ -323,14 +309,9 @@ class _Form:
 
     def _size(self, endpoint: PassedEndpoint) -> PassedSize:
         """Return the size of its parts: a text, and images or a sound."""
-        files = {
-            index
-            for name, indices in self._values.items()
-            if name.startswith(_FILES)
-            for index in indices
-        }
-        num_file_bytes = sum(len(self._pieces[index]) for index in files)
-        num_bytes = sum(map(len, self._pieces))
+        files = [part for part in self._parts if _plain_name(part).startswith(_FILES)]
+        num_file_bytes = sum(len(part.content) for part in files)
+        num_bytes = sum(len(part.content) for part in self._parts)
         return PassedSize(
             num_text_tokens=num_bytes - num_file_bytes,
             num_images=number_of_images(self._value("n")) if endpoint == "images" else 1,
@@ -339,23 +320,25 @@ class _Form:
         )
 
     def _value(self, name: str) -> str | None:
-        found = self._values.get(name, [])
+        found = self._by_name.get(name, [])
         if not found:
             return None
         if len(found) > 1:
             raise BadRequestError(f"{name}: this part is given twice; give it once.", param=name)
-        value = self._pieces[found[0]].partition(b"\r\n\r\n")[2]
-        if len(value) > _MAX_MODEL_CHARS:
+        content = found[0].content
+        if len(content) > _MAX_MODEL_CHARS:
             raise BadRequestError(f"{name}: this part is too long.", param=name)
-        return value.decode("utf-8", "replace")
+        return bytes(content).decode("utf-8", "replace")
 
-    def with_model(self, model: str) -> bytes:
-        """Return the body that names this model."""
-        pieces = list(self._pieces)
-        (index,) = self._values["model"]
-        head = pieces[index].partition(b"\r\n\r\n")[0]
-        pieces[index] = head + b"\r\n\r\n" + model.encode()
-        return (b"\r\n" + self._mark).join(pieces)
+    def with_model(self, model: str) -> tuple[str, bytes]:
+        """Return the content type and the body that names this model."""
+        named = FormPart(name="model", content=model.encode())
+        return write_form(named if _plain_name(p) == "model" else p for p in self._parts)
+
+
+def _plain_name(part: FormPart) -> str:
+    """Return the name as the least exact of servers may read it: `Model` and `model[]` as model."""
+    return part.name.partition("[")[0].lower()
 
 
 def _refuse_stream() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -246,6 +247,75 @@ def test_forms_that_are_none_are_refused(make: Any, far: Far, body: bytes) -> No
         assert answer.status_code in (400, 404), answer.text
         wrong = world.http.post("/v1/audio/transcriptions", json={"model": "media"})
         assert wrong.status_code == 400
+        assert not far.asked
+
+
+FORM = "multipart/form-data; boundary=x"
+MODEL = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nmedia\r\n'
+
+
+def post_form(world: World, body: bytes) -> httpx.Response:
+    return world.http.post("/v1/audio/transcriptions", content=body, headers={"content-type": FORM})
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_no_server_sees_another_model_than_the_gateway(
+    make: Any, far: Far, comes_first: bool
+) -> None:
+    """A second model, in forms that one reader takes for a model and another does not."""
+    hidden = (
+        'content-disposition: form-data; name = "model"',
+        "content-disposition: form-data;\tname=model",
+        "content-disposition:form-data;name='model'",
+        'content-disposition: form-data; name="model[]"',
+        'content-disposition: form-data; name="Model"',
+        'content-disposition: form-data; name="a"; name="model"',
+        'content-disposition: form-data; filename="a\\"; name=\\"b"; name="model"',
+        'content-disposition: x; name="a"\r\ncontent-disposition: form-data; name="model"',
+        'content-disposition: form-data; name="a"\ncontent-disposition: form-data; name="model"',
+        'content-disposition : form-data; name="model"',
+        'content-disposition: form-data;\r\n name="model"',
+        "content-disposition: form-data; name*=utf-8''model",
+        'content-disposition: form-data; name="_charset_"',
+        'x: y\r\ncontent-disposition: form-data; name="a"\r\n\r\nb\r\n--x \r\n'
+        'content-disposition: form-data; name="model"',
+        'x: y\r\ncontent-disposition: form-data; name="a"\r\n\r\nb\n--x\n'
+        'content-disposition: form-data; name="model"',
+    )
+    with make() as world:
+        for head in hidden:
+            far.asked.clear()
+            second = f"--x\r\n{head}\r\n\r\nother\r\n".encode()
+            body = second + MODEL if comes_first else MODEL + second
+            answer = post_form(world, body + b"--x--")
+            assert answer.status_code in (200, 400), (head, answer.text)
+            for _, headers, sent in far.asked:
+                boundary = headers["content-type"].partition("boundary=")[2].encode()
+                pieces = sent.split(b"--" + boundary)
+                named = [
+                    piece for piece in pieces if b'name="model"' in piece.partition(b"\r\n\r\n")[0]
+                ]
+                assert [piece.partition(b"\r\n\r\n")[2] for piece in named] == [b"embedder\r\n"]
+
+
+def test_a_head_without_end_does_not_hold_the_gateway(make: Any, far: Far) -> None:
+    """160 kB held every other request for 7 s, whoever sent them."""
+    with make() as world:
+        for head in (
+            b"content-disposition:" * 50_000,
+            b"content-disposition: form-data; name=\r\n" * 20_000,
+        ):
+            start_s = time.process_time()
+            assert post_form(world, b"--x\r\n" + head + b"\r\n\r\n" + MODEL).status_code == 400
+            assert time.process_time() - start_s < 2.0
+        start_s = time.process_time()
+        answer = world.http.post(
+            "/v1/audio/transcriptions",
+            content=MODEL + b"--x--",
+            headers={"content-type": "multipart/form-data; a" + '="' * 15_000},
+        )
+        assert answer.status_code == 400
+        assert time.process_time() - start_s < 1.0
         assert not far.asked
 
 
