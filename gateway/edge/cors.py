@@ -9,13 +9,12 @@ from typing import Final
 from starlette.types import Scope
 
 from gateway.errors.http import PERMISSION, Problem
-from gateway.settings.http_bounds import CorsSettings
+from gateway.settings.http_bounds import ANY, CorsSettings
 
 Header = tuple[bytes, bytes]
 
 logger = logging.getLogger(__name__)
 
-_ANY: Final = "*"
 _MAX_LOGGED: Final = 32
 _MAX_LOGGED_CHARS: Final = 128
 _METHODS: Final = b"GET, HEAD, POST, PATCH, PUT, DELETE"
@@ -65,7 +64,7 @@ class CorsPolicy:
     def __init__(self, origins: tuple[str, ...]) -> None:
         """Store origins as browsers write them, such as https://app.example; "*" for all."""
         self._origins = frozenset(origin.encode() for origin in origins)
-        self._allows_all = _ANY in origins
+        self._allows_all = ANY in origins
         # Without it a cache would give one page's answer, with one page's name on it, to another.
         self._to_others = CorsAnswer(headers=() if self._allows_all else (_VARY,))
         self._refused = RefusedOrigins()
@@ -77,6 +76,10 @@ class CorsPolicy:
     def of(cls, settings: CorsSettings) -> "CorsPolicy | None":
         """Return the settings' policy; None where no origin is named."""
         return cls(settings.origins) if settings.origins else None
+
+    def allows(self, origin: bytes) -> bool:
+        """Return whether pages of this origin may call the API."""
+        return self._allows_all or origin in self._origins
 
     def judge(self, scope: Scope) -> CorsAnswer:
         """Answer one request's origin, method and requested headers."""
@@ -93,7 +96,7 @@ class CorsPolicy:
         return self._to_others
 
     def _preflight(self, origin: bytes, scope: Scope) -> CorsAnswer:
-        if not self._allows_all and origin not in self._origins:
+        if not self.allows(origin):
             self._refused.log(origin)
             refusal = Problem(
                 status=HTTPStatus.FORBIDDEN,

@@ -1,16 +1,12 @@
 """Headers that restrict how browsers may use an answer."""
 
-import re
-from collections.abc import Awaitable, Callable, Iterable
-from http import HTTPStatus
+from collections.abc import Awaitable, Iterable
 from typing import Final
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.edge.cors import CorsAnswer, CorsPolicy, Header, RefusedOrigins
-from gateway.errors.http import PERMISSION, Problem
 
 SECURITY_HEADERS: Final[tuple[Header, ...]] = (
     (b"x-content-type-options", b"nosniff"),
@@ -25,12 +21,6 @@ _NO_CONTENT: Final[Header] = (
     b"default-src 'none'; frame-ancestors 'none'",
 )
 _NO_CORS: Final = CorsAnswer()
-_LOCAL_HOST: Final = re.compile(
-    # No domain can be registered under "internal", by which containers name their host.
-    r"(?:(?:[a-z0-9-]+\.)*localhost|(?:[a-z0-9-]+\.)+internal|127(?:\.\d{1,3}){3}|\[::1\])"
-    r"(?::\d{1,5})?",
-    re.IGNORECASE,
-)
 
 
 class EdgeHeaders:
@@ -46,18 +36,11 @@ class EdgeHeaders:
         app: ASGIApp,
         *,
         cors: CorsPolicy | None = None,
-        only_local_hosts: Callable[[], bool] | None = None,
     ) -> None:
-        """Store the arguments. `cors` None: pages of other sites may not read answers.
-
-        `only_local_hosts`: whether to refuse, now, requests whose host is no name of this machine.
-        That is for a gateway open to every process on the machine: a page of another site can let
-        its own name point to 127.0.0.1, and counts as the same site in the browser then.
-        """
+        """Store the arguments. `cors` None: pages of other sites may not read answers."""
         self.app = app
         self._cors = cors
         self._refused_origins = RefusedOrigins()
-        self._only_local_hosts = only_local_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the application's lifespan."""
@@ -76,26 +59,11 @@ class EdgeHeaders:
 
     def _refused(self, scope: Scope, cors: CorsAnswer) -> ASGIApp | None:
         """Return the answer to requests that reach no endpoint."""
-        if self._only_local_hosts is not None and self._only_local_hosts():
-            host = Headers(scope=scope).get("host", "")
-            if not _LOCAL_HOST.fullmatch(host):
-                return _FOREIGN_HOST.response()
         if self._cors is None:
             self._refused_origins.log_preflight(scope)
         if not cors.is_preflight:
             return None
         return cors.refusal.response() if cors.refusal else Response(status_code=204)
-
-
-_FOREIGN_HOST: Final = Problem(
-    status=HTTPStatus.FORBIDDEN,
-    message=(
-        "Without keys, only this machine may call the API, as localhost or 127.0.0.1. To allow "
-        "other host names, create a key (outrider keys create) or set keys.mode to off."
-    ),
-    type=PERMISSION,
-    code="host_not_allowed",
-)
 
 
 def _completed(headers: Iterable[Header], more: Iterable[Header]) -> list[Header]:

@@ -18,6 +18,7 @@ from gateway.apis.tokenize_api import detokenize_operation, tokenize_operation
 from gateway.apis.tokenize_schema import TOKENIZE_MODELS
 from gateway.dashboard.api import DashboardApi
 from gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
+from gateway.edge.foreign_pages import ForeignPages
 from gateway.errors.http import handle_exception
 from gateway.errors.tree import GatewayError
 from gateway.experiments.admin import ExperimentApi
@@ -100,6 +101,7 @@ class Routes:
     intake: RequestIntake
     lifespan: Lifespan
     authenticate: Authenticate
+    foreign_pages: ForeignPages
     has_open_metrics: bool
     has_upstream_tiers: bool
     passing: PassThroughEndpoints
@@ -132,6 +134,7 @@ def create_app(routes: Routes) -> AuthDispatcher:
             _COUNT_TOKENS: answers.count_tokens,
         },
         authenticate=routes.authenticate,
+        foreign_pages=routes.foreign_pages,
         problem_bodies={
             _RESPONSES: answers.responses_api.problem_body,
             _MESSAGES: messages_problem,

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
+from gateway.edge.foreign_pages import ForeignPages
 from gateway.errors.http import Problem, problem_of, report_problem
 from gateway.errors.tree import AuthenticationError, GatewayError
 from gateway.server.request_headers import HeadedRequest, RequestHeaders
 from gateway.telemetry.log_context import begin_log_context
-from gateway.tenants.keys import Principal
+from gateway.tenants.keys import ANONYMOUS, Principal
 
 EndpointHandler = Callable[[Request], Awaitable[Response]]
 ProblemBody = Callable[[Problem], bytes]
@@ -55,6 +56,7 @@ class AuthDispatcher:
         endpoints: Mapping[str, EndpointHandler],
         *,
         authenticate: Authenticate,
+        foreign_pages: ForeignPages,
         problem_bodies: Mapping[str, ProblemBody] | None = None,
         sign_in: Mapping[str, ProblemPage] | None = None,
         free_paths: frozenset[str] = FREE_PATHS,
@@ -68,6 +70,7 @@ class AuthDispatcher:
         self.app = app
         self._endpoints = endpoints
         self._authenticate = authenticate
+        self._foreign_pages = foreign_pages
         self._problem_bodies = problem_bodies or {}
         self._sign_in = sign_in or {}
         self._free_paths = free_paths
@@ -104,12 +107,7 @@ class AuthDispatcher:
         state["request_id"] = request_id
         try:
             if path not in self._free_paths:
-                peer = scope.get("client")
-                state["principal"] = principal = self._authenticate(
-                    headers.get("authorization"),
-                    headers.get("x-api-key"),
-                    peer[0] if peer else None,
-                )
+                state["principal"] = principal = self._principal(scope, headers)
                 context.key = principal.key_id
             await self._enter(scope, receive, send_with_id, headers)
         except (GatewayError, EngineError, HTTPException) as error:
@@ -125,6 +123,16 @@ class AuthDispatcher:
             if not has_started:
                 await self._told(path, problem_of(error))(scope, receive, send_with_id)
             raise
+
+    def _principal(self, scope: Scope, headers: RequestHeaders) -> Principal:
+        """Return who asks. Raises AuthenticationError, RateLimitError or PermissionDeniedError."""
+        peer = scope.get("client")
+        principal = self._authenticate(
+            headers.get("authorization"), headers.get("x-api-key"), peer[0] if peer else None
+        )
+        if principal is ANONYMOUS:
+            self._foreign_pages.check(scope["method"], headers)
+        return principal
 
     async def _enter(
         self, scope: Scope, receive: Receive, send: Send, headers: RequestHeaders

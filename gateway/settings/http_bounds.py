@@ -9,6 +9,9 @@ from pydantic_settings import NoDecode
 from gateway.settings.sections import Count, Seconds, Section, split_list
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,@]+")
+_HOST: Final = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]|\*")
+ANY: Final = "*"
+"""Stands for all, in lists of origins and hosts."""
 
 NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
 
@@ -23,7 +26,7 @@ class CorsSettings(Section):
     @classmethod
     def _as_browsers_write_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
+            if origin != ANY and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"{origin!r} is not an origin; write scheme, host and port only, as in "
                     'https://app.example:8443, or "*" for all'
@@ -35,6 +38,10 @@ class HttpSettings(Section):
     """Bounds on connections and request bodies."""
 
     cors: CorsSettings = Field(default_factory=CorsSettings)
+    hosts: NameList = ()
+    """Names by which requests without a key may call the gateway, beside localhost and 127.0.0.1,
+    such as gateway.example or 10.0.0.5; "*" for all. A page of another site can let a name of its
+    own point here, so list only names that you know."""
     header_timeout_s: Seconds = 10.0
     """Time for a request's headers, from its first byte."""
     body_timeout_s: Seconds = 30.0
@@ -56,3 +63,15 @@ class HttpSettings(Section):
     """Time for which an answer is kept for repeated requests with the same idempotency-key."""
     idempotency_max_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
     """Total memory of the kept answers; 0: the idempotency-key header is refused."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _without_ports(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        hosts = tuple(host.lower() for host in hosts)
+        for host in hosts:
+            if not _HOST.fullmatch(host):
+                raise ValueError(
+                    f"{host!r} is not the name of a host; write it without scheme and port, as in "
+                    'gateway.example or [2001:db8::1], or "*" for all'
+                )
+        return hosts

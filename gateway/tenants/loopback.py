@@ -13,7 +13,10 @@ def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:
     if is_loopback(host) or has_keys or settings.keys.mode == "required":
         return host, None
     if settings.keys.mode == "off":
-        return host, f"keys.mode is off: every client that reaches {host} has full access"
+        return host, (
+            f"keys.mode is off: every client that reaches {host} by a name of http.hosts has full "
+            "access"
+        )
     own = "::1" if ":" in host else "127.0.0.1"
     return own, (
         f"no key exists, so only this machine may call the API: listening on {own}, not on "

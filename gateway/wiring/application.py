@@ -19,6 +19,7 @@ from gateway.dashboard.api import DashboardApi, DashboardSources
 from gateway.dashboard.experiments import experiment_documents
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.edge.bodies import BodyBudget
+from gateway.edge.foreign_pages import ForeignPages
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.feedback import FeedbackApi
@@ -132,6 +133,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             intake=intake,
             lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag),
             authenticate=keys.authenticator.authenticate,
+            foreign_pages=ForeignPages.of(parts.http),
             has_open_metrics=keys.has_open_metrics,
             has_upstream_tiers=bool(parts.cloud.tiers),
             passing=PassThroughEndpoints(

@@ -222,14 +222,8 @@ class GatewayRun:
 
     def _uvicorn_config(self, app: ASGIApp, parts: GatewayParts) -> uvicorn.Config:
         server, http = self._settings.server, self._settings.http
-        authenticator = parts.tenancy.keys.authenticator
-        edge = EdgeHeaders(
-            app,
-            cors=CorsPolicy.of(http.cors),
-            only_local_hosts=lambda: self._settings.keys.mode == "auto" and authenticator.is_open,
-        )
         return uvicorn.Config(
-            edge,
+            EdgeHeaders(app, cors=CorsPolicy.of(http.cors)),
             http=edge_protocol(ConnectionBounds.of(http), parts.edge_metrics),
             ws="none",
             lifespan="on",

@@ -24,8 +24,8 @@ from gateway.caching.answers import _WITHHELD
 from gateway.edge import forms
 from gateway.edge.bodies import _JSON_TYPE
 from gateway.edge.cors import _HEADER_NAMES
+from gateway.edge.foreign_pages import _LOCAL_HOST, _PORT
 from gateway.edge.framing import complaint
-from gateway.edge.headers import _LOCAL_HOST
 from gateway.edge.idempotency import _KEY as IDEMPOTENCY_KEY
 from gateway.errors.http import INVALID_REQUEST, Problem
 from gateway.errors.tree import BadRequestError
@@ -113,6 +113,10 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         (in_bytes(_HEADER_NAMES.fullmatch), "a"),
         (in_bytes(_HEADER_NAMES.fullmatch), "a, "),
     ),
+    "gateway/edge/foreign_pages.py:_PORT": (
+        (lambda text: _PORT.sub("", text), ":"),
+        (lambda text: _PORT.sub("", text), ":1"),
+    ),
     "gateway/edge/forms.py:_PARAMETER": (
         (forms.header_parameters, 'a; name="'),
         (forms.header_parameters, ";"),
@@ -136,7 +140,7 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
     ),
     "gateway/edge/framing.py:_HOST": ((headers, "a"), (headers, "a:"), (headers, "[")),
     "gateway/edge/framing.py:_CONTROL": ((headers, "%41"), (headers, "%")),
-    "gateway/edge/headers.py:_LOCAL_HOST": (
+    "gateway/edge/foreign_pages.py:_LOCAL_HOST": (
         (fullmatch(_LOCAL_HOST), "a"),
         (fullmatch(_LOCAL_HOST), "a."),
         (fullmatch(_LOCAL_HOST), "localhost."),
@@ -224,6 +228,7 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "engine/model/shard_reader.py:_LAYER",
         "engine/model/shard_reader.py:Cuts",
         "gateway/settings/adapters.py:ADAPTER_NAME",  # pydantic's engine reads it, which is linear
+        "gateway/settings/http_bounds.py:_HOST",
         "gateway/settings/http_bounds.py:_ORIGIN",
         "gateway/settings/presets.py:_url",
         "gateway/settings/sections.py:template_files",

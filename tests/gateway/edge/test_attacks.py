@@ -500,6 +500,20 @@ def test_health_needs_no_key_however_it_is_written(keyed: tuple[Served, Whole]) 
         assert answer(running.ask(raw("GET", target, "Connection: close"))).status == 200
 
 
+def test_with_a_key_any_name_and_origin_will_do(keyed: tuple[Served, Whole]) -> None:
+    """Its client is no page of another site, which has no key to send."""
+    running, _ = keyed
+    lines = (
+        f"Authorization: Bearer {ADMIN_TOKEN}",
+        "Origin: http://a.example",
+        "Connection: close",
+    )
+    named = "Host: gateway.example"
+    assert answer(running.ask(raw("GET", "/admin/keys", *lines, host=named))).status == 200
+    post = raw("POST", "/admin/keys", *lines, TYPED, "Content-Length: 2", host=named)
+    assert answer(running.ask(post + b"{}")).status == 400  # it was read
+
+
 def test_a_key_behind_a_trailer_or_an_upgrade_is_the_requests_own(
     keyed: tuple[Served, Whole],
 ) -> None:

@@ -346,7 +346,7 @@ def answers(folder: Any, template: str, text: str, marks: list[str], **fields: A
 
     async def ask() -> list[Any]:
         transport = httpx.ASGITransport(build_app(parts))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             whole = await http.post("/v1/chat/completions", json=body)
             streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
         assert whole.status_code == 200, whole.text

@@ -574,7 +574,7 @@ def test_special_tokens_of_the_format_are_read(tokenizer_folder: Path) -> None:
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(build_app(parts))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             body = {"model": "large", "messages": [HELLO], "tools": TOOLS}
             return await http.post("/v1/chat/completions", json=body)
 
