@@ -1,6 +1,7 @@
 """Forms: read in every way that clients write them, and written in one that every server reads."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from email import message_from_bytes
 from email.message import Message
@@ -9,7 +10,9 @@ from typing import Any
 import aiohttp
 import httpx
 import pytest
+from starlette.requests import Request
 
+from gateway.edge.bodies import BodyBudget, read_form_body
 from gateway.edge.forms import FormPart, header_parameters, read_form, write_form
 from gateway.errors.tree import BadRequestError
 
@@ -207,3 +210,31 @@ def test_parameters() -> None:
         {"a": 'b"c', "c": "d"},
     )
     assert header_parameters("") == ("", {})
+
+
+def test_a_form_is_held_twice_at_most() -> None:
+    """As it came, and as it is written: a body in pieces is copied, its parts are not."""
+    body = part(NAMED, bytes(2**20) * 8) + b"--x--"
+
+    async def main() -> None:
+        pieces = [body[start : start + 2**16] for start in range(0, len(body), 2**16)]
+        messages = [{"type": "http.request", "body": b, "more_body": True} for b in pieces]
+        messages.append({"type": "http.request", "body": b"", "more_body": False})
+        messages.reverse()
+
+        async def receive() -> Any:
+            return messages.pop()
+
+        scope = {"type": "http", "headers": [(b"content-type", TYPE.encode())]}
+        budget = BodyBudget(max_bytes=2**30, max_bytes_per_owner=2**30)
+        with budget.hold("a") as held:
+            request = Request(scope, receive)
+            tracemalloc.start()
+            read = await read_form_body(request, limit_bytes=2**30, held=held)
+            write_form(await read_form(TYPE, read))
+
+    try:
+        asyncio.run(main())
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * len(body)
+    finally:
+        tracemalloc.stop()
