@@ -69,6 +69,22 @@ def test_the_entry_point_is_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exit_.value.code == 0
 
 
+def test_config_show_prints_no_secret() -> None:
+    secrets = {
+        "OUTRIDER_DATABASE_URL": "postgresql://me:p@ss:w0rd1@db/x?sslpassword=w0rd2&sslmode=require",
+        "OUTRIDER_REDIS_URL": "redis://:w0rd3@cache:6379/0",
+        "OUTRIDER_KEYS__ADMIN_TOKEN": "w0rd4-" + "k3Jx9" * 8,
+        "OUTRIDER_TIERS__CLOUD__URL": "https://host/v1",
+        "OUTRIDER_TIERS__CLOUD__HEADERS": '{"x-team": "w0rd5", "x-other": "w0rd6"}',
+    }
+    shown = invoke("config", "show", env=secrets).output
+    assert "w0rd" not in shown
+    assert 'database_url = "postgresql://me:**********@db/x?sslpassword=**********&sslmode' in shown
+    assert 'redis_url = "redis://:**********@cache:6379/0"' in shown
+    assert '"x-team" = "**********"' in shown
+    assert "postgresql://USER:PASSWORD@HOST/NAME" in shown  # the comment
+
+
 def test_config_show_prints_what_is_in_effect() -> None:
     result = invoke("config", "show", env={"OUTRIDER_SERVER__PORT": "4711"})
     assert result.exit_code == 0
