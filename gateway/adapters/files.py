@@ -1,5 +1,6 @@
 """An adapter's folder: what requests are told to read there, and when it has changed."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,10 @@ FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
 def adapter_ref(named: NamedAdapter) -> AdapterRef:
     """Return what the engine is asked for: the folder as it is now."""
-    folder = Path(named.folder).expanduser().absolute()
+    folder = Path(named.folder)
+    with suppress(RuntimeError, ValueError):  # no such user: reported when its files are read
+        folder = folder.expanduser()
+    folder = folder.absolute()
     return AdapterRef(
         name=named.name,
         tier="large" if named.tier == "auto" else named.tier,
@@ -26,7 +30,7 @@ def version_of(folder: Path) -> str:
     for name in FILES:
         try:
             status = (folder / name).stat()
-        except OSError:
+        except (OSError, ValueError):  # a NUL in the path is a ValueError
             return ""
         found.append(f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}")
     return ".".join(found)

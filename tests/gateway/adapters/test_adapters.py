@@ -116,6 +116,9 @@ def test_administrators_load_list_and_unload(http: TestClient, key: str, folder:
     ("body", "status", "complaint"),
     [
         ({"name": "x", "path": "/nowhere"}, 400, "adapter_config.json cannot be read"),
+        ({"name": "x", "path": "/no\0where"}, 400, "adapter_config.json cannot be read"),
+        ({"name": "x", "path": "~nosuchuser/x"}, 400, "adapter_config.json cannot be read"),
+        ({"name": "x", "path": "~\0/x"}, 400, "adapter_config.json cannot be read"),
         ({"name": "large", "path": "/nowhere"}, 409, "name of a model"),
         ({"name": "a b", "path": "/nowhere"}, 400, "name"),
         ({"name": "x", "path": "LITTLE"}, 400, "belongs to another one"),
