@@ -11,7 +11,7 @@ from gateway.edge.refusals import EdgeRefusal
 
 _MAX_HEADERS: Final = 128
 _ONCE: Final = frozenset(
-    {b"authorization", b"x-api-key", b"content-type", b"idempotency-key", b"origin"}
+    {b"authorization", b"x-api-key", b"api-key", b"content-type", b"idempotency-key", b"origin"}
 )
 """Headers that must not be repeated: a proxy might obey another copy than this gateway."""
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")

@@ -101,9 +101,16 @@ class PassThrough:
         return any(self._has(tier, route) for tier in self.cloud.tiers.values())
 
     async def answer(
-        self, route: PassedRoute, content_type: str, body: bytes, context: RequestContext
+        self,
+        route: PassedRoute,
+        content_type: str,
+        body: bytes,
+        context: RequestContext,
+        model: str | None = None,
     ) -> PassedAnswer:
         """Return the answer of the first model of the request's chain that gives one.
+
+        `model`: in place of a form's own, which its path names.
 
         Raises GatewayError: one for all models, where none can.
         """
@@ -111,7 +118,9 @@ class PassThrough:
             raise LoopError("The request has come through too many gateways, or through this one.")
         refuse_privacy_header(context.headers)
         form: _Form | _Json
-        form = _Form(await read_form(content_type, body)) if route.takes_form else _Json(body)
+        form = (
+            _Form(await read_form(content_type, body), model) if route.takes_form else _Json(body)
+        )
         fields = form.fields(route.endpoint)
         self._check_options(fields.options)
         for name in fields.names:
@@ -284,7 +293,9 @@ class _Json:
 class _Form:
     """A body in parts, with files. Only `model`, `response_format` and `stream` are read."""
 
-    def __init__(self, parts: Sequence[FormPart]) -> None:
+    def __init__(self, parts: Sequence[FormPart], model: str | None = None) -> None:
+        if model is not None:
+            parts = [_model_part(model), *(p for p in parts if _plain_name(p) != "model")]
         self._parts = parts
         self._by_name: dict[str, list[FormPart]] = {}
         for part in parts:
@@ -332,8 +343,12 @@ class _Form:
 
     def with_model(self, model: str) -> tuple[str, bytes]:
         """Return the content type and the body that names this model."""
-        named = FormPart(name="model", content=model.encode())
+        named = _model_part(model)
         return write_form(named if _plain_name(p) == "model" else p for p in self._parts)
+
+
+def _model_part(model: str) -> FormPart:
+    return FormPart(name="model", content=model.encode())
 
 
 def _plain_name(part: FormPart) -> str:

@@ -107,6 +107,19 @@ def refuse_doubled_names(body: bytes) -> None:
         ) from None
 
 
+def naming(body: bytes, model: str) -> bytes:
+    """Return the body with this `model`; as it is where it is no object. Doubled names are refused.
+
+    For paths that name the model. Raises BadRequestError.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (ValueError, RecursionError):
+        return body  # to be refused by its reader
+    refuse_doubled_names(body)
+    return msgspec.json.encode(fields | {"model": model})
+
+
 def _refuse_within(value: msgspec.Raw, path: str, depth: int) -> None:
     """Look at an object, and at objects in it `depth` levels down. No option is a list of them."""
     if bytes(memoryview(value)[:1]) != _OBJECT:

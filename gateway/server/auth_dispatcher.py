@@ -16,6 +16,7 @@ from engine.errors import EngineError
 from gateway.edge.foreign_pages import ForeignPages
 from gateway.errors.http import Problem, problem_of, report_problem
 from gateway.errors.tree import AuthenticationError, GatewayError
+from gateway.server.paths import meant_path
 from gateway.server.request_headers import HeadedRequest, RequestHeaders
 from gateway.telemetry.log_context import begin_log_context
 from gateway.tenants.keys import ANONYMOUS, Principal
@@ -88,7 +89,9 @@ class AuthDispatcher:
         given = headers.get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         context = begin_log_context(request_id)
-        path: str = scope["path"]
+        needs_no_key = scope["path"] in self._free_paths
+        path, named_model = meant_path(scope["path"])
+        scope["path"] = path
         has_started = False
 
         def send_with_id(message: Message) -> Awaitable[None]:
@@ -105,8 +108,9 @@ class AuthDispatcher:
 
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state["model"] = named_model
         try:
-            if path not in self._free_paths:
+            if not needs_no_key:
                 state["principal"] = principal = self._principal(scope, headers)
                 context.key = principal.key_id
             await self._enter(scope, receive, send_with_id, headers)
@@ -128,7 +132,9 @@ class AuthDispatcher:
         """Return who asks. Raises AuthenticationError, RateLimitError or PermissionDeniedError."""
         peer = scope.get("client")
         principal = self._authenticate(
-            headers.get("authorization"), headers.get("x-api-key"), peer[0] if peer else None
+            headers.get("authorization"),
+            headers.get("x-api-key") or headers.get("api-key"),
+            peer[0] if peer else None,
         )
         if principal is ANONYMOUS:
             self._foreign_pages.check(scope["method"], headers)
@@ -166,3 +172,9 @@ def request_id_of(request: Request) -> str:
     """Return the request's `x-request-id`."""
     request_id: str = request.scope["state"]["request_id"]
     return request_id
+
+
+def model_in_path(request: Request) -> str | None:
+    """Return the model that the request's path names, as Azure's clients do."""
+    model: str | None = request.scope["state"]["model"]
+    return model

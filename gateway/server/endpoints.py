@@ -27,7 +27,8 @@ from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.parsed_request import RequestContext
 from gateway.schema.kinds import Endpoint
-from gateway.server.auth_dispatcher import principal_of, request_id_of
+from gateway.schema.parsing import naming
+from gateway.server.auth_dispatcher import model_in_path, principal_of, request_id_of
 from gateway.server.json_response import json_response
 from gateway.server.request_watch import RequestWatch, Watched
 from gateway.server.responses import AnswerResponse, WorkResponse
@@ -124,6 +125,8 @@ class RequestIntake:
                     body = await read_form_body(request, limit_bytes=most, held=held)
                 else:
                     body = await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
+                    if (model := model_in_path(request)) is not None:
+                        body = naming(body, model)
                 result = await work(body)
             await meter.finish("failed")
         except Exception as error:

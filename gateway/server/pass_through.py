@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors.tree import AuthenticationError
 from gateway.handoff.pass_through import PassedAnswer, PassedRoute, PassThrough
 from gateway.metering.meter import RequestMeter
-from gateway.server.auth_dispatcher import request_id_of
+from gateway.server.auth_dispatcher import model_in_path, request_id_of
 from gateway.server.endpoints import RequestIntake, request_context
 from gateway.server.responses import WorkResponse, until_departure
 from gateway.server.veil import veil_for
@@ -52,7 +52,8 @@ class PassThroughEndpoints:
 
             async def passed() -> None:
                 content_type = request.headers.get("content-type", "")
-                found = await self.passing.answer(route, content_type, body, context)
+                model = model_in_path(request)
+                found = await self.passing.answer(route, content_type, body, context, model)
                 made.append(self._response(found, meter))
 
             try:

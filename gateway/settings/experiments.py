@@ -19,7 +19,9 @@ CONTROL: Final = "control"
 _SHARES_SUM_TOLERANCE: Final = 0.005
 _NAME: Final = r"^[a-z0-9][a-z0-9-]*$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]*$"
-_SECRET_HEADERS: Final = frozenset({"authorization", "x-api-key", "cookie", "proxy-authorization"})
+_SECRET_HEADERS: Final = frozenset(
+    {"authorization", "x-api-key", "api-key", "cookie", "proxy-authorization"}
+)
 
 ExperimentName = Annotated[str, Field(min_length=1, max_length=24, pattern=_NAME)]
 ArmName = Annotated[str, Field(min_length=1, max_length=16, pattern=_NAME)]

@@ -298,6 +298,20 @@ def test_no_server_sees_another_model_than_the_gateway(
                 assert [piece.partition(b"\r\n\r\n")[2] for piece in named] == [b"embedder\r\n"]
 
 
+def test_azures_clients_name_the_model_in_the_path(make: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", b'{"text": "hello"}')
+    with make() as world:
+        path = "/openai/deployments/media%2Fother/audio/transcriptions?api-version=1"
+        for data in ({}, {"model": "none"}):
+            files = {"file": ("a.wav", b"sound")}
+            answer = world.http.post(path, data=data, files=files)
+            assert answer.json() == {"text": "hello"}
+            sent = far.asked[-1]
+            assert sent[0] == "/v1/audio/transcriptions"
+            assert sent[2].count(b'name="model"\r\n\r\nother\r\n') == 1
+            assert b"none" not in sent[2]
+
+
 def test_a_head_without_end_does_not_hold_the_gateway(make: Any, far: Far) -> None:
     """160 kB held every other request for 7 s, whoever sent them."""
     with make() as world:

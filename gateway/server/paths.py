@@ -1,0 +1,34 @@
+"""Paths as clients write them: with doubled slashes, and as Azure's clients do."""
+
+from typing import Final
+
+_AZURE: Final = "/openai"
+_DEPLOYMENTS: Final = "/openai/deployments/"
+_OF_DEPLOYMENTS: Final = (
+    "/chat/completions",  # before /completions, with which it ends
+    "/completions",
+    "/embeddings",
+    "/images/generations",
+    "/images/edits",
+    "/audio/speech",
+    "/audio/transcriptions",
+    "/audio/translations",
+)
+
+
+def meant_path(path: str) -> tuple[str, str | None]:
+    """Return the path of the endpoint that is meant, and the model that the path names.
+
+    Azure's clients call /openai/deployments/MODEL/chat/completions, and /openai/models or
+    /openai/v1/models. A base URL with a slash too many, or one too few cut off, doubles slashes.
+    """
+    while "//" in path:
+        path = path.replace("//", "/")
+    if path.startswith(_DEPLOYMENTS):
+        for endpoint in _OF_DEPLOYMENTS:
+            if path.endswith(endpoint):
+                model = path[len(_DEPLOYMENTS) : -len(endpoint)]
+                return (f"/v1{endpoint}", model) if model else (path, None)
+    elif path.startswith(f"{_AZURE}/"):
+        return f"/v1{path.removeprefix(_AZURE).removeprefix('/v1')}", None
+    return path, None
