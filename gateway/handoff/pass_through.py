@@ -117,8 +117,7 @@ class PassThrough:
         if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError("The request has come through too many gateways, or through this one.")
         refuse_privacy_header(context.headers)
-        form: _Form | _Json
-        form = (
+        form: _Form | _Json = (
             _Form(await read_form(content_type, body), model) if route.takes_form else _Json(body)
         )
         fields = form.fields(route.endpoint)
