@@ -56,6 +56,7 @@ from gateway.tools.demo.process import GatewayProcess
 
 NAME: Final = "draft-budget"
 DECIDED: Final = ("better", "worse", "equivalent")
+_PAIR: Final = ("--large", "demo", "--small", "demo")
 _AZURE: Final = "azure_2023_conv_first_half.csv"
 _OBJECTIVES: Final = Objectives(ttft_ms=1000.0, inter_token_ms=60.0)
 _CONTEXT_TOKENS: Final = 512
@@ -213,7 +214,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> tuple[BenchResult, Analy
         write_trace(trace, num_requests=4000, seed=arguments.seed)
     with tempfile.TemporaryDirectory() as place:
         database_url = f"sqlite:///{place}/lab.db"
-        with GatewayProcess(["--set", f"database_url={database_url}"]) as gateway:
+        with GatewayProcess([*_PAIR, "--set", f"database_url={database_url}"]) as gateway:
             url = gateway.start()
             result = replay(url, trace, arguments)
             create_experiment(database_url, arguments.budgets)

@@ -1,8 +1,10 @@
 """Where a tier's checkpoint lies: a folder, a hub id, or what stands for a GGUF file."""
 
-import functools
+import logging
 import os
 import tempfile
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 from engine.errors import UnsupportedModelError
@@ -11,6 +13,8 @@ from engine.request import TIERS, Tier
 from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
 from gateway.text.gguf_tokenizer import write_tokenizer
+
+log = logging.getLogger(__name__)
 
 
 def named_models(settings: Settings) -> dict[Tier, str]:
@@ -29,16 +33,30 @@ def checkpoint(path_or_id: str) -> str:
     if file is None:
         return path_or_id
     try:
-        return str(gguf_folder(file, _place(), add_tokenizer=write_tokenizer))
+        return str(_in_cache(partial(gguf_folder, file, add_tokenizer=write_tokenizer)))
     except OSError as error:
         raise UnsupportedModelError(f"{file} cannot be prepared: {error}") from error
 
 
-def _place() -> Path:
-    return cache_folder(os.environ) or _lasting_folder()
+def _in_cache(make: Callable[[Path], Path]) -> Path:
+    """Make files in the user's cache folder; in a temporary one where it cannot be written."""
+    reason = "no home is known"
+    if (folder := cache_folder(os.environ)) is not None:
+        try:
+            return make(folder)
+        except OSError as error:
+            reason = str(error)
+    return make(_lasting_folder(reason))
 
 
-@functools.cache
-def _lasting_folder() -> Path:
-    """Return a folder for as long as this process runs: there is no home to keep anything in."""
-    return Path(tempfile.mkdtemp(prefix="outrider-"))
+@cache
+def _lasting_folder(reason: str) -> Path:
+    """Return a folder for as long as this process runs, and warn."""
+    folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+    log.warning(
+        "the cache folder cannot be used, so every start makes its files anew folder=%s reason=%s "
+        "advice=let XDG_CACHE_HOME name a folder that this user may write",
+        folder,
+        reason,
+    )
+    return folder

@@ -48,6 +48,7 @@ from tests.laws.accounts import (
 from tests.laws.gateways import ENGINE
 
 ROOT: Final = Path(__file__).parents[2]
+BUNDLED: Final = {"models.large": "demo", "models.small": "demo"}
 FLUSH_S: Final = 0.1
 SCHEDULING_S: Final = 0.5
 """How late a thread may be on a busy machine, beyond the interval itself."""
@@ -136,7 +137,7 @@ def test_a_killed_gateway_has_booked_what_it_answered(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_killed_gateway_has_booked_what_its_models_answered(tmp_path: Path) -> None:
-    check_kill(tmp_path, ENGINE, ("large", "auto", "small"))
+    check_kill(tmp_path, {**BUNDLED, **ENGINE}, ("large", "auto", "small"))
 
 
 def check_kill(folder: Path, tiers: Mapping[str, Any], models: Sequence[str]) -> None:

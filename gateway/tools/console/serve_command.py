@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -159,6 +160,7 @@ def serve(  # noqa: PLR0913 - a flag each
 def _serve(settings: Settings) -> None:
     """Run until a signal says otherwise. The port is taken before anything is started."""
     from gateway.server.listening import listen
+    from gateway.tools.demo.grown_pair import with_grown_pair
     from gateway.wiring.start import keep_torch_out, serving_host, start_engine
 
     start_logging(settings.log_level, settings.telemetry.log_format)
@@ -168,12 +170,10 @@ def _serve(settings: Settings) -> None:
     host, warning = serving_host(settings)
     if warning is not None:
         typer.secho(f"outrider: {warning}", fg=typer.colors.YELLOW, err=True)
-    with (
-        ended_by_signals(),
-        closing(listen(host, settings.server.port)) as listener,
-        start_engine(settings) or nullcontext() as engine_process,
-    ):
-        _serve_with(settings, listener, engine_process)
+    with ended_by_signals(), closing(listen(host, settings.server.port)) as listener:
+        settings, shown = with_grown_pair(settings, partial(typer.echo, err=True))
+        with start_engine(settings) or nullcontext() as engine_process:
+            _serve_with(settings, listener, engine_process, shown)
 
 
 @contextmanager
@@ -192,9 +192,12 @@ def _leave(*_: object) -> None:
 
 
 def _serve_with(
-    settings: Settings, listener: "socket", engine_process: "EngineProcess | None"
+    settings: Settings, listener: "socket", engine_process: "EngineProcess | None", shown: str
 ) -> None:
-    """Import the gateway, while the engine's process loads, and run it."""
+    """Import the gateway, while the engine's process loads, and run it.
+
+    shown: a line for the banner on the models.
+    """
     from gateway.server.listening import url_of
     from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
     from gateway.wiring.until_signalled import serve_until_signalled
@@ -206,7 +209,10 @@ def _serve_with(
             progress.stop()
             adapters = (text.partition("=")[0] for text in settings.adapters.lora)
             names = (*settings.aliases, *adapters)
-            print_banner(make_console(), url, info, settings.tiers, routing, names, workers)
+            notes = [shown] if shown else []
+            if workers > 1:
+                notes.append(f"workers {workers} processes answer requests")
+            print_banner(make_console(), url, info, settings.tiers, routing, names, notes)
 
         make_run = _gateway_run() if workers == 1 else _crew(settings)
         run = make_run(

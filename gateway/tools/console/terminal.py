@@ -66,11 +66,11 @@ def print_banner(
     tiers: Mapping[str, UpstreamSettings] = MappingProxyType({}),
     routing: str = "",
     names: Iterable[str] = (),
-    workers: int = 1,
+    notes: Iterable[str] = (),
 ) -> None:
     """Print the gateway's address, its tiers, how one is chosen, and a command to try it.
 
-    names: further names of models, of aliases and adapters.
+    names: further names of models, of aliases and adapters. notes: further lines.
     """
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
     _print_tiers(console, info)
@@ -85,8 +85,8 @@ def print_banner(
     _print_speculation(console, info)
     if routing:
         console.print(f"  routing {escape(routing)}", soft_wrap=True)
-    if workers > 1:
-        console.print(f"  workers {workers} processes answer requests")
+    for note in notes:
+        console.print(f"  {escape(note)}", soft_wrap=True)
     models = ", ".join(["auto", *info.tiers, *tiers, *names])
     body = '{"model": "auto", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     console.print(f"Models: {escape(models)}. Try it:", soft_wrap=True)
@@ -95,7 +95,7 @@ def print_banner(
         soft_wrap=True,
         markup=False,
     )
-    console.print('  outrider chat "What is 17 + 25?"', soft_wrap=True)
+    console.print(f'  outrider chat --url {url} "What is 17 + 25?"', soft_wrap=True)
 
 
 def print_engine_banner(console: Console, endpoint: str, info: EngineInfo, key: str | None) -> None:

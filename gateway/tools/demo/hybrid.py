@@ -24,6 +24,7 @@ from rich.text import Text
 from gateway.tools.demo.process import DemoError, GatewayProcess
 
 _EXAMPLES: Final = Path(__file__).parents[3] / "examples" / "hybrid"
+_BUNDLED: Final = ("--large", "demo", "--small", "demo")  # not grown: a pass is short
 _MAX_TOKENS: Final = 400
 _TIMEOUT_S: Final = 30.0
 _CUT_AFTER_CHUNKS: Final = 3
@@ -308,7 +309,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with contextlib.ExitStack() as stack:
             # With speculation the bundled model finishes before the cloud can be cut off.
-            cloud_arguments = [*_serve_arguments("cloud"), "--no-speculation"]
+            cloud_arguments = [*_serve_arguments("cloud"), *_BUNDLED, "--no-speculation"]
             cloud = stack.enter_context(GatewayProcess(cloud_arguments))
             console.print("Starting the cloud ...")
             cloud_url = cloud.start()

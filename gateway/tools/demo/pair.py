@@ -1,18 +1,16 @@
 """`make demo`: a gateway with its default settings, asked with the official openai client.
 
-The bundled pair is grown first (`grown_pair.py`), because passes of a model of 7 million parameters
-cost so little that speculation has nothing to save. The demo shows which tier answers each question
+The bundled pair is served grown (`grown_pair.py`): passes of a model of 7 million parameters cost
+so little that speculation has nothing to save. The demo shows which tier answers each question
 and how fast, and asks others with and without speculation. It fails if that changed a token.
 """
 
 import contextlib
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from gateway.tools.demo.grown_pair import GROWN, grow_pair
+from gateway.tools.demo.grown_pair import GROWN, kept_pair
 from gateway.tools.demo.process import DemoError, GatewayProcess
 from gateway.tools.demo.questions import FRESH, ROUTED, SAMPLED, DemoQuestion
 
@@ -310,14 +308,14 @@ def main(arguments: Sequence[str]) -> int:
     started_s = time.perf_counter()
     try:
         with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-demo-")))
             console.print(
                 f"The bundled pair is grown to {GROWN['large']} and {GROWN['small']} parameters: "
                 "the same answers, at the price that a pass of such models has.",
                 soft_wrap=True,
             )
-            with _busy(console, "Growing it, and starting the gateway ..."):
-                models = grow_pair(folder)
+            with _busy(console, "Growing it, once, and starting the gateway ..."):
+                folder = kept_pair(lambda _: None)
+                models = (f"--{name}={folder / name}" for name in ("large", "small", "router"))
                 serve_arguments = [*models, *_SERVE_ARGUMENTS, *arguments]
                 url = stack.enter_context(GatewayProcess(serve_arguments)).start()
             console.print(
@@ -326,7 +324,7 @@ def main(arguments: Sequence[str]) -> int:
                 soft_wrap=True,
             )
             status = run(console, url)
-    except (DemoError, openai.OpenAIError, httpx.HTTPError) as error:
+    except (DemoError, OSError, openai.OpenAIError, httpx.HTTPError) as error:
         console.print(f"[red]The demo failed:[/red] {error}", soft_wrap=True, markup=True)
         return 1
     console.print(f"Done in {time.perf_counter() - started_s:.1f} s.")

@@ -66,6 +66,7 @@ def running() -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as folder:
         database_url = f"sqlite:///{folder}/outrider.db"
         command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0"]
+        command += ["--large", "demo", "--small", "demo"]
         command += ["--num-threads", "1", "--set", "speculation.adaptive=false"]
         command += ["--set", f"database_url={database_url}", "--set", "keys.mode=required"]
         command += ["--set", "keys.refresh_s=0.05", "--set", "ledger.flush_ms=10"]

@@ -11,13 +11,14 @@ from benchmarks.record import ROOT
 from gateway.tools.demo.process import GatewayProcess
 
 SCRIPT = ROOT / "examples/experiments/compare_models.py"
+BUNDLED = ("--large", "demo", "--small", "demo")
 
 
 @pytest.mark.slow
 def test_the_example_comes_to_a_verdict(tmp_path: Path) -> None:
     database_url = f"sqlite:///{tmp_path}/outrider.db"
     page = tmp_path / "report.html"
-    with GatewayProcess(["--set", f"database_url={database_url}"]) as gateway:
+    with GatewayProcess([*BUNDLED, "--set", f"database_url={database_url}"]) as gateway:
         environ = {
             **os.environ,
             "OUTRIDER_URL": gateway.start(),

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from engine.request import EngineRequest
+from gateway.settings.sections import bundled_pair
 from gateway.tools.demo import pair as demo
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step
@@ -97,7 +98,7 @@ def test_an_empty_answer_fails(server: Server, console: Console, output: io.Stri
 def test_a_gateway_that_does_not_start_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "grow_pair", lambda _: [])
+    monkeypatch.setattr(demo, "kept_pair", lambda report: bundled_pair())
     assert demo.main(["--device", "gpu"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "the gateway did not start" in printed
