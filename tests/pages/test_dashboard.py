@@ -108,6 +108,8 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
         met = NOTHING if one["attainment"] is None else f"{one['attainment'] * 100:.0f} %"
         assert cells[4] == met
     assert "≤ 1000 ms" in classes["short-chat"]
+    assert not page.locator("#more").is_visible()
+    page.locator("#inside summary").click()
     assert (tile(page, "running").strip(), tile(page, "waiting").strip()) == ("3", "4")
     assert tile(page, "held back by the queue") == "1"
     assert tile(page, "mean time held back, large model") == "250 ms", "three ended, one waits"
@@ -128,7 +130,7 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
         page.locator("#depth svg").get_attribute("aria-label") or ""
     )
     assert page.locator("#depth .bar").count() == 4
-    expect(page.locator("#experiments")).to_contain_text("No experiment is running.")
+    expect(page.locator("#experiments")).to_contain_text("There is no experiment.")
 
 
 def test_charts_are_read_with_the_keyboard(site: Site, new_page: NewPage) -> None:

@@ -184,6 +184,26 @@ def test_a_long_answer_is_laid_out_in_parts(
     assert page.evaluate("navigator.clipboard.readText()") == "".join(lines)
 
 
+def test_the_column_is_in_the_middle_and_the_legend_names_what_occurred(
+    gateway: Running, new_page: NewPage
+) -> None:
+    page = new_page(gateway.url, viewport={"width": 1280, "height": 900})
+    legend = page.locator("#legend li:visible")
+    assert legend.count() == 0
+    ask(page, "legend")
+    drawn = page.evaluate(
+        "[...new Set([...document.querySelectorAll('.text .t')].map((t) => t.classList[1]))]"
+    )
+    assert sorted(
+        legend.locator("span").evaluate_all("(all) => all.map((one) => one.className)")
+    ) == sorted(drawn)
+    box = page.locator("main").bounding_box()
+    assert box is not None
+    assert abs(2 * box["x"] + box["width"] - 1280) <= 1
+    page.click("#new")
+    assert legend.count() == 0
+
+
 def test_a_phone_needs_no_sideways_scrolling(gateway: Running, new_page: NewPage) -> None:
     page = new_page(gateway.url, viewport=PHONE)
     page.click("#two")

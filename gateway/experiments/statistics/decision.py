@@ -125,7 +125,7 @@ def part_text(num_requests: int, passed_over: Mapping[str, int], unit: UnitName)
 
 
 _NO_UNIT: Final[Mapping[UnitName, str]] = {
-    "user": "without a user (send `safety_identifier` or `user`, or use another unit)",
+    "user": "without a user (send safety_identifier or user, or use another unit)",
     "key": "without a key (create keys, or use another unit)",
     "conversation": "without a message of a user",
     "request": "without an id",

@@ -37,6 +37,11 @@ function showWaiting() {
   if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
 }
 
+// The legend names the origins that have occurred.
+function showOrigin(origin) {
+  byId("legend").querySelector(`[data-origin=${origin}]`)?.removeAttribute("hidden");
+}
+
 const shown = (text) => text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";
 
 // Where the next token goes. Parts end with a line, so that the split does not show.
@@ -128,6 +133,7 @@ class View {
     if (this.speed) say("speed", this.speed.toFixed(0));
     const mix = card.querySelector(".mix");
     const kinds = Object.keys(ORIGINS).filter((origin) => this.counts[origin]);
+    for (const origin of kinds) showOrigin(origin);
     mix.hidden = !kinds.length;
     while (mix.children.length < kinds.length) mix.append(document.createElement("i"));
     kinds.forEach((origin, place) => {

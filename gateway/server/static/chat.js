@@ -326,6 +326,7 @@ byId("new").addEventListener("click", () => {
   for (const side of sides) side.messages = [];
   turnsSaid.length = pairs.length = 0;
   byId("turns").replaceChildren();
+  for (const item of byId("legend").children) item.hidden = true;
   byId("welcome").hidden = false;
   byId("new").hidden = true;
   byId("setup").open = true;
@@ -382,11 +383,7 @@ addEventListener("keydown", (event) => { if (event.key === "Escape") { tree.hide
 
 for (const [origin, [name]] of Object.entries(ORIGINS)) {
   if (origin === "untraced") continue;
-  const item = document.createElement("li"), swatch = document.createElement("span");
-  swatch.className = origin;
-  swatch.textContent = name;
-  item.append(swatch);
-  byId("legend").append(item);
+  byId("legend").append(element("li", { "data-origin": origin, hidden: "" }, element("span", { class: origin }, name)));
 }
 for (const text of EXAMPLES) {
   const button = document.createElement("button");

@@ -180,7 +180,7 @@ function showExperiment(one) {
   });
   const title = `${one.experiment}, version ${one.version}, ${one.state}`;
   return element("section", { class: "experiment" }, element("h3", {}, title),
-    element("p", {}, one.verdict.text),
+    element("p", {}, one.state === "draft" ? `It has not begun: outrider experiment start ${one.experiment}` : one.verdict.text),
     table(["arm", "", "#requests", words ?? one.metric, "first token p95", "difference to the control"],
       rows, `Arms of ${one.experiment}`));
 }
@@ -191,7 +191,7 @@ function showExperiments(experiments) {
   place.figure.hidden = !experiments;
   if (!experiments) return;
   renew(place.body, ...(experiments.length ? experiments.map(showExperiment)
-    : [element("p", { class: "hint" }, "No experiment is running.")]));
+    : [element("p", { class: "hint" }, "There is no experiment.")]));
 }
 
 // ---- time ----------------------------------------------------------------------------------

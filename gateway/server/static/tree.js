@@ -57,7 +57,7 @@ function drawTree(nodes, own, isDown) {
   return drawing;
 }
 
-const beside = matchMedia("(min-width: 72rem)");  // as in the style: is there room beside the text?
+const beside = matchMedia("(min-width: 78rem)");  // as in the style: is there room beside the text?
 
 // The tree on show, docked beside the text or above the message: it never covers what is read.
 const tree = {

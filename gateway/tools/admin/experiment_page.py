@@ -19,6 +19,7 @@ from gateway.experiments.statistics.report_text import (
     headline,
     notes,
 )
+from gateway.tools.bench.report_tables import table
 from gateway.tools.console.report_page import filled_page
 from gateway.tools.console.user_errors import EXIT_FAILED, complain
 
@@ -53,7 +54,7 @@ def experiment_page(analysis: Analysis) -> str:
             parts += _comparison(comparison, analysis)
     parts += [
         "<h2>Arms: estimate (interval)</h2>",
-        _table(["", *arm_titles(analysis.arms)], arm_rows(analysis.arms)),
+        table(["", *arm_titles(analysis.arms)], list(arm_rows(analysis.arms))),
         *(f'<p class="note">{escape(note)}</p>' for note in notes(analysis)),
         '<p class="note">All intervals hold however often you look. Only the row that decides '
         "keeps the experiment's alpha; of twenty others one may mislead.</p>",
@@ -71,19 +72,14 @@ def _comparison(comparison: ArmComparison, analysis: Analysis) -> Iterator[str]:
     rows = list(comparison_rows(comparison, analysis))
     yield f"<h2>{escape(comparison.arm)} against {escape(analysis.plan.control)}</h2>"
     yield _lifts(rows)
-    yield _table(COMPARISON_TITLES, (row.cells for row in rows))
-
-
-def _table(titles: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    yield table(COMPARISON_TITLES, [row.cells for row in rows])
 
 
 def _lifts(rows: Sequence[ComparisonRow]) -> str:
-    """Draw the lifts that have bounds, as intervals about no difference."""
+    """Draw the lifts that have bounds, as intervals about no difference.
+
+    The axis fits what decides; a wider interval is cut off at its ends.
+    """
     known = [
         row
         for row in rows
@@ -91,12 +87,14 @@ def _lifts(rows: Sequence[ComparisonRow]) -> str:
     ]
     if not known:
         return ""
-    reach = _MARGIN * max(max(abs(r.found.lift.low), abs(r.found.lift.high)) for r in known)
+    deciding = [row for row in known if row.is_primary] or known
+    reach = _MARGIN * max(max(abs(r.found.lift.low), abs(r.found.lift.high)) for r in deciding)
     reach = reach or 1.0
     height = _ROW * len(known) + 30
 
     def x(value: float) -> float:
-        return _LABELS + (_WIDTH - _LABELS) * (value + reach) / (2.0 * reach)
+        inside = min(max(value, -reach), reach)
+        return _LABELS + (_WIDTH - _LABELS) * (inside + reach) / (2.0 * reach)
 
     marks = [f'<path class="axis" d="M{x(0):.1f} 0V{height - 24}" stroke-dasharray="3 3"/>']
     for place, row in enumerate(known):
@@ -105,8 +103,9 @@ def _lifts(rows: Sequence[ComparisonRow]) -> str:
         marks += [
             f'<text class="row" x="{_LABELS - 8}" y="{y + 4}">{escape(row.title)}</text>',
             f'<path class="line" stroke="{color}" d="M{x(lift.low):.1f} {y}H{x(lift.high):.1f}"/>',
-            f'<circle cx="{x(lift.estimate):.1f}" cy="{y}" r="4" fill="{color}"/>',
         ]
+        if abs(lift.estimate) <= reach:
+            marks.append(f'<circle cx="{x(lift.estimate):.1f}" cy="{y}" r="4" fill="{color}"/>')
     for value in (-reach / _MARGIN, 0.0, reach / _MARGIN):
         text = f"{value:+.1%}" if value else "no difference"
         marks.append(f'<text class="x" x="{x(value):.1f}" y="{height - 6}">{text}</text>')

@@ -64,7 +64,7 @@ def report_page(result: BenchResult, *, sections: Sequence[ReportSection] = ()) 
     """The page of one run; `sections` come behind its figures."""
     parts = [*_notes(result.meta.notes), run_section(result)]
     parts += [_section(one) for one in sections]
-    parts += ["<h2>Conditions</h2>", conditions_table(result)]
+    parts += ["<h2>Conditions</h2>", _folded("What was run, and where", conditions_table(result))]
     return page(
         title=f"Benchmark of {result.meta.model}",
         subtitle=_subtitle(result),
@@ -145,6 +145,10 @@ def comparison_section(first: BenchResult, second: BenchResult, comparison: RunC
 
 
 # ---- words ------------------------------------------------------------------------------------
+
+
+def _folded(title: str, html: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
 
 
 def _section(section: ReportSection) -> str:
