@@ -47,6 +47,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter clear the imports away, or Triton's bindings report them as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder() -> Iterator[None]:
     """Remove with the tests what they wrote there."""

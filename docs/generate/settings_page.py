@@ -3,8 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from gateway.settings.paths import named_sections
+from gateway.settings.toml_text import toml_value
 from gateway.settings.tree import Settings, to_toml
 
 HEAD: Final = """\
@@ -60,7 +65,8 @@ def _sections(toml: str) -> Iterator[_Section]:
             section = _Section(name=_general(name) if line.startswith("#") else name, text=comments)
             comments = []
         elif found := _SETTING.fullmatch(line):
-            section.rows.append(_row(found[1], found[2], comments))
+            default = _default(section.name, found[1], found[2])
+            section.rows.append(_row(found[1], default, comments))
             comments = []
         elif line.startswith("# "):
             comments.append(line.removeprefix("# "))
@@ -73,6 +79,19 @@ def _general(name: str) -> str:
     if rest[:1] == ["arms"]:
         rest[1] = "ARM"
     return ".".join((first, "NAME", *rest))
+
+
+def _default(section: str, name: str, value: str | None) -> str | None:
+    """Return a setting's default: of sections that the operator names, the file has an example."""
+    if "NAME" not in section:
+        return value
+    model: type[BaseModel] = Settings
+    for part in section.split("."):
+        if part not in ("NAME", "ARM"):
+            kind = model.model_fields[part].annotation
+            model = named_sections(kind) or cast(type[BaseModel], kind)
+    found = model.model_fields[name].get_default(call_default_factory=True)
+    return None if found is None or found is PydanticUndefined else toml_value(found)
 
 
 def _row(name: str, value: str | None, comments: list[str]) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.errors import InvalidAdapterError
-from kernels.layers.lora import MAX_RANK
 
 _MAX_ALPHA: Final = 1e6
 _MAX_PATTERNS: Final = 4096
@@ -63,7 +62,7 @@ def read_scales(content: bytes) -> LoraScales:
         raise InvalidAdapterError("adapter_config.json is not JSON") from None
     if not isinstance(fields, dict):
         raise InvalidAdapterError("adapter_config.json holds no object")
-    _check_kind(fields)
+    check_kind(fields)
     rank_pattern = _pattern(fields, "rank_pattern")
     return LoraScales(
         rank=_rank(fields.get("r", 8), "r"),
@@ -79,7 +78,7 @@ def read_scales(content: bytes) -> LoraScales:
     )
 
 
-def _check_kind(fields: dict[str, Any]) -> None:
+def check_kind(fields: dict[str, Any]) -> None:
     """Raise InvalidAdapterError for everything that is more than low-rank products."""
     kind = fields.get("peft_type")
     if kind != "LORA":
@@ -129,6 +128,8 @@ def _matching(pattern: Mapping[str, Any], module: str) -> str:
 
 
 def _rank(value: object, name: str) -> int:
+    from kernels.layers.lora import MAX_RANK  # torch, which a gateway has not
+
     if type(value) is not int or not 1 <= value <= MAX_RANK:
         raise InvalidAdapterError(f"{name} is {_shown(value)}; ranks from 1 to {MAX_RANK} are run")
     return value

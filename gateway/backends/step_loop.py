@@ -121,6 +121,8 @@ def serve_loaded(engine: StepEngine, channel: Channel) -> int:
         log.exception("engine step failed")
         channel.send(Crashed(pack_error(error)))
         return EXIT_REPORTED
+    finally:
+        gc.unfreeze()  # or Triton's bindings report what is left at the end as leaked
     return 0
 
 

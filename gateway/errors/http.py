@@ -67,6 +67,7 @@ AUTHENTICATION: Final = "authentication_error"
 PERMISSION: Final = "permission_error"
 SERVER_ERROR: Final = "server_error"
 
+_MAX_PATH_CHARS: Final = 200
 _MAX_WAIT_S: Final = 86_400.0
 _MAX_RESET_S: Final = 32 * _MAX_WAIT_S  # longer than any month
 
@@ -218,8 +219,19 @@ async def handle_exception(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
         problem = replace(problem, headers={"allow": ", ".join(_methods(request))})
+    elif problem.code == "unknown_url":
+        problem = replace(problem, message=_advice(request))
     report_problem(request.url.path, problem, error)
     return problem.response()
+
+
+def _advice(request: Request) -> str:
+    """Say where the API is, to a client whose base URL lacks its /v1."""
+    path = request.url.path[:_MAX_PATH_CHARS]
+    scope = dict(request.scope, path=f"/v1{request.url.path}")
+    if any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
+        return f"Unknown path {path}: the API is under /v1, so the base URL ends in /v1."
+    return f"Unknown path {path}. /openapi.json lists all paths."
 
 
 def _methods(request: Request) -> list[str]:

@@ -152,8 +152,8 @@ class PassThrough:
         able = [name for name, t in self.cloud.tiers.items() if self._has(t, route)]
         if not able:
             raise BadRequestError(
-                f"/v1{route.path}: no tier of this server has it; its operator names it in "
-                f"tiers.NAME.endpoints ({route.endpoint}).",
+                f"/v1{route.path}: no tier of this server has it. Where a tier's server has it, "
+                f'its operator sets tiers.NAME.endpoints = ["{route.endpoint}"].',
                 code="endpoint_not_available",
             )
         tier = options.tier or (able[0] if model == AUTO else None)

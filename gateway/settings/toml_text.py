@@ -60,7 +60,7 @@ def _lines(path: str, section: BaseModel) -> Iterator[str]:
         else:
             if field.description:
                 yield f"# {' '.join(field.description.split())}"
-            yield f"#{name} =" if value is None else f"{name} = {_value(value)}"
+            yield f"#{name} =" if value is None else f"{name} = {toml_value(value)}"
     for inner_path, one in inner.items():
         yield from ("", *_comment(one), f"[{inner_path}]")
         yield from _lines(inner_path, one)
@@ -81,18 +81,19 @@ def _comment(section: BaseModel) -> Iterator[str]:
             yield f"# {line.strip()}"
 
 
-def _value(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return a value as TOML spells it."""
     match value:
         case bool():
             return "true" if value else "false"
         case int() | float():
             return repr(value)
         case BaseModel():
-            return _value(value.model_dump(mode="json", exclude_none=True, by_alias=True))
+            return toml_value(value.model_dump(mode="json", exclude_none=True, by_alias=True))
         case tuple() | list():
-            return f"[{', '.join(_value(item) for item in value)}]"
+            return f"[{', '.join(toml_value(item) for item in value)}]"
         case dict():
-            pairs = (f"{_value(key)} = {_value(item)}" for key, item in value.items())
+            pairs = (f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items())
             return f"{{{', '.join(pairs)}}}"
         case _:
             escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')

@@ -127,6 +127,11 @@ class ChatTokenizer:
             tokenizer.chat_template = template
         return cls(tokenizer, end_token_ids(path), tool_format)
 
+    @property
+    def has_template(self) -> bool:
+        """True if conversations can be rendered."""
+        return bool(self._tokenizer.chat_template)
+
     async def render_chat(
         self,
         messages: Sequence[Message],
@@ -284,8 +289,11 @@ class ChatTokenizer:
         end: PromptEnd,
         work: PromptWork,
     ) -> Prompt:
-        if not self._tokenizer.chat_template:
-            raise BadRequestError("This model has no chat template; use /v1/completions.")
+        if not self.has_template:
+            raise BadRequestError(
+                "This model has no chat template: use /v1/completions, or name a template with "
+                "--chat-template FILE."
+            )
         if end == "final_message" and self.may_think:
             param = f"messages.{len(conversation) - 1}.content"
             check_thinking_ended(conversation[-1]["content"], param, self.reasoning.format)

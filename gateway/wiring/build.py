@@ -5,6 +5,7 @@ no torch of its own.
 """
 
 import importlib
+import logging
 import os
 import random
 import time
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from engine.passes.step_times import CurveStore
     from gateway.wiring.parts import GatewayParts
     from gateway.workers.siblings import Siblings
+
+log = logging.getLogger(__name__)
 
 AnyEngineClient = InProcessEngineClient | ProcessEngineClient | RemoteEngines | AbsentEngine
 
@@ -119,6 +122,13 @@ def build_parts(
             tokenizers[tier] = load_chat_tokenizer(settings, tier, path)
         except (OSError, ValueError) as error:
             raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+        if not tokenizers[tier].has_template:
+            log.warning(
+                "the %s model has no chat template, so only /v1/completions can use it "
+                "model=%s advice=name one with --chat-template FILE",
+                tier,
+                path,
+            )
     if len({tokenizer.fingerprint for tokenizer in tokenizers.values()}) > 1:
         allowed_difference(settings)  # long before the engine has loaded its weights
     on_tokenizers({tier: tokenizer.fingerprint for tier, tokenizer in tokenizers.items()})

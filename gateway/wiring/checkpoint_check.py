@@ -18,6 +18,7 @@ from engine.model.checkpoint_files import read_object
 logger = logging.getLogger(__name__)
 
 _HUB_TIMEOUT_S: Final = 10.0
+_INDEX: Final = "model.safetensors.index.json"
 _ADAPTER: Final = "adapter_config.json"
 _TOKENIZERS: Final = frozenset(
     {"tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt"}
@@ -51,10 +52,22 @@ def check_checkpoint(path_or_id: str) -> None:
     names = {file.name for file in folder.iterdir()}
     _check_names(path_or_id, names, read_object(folder / _ADAPTER))
     _check_config(path_or_id, read_object(folder / "config.json"))
+    _check_shards(path_or_id, names, read_object(folder / _INDEX))
     if pointers := sorted(name for name in names if _is_pointer(folder / name)):
         raise UnsupportedModelError(
             f"{path_or_id}: {pointers[0]} is a pointer of Git LFS, not the file itself. Run "
             "`git lfs pull` in that folder."
+        )
+
+
+def _check_shards(place: str, names: Collection[str], index: Mapping[str, Any] | None) -> None:
+    """Raise UnsupportedModelError where files that the index names are not there."""
+    file_of = (index or {}).get("weight_map")
+    named = file_of.values() if isinstance(file_of, dict) else ()
+    if missing := sorted({str(name)[:200] for name in named} - set(names)):
+        raise UnsupportedModelError(
+            f"{place} lacks {len(missing)} of the files that {_INDEX} names, such as {missing[0]}. "
+            "Download the checkpoint again."
         )
 
 

@@ -4,10 +4,15 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
+from engine.adapters.peft_config import check_kind
+from engine.errors import InvalidAdapterError
+from engine.model.checkpoint_files import read_object
 from engine.request import TIERS, Tier
 from gateway.backends.spawning import EngineProcess, EngineRecipe
+from gateway.settings.adapters import parse_adapter
 from gateway.settings.caching import CacheSettings
 from gateway.settings.keys import KeySettings
 from gateway.settings.loopback import is_loopback
@@ -131,6 +136,7 @@ def check_models(settings: Settings) -> None:
             check_checkpoint(path)
     if is_here:
         _check_drafter(settings, named)
+        _check_adapters(settings)
 
 
 def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:
@@ -149,6 +155,17 @@ def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:
             "EAGLE-3, MTP, P-EAGLE or DFlash drafter, a Hugging Face id, or mtp for the drafter in "
             "the large model's own checkpoint."
         )
+
+
+def _check_adapters(settings: Settings) -> None:
+    """Raise InvalidAdapterError for an adapter of a kind that is not run, such as DoRA."""
+    for named in map(parse_adapter, settings.adapters.lora):
+        folder = Path(named.folder).expanduser()
+        if (config := read_object(folder / "adapter_config.json")) is not None:
+            try:
+                check_kind(dict(config))
+            except InvalidAdapterError as error:
+                raise InvalidAdapterError(f"--lora {named.name}={folder}: {error}") from None
 
 
 def _check_templates(settings: Settings, named: Mapping[Tier, str]) -> None:

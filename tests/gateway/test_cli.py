@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from rich.console import Console
+from rich.table import Table
 from typer.testing import CliRunner, Result
 
 from benchmarks.mock_upstream import MockScript
@@ -20,8 +21,15 @@ from engine.events import EngineInfo
 from gateway.cli import app, main
 from gateway.settings.tree import Settings, load_settings
 from gateway.text.chat import ChatTokenizer
-from gateway.tools.console.terminal import DRAFTED_STYLE, LoadingProgress, print_banner, token_text
-from gateway.tools.console.terminal_chat import ChatAnswer, ChatError, ChatOptions, stream_answer
+from gateway.tools.console.terminal import (
+    DRAFTED_STYLE,
+    LoadingProgress,
+    print_banner,
+    print_whole,
+    token_text,
+)
+from gateway.tools.console.terminal_chat import ChatAnswer, ChatOptions, stream_answer
+from gateway.tools.console.user_errors import ChatError
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 
@@ -391,3 +399,21 @@ def test_progress_in_a_log_is_a_line_for_each_stage() -> None:
         progress.report("loading the large model", 1.0)
     lines = console.export_text().splitlines()
     assert lines == ["loading the small model ...", "loading the large model ..."]
+
+
+def test_a_narrow_terminal_cuts_no_figure() -> None:
+    table = Table(box=None)
+    for title in ("key", "charged"):
+        table.add_column(title)
+    table.add_row("a key with a long name", "$1234.567891")
+    console = Console(file=io.StringIO(), width=12, record=True)
+    print_whole(console, table)
+    told = console.export_text()
+    assert "a key with a long name" in told
+    assert "$1234.567891" in told
+
+
+def test_the_address_of_serve_is_in_its_help() -> None:
+    told = " ".join(invoke("serve", "--help", env={"COLUMNS": "200"}).output.split())
+    assert "127.0.0.1 by default" in told
+    assert "8000 by default" in told

@@ -100,7 +100,7 @@ def _print(report: "UsageReport") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from gateway.tools.console.terminal import make_console
+    from gateway.tools.console.terminal import make_console, print_whole
 
     console = make_console()
     if not report.totals.attempts:
@@ -114,7 +114,7 @@ def _print(report: "UsageReport") -> None:
         table.add_row(escape(_title(group)), *_cells(group))
     table.add_section()
     table.add_row("total", *_cells(report.totals), style="bold")
-    console.print(table)
+    print_whole(console, table)
     for line in _closing_lines(report):
         console.print(line, soft_wrap=True)
 

@@ -19,6 +19,7 @@ from gateway.tools.console.command import (
     start_logging,
     tier_flags,
 )
+from gateway.tools.console.user_errors import ChatError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -90,7 +91,6 @@ def chat(  # noqa: PLR0913 - a flag each
 
     from gateway.tools.console.terminal import make_console
     from gateway.tools.console.terminal_chat import (
-        ChatError,
         ChatOptions,
         converse,
         is_reachable,

@@ -11,7 +11,7 @@ import typer
 
 from engine.errors import EngineError
 from gateway.settings.tree import DEFAULT_FILE, NONE, SettingsError
-from gateway.tools.console.user_errors import user_errors
+from gateway.tools.console.user_errors import ChatError, user_errors
 
 if TYPE_CHECKING:
     from gateway.telemetry.logs import LogFormat
@@ -113,8 +113,6 @@ def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, R
 
     @functools.wraps(command)
     def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        from gateway.tools.console.terminal_chat import ChatError
-
         with user_errors(usage=(SettingsError,), failed=(EngineError, ChatError)):
             return command(*args, **kwargs)
 

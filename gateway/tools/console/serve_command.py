@@ -56,7 +56,7 @@ Start the gateway and keep it up.
 
   outrider serve --large Qwen/Qwen3-8B --small Qwen/Qwen3-0.6B --device cuda
 
-  outrider serve --large ./my-model --port 9000  [dim]# one tier, no speculation[/dim]
+  outrider serve --large ./my-model --port 9000  [dim]# one tier, drafts from text alone[/dim]
 
   outrider serve --config prod.toml --set engine.max_sequences=128
 
@@ -90,8 +90,13 @@ def serve(  # noqa: PLR0913 - a flag each
     lora: LoraOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; 127.0.0.1 by default, 0.0.0.0 for all."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 8000 by default, 0 for any free.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Processes that answer requests; 1 by default.")
     ] = None,

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from engine.events import EngineInfo
 from gateway.settings.tiers import UpstreamSettings
 
+_WIDEST: Final = 1000
 DRAFTED_STYLE = "bold green"
 """Tokens that the small model guessed and the large one confirmed."""
 
@@ -19,6 +22,13 @@ DRAFTED_STYLE = "bold green"
 def make_console(*, stderr: bool = False) -> Console:
     """A console that leaves numbers and brackets in answers alone."""
     return Console(stderr=stderr, highlight=False)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table at its full width: a narrow terminal wraps its lines and cuts no figure."""
+    options = console.options.update(max_width=_WIDEST)
+    console.width = max(console.width, Measurement.get(console, options, table).maximum)
+    console.print(table)
 
 
 class LoadingProgress:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from gateway.schema.kinds import Policy
 from gateway.tools.console.terminal import DRAFTED_STYLE, token_text
+from gateway.tools.console.user_errors import ChatError
 from gateway.upstream.event_stream import EventSplitter, event_data
 
 _DEGRADED: Final = "degraded: an upstream tier should have answered and could not"
@@ -20,10 +21,6 @@ _THINKING_FIELDS: Final = ("reasoning_content", "reasoning")
 _DRAFTED_HELP: Final = (
     f"[{DRAFTED_STYLE}]green[/] [dim]tokens were drafted by the small model[/dim]"
 )
-
-
-class ChatError(Exception):
-    """The gateway refused the request or could not be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

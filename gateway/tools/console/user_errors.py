@@ -9,6 +9,11 @@ import typer
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
+
+class ChatError(Exception):
+    """The gateway refused a chat's request or could not be reached."""
+
+
 Errors = tuple[type[Exception], ...]
 
 

@@ -113,10 +113,16 @@ def _vector_extension() -> str:
 def _bfloat16(settings: Settings) -> Finding:
     import torch
 
+    from kernels.cpu.product_library import product_support
+
     if torch.cuda.is_available() and settings.engine.device != "cpu":
         is_native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         is_native = _cpu_has_bfloat16()
+    has_products = settings.engine.device != "cuda" and product_support().library is not None
+    if has_products and not is_native:
+        detail = "computed by the compiled products"
+        return Finding(name="bfloat16", status="ok", detail=detail)
     if is_native or settings.engine.dtype in ("float32", "float16"):
         detail = "computed natively" if is_native else "not native, not used"
         return Finding(name="bfloat16", status="ok", detail=detail)
@@ -305,7 +311,7 @@ def _router(settings: Settings) -> Finding:
 
     path = settings.models.resolved_router()
     if path is None:
-        detail = "none: `auto` means the large model"
+        detail = "none for this pair: `auto` lets the small model begin and judges its first tokens"
         return Finding(name="router", status="ok", detail=detail)
     load_policy(path)
     return Finding(name="router", status="ok", detail=f"at {path}")

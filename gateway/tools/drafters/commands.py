@@ -20,6 +20,7 @@ from gateway.tools.drafters.shared import (
     found_data,
     need,
     quiet_transformers,
+    refuse_missing,
     say_stage,
 )
 from gateway.tools.drafters.tables import print_head, print_training, print_tuning
@@ -136,6 +137,7 @@ def train(  # noqa: PLR0913 - a flag each
         {"--small": small, "--layers": layers, "--width": width},
         {"--draft-vocab": draft_vocab, "--unroll": unroll},
     )
+    refuse_missing((large, small), data)
     with draft_errors("go on with --resume"):
         from draft.training.distill import DistillPlan
         from draft.training.drafter_job import DrafterJob, train_drafter
@@ -256,6 +258,7 @@ def tune(  # noqa: PLR0913 - a flag each
         need("matplotlib", "--plots")
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} exists already; name another with --out, or --force")
+    refuse_missing((large, small), data)
     with draft_errors("nothing was written"):
         from transformers import AutoTokenizer
 

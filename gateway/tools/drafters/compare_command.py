@@ -8,6 +8,7 @@ import typer
 from gateway.settings.tree import NONE, Settings
 from gateway.tools.console.command import DeviceOption, DtypeOption
 from gateway.tools.drafters.shared import (
+    OWN_HEAD,
     EngineConfigFile,
     EngineThreads,
     PromptDataPath,
@@ -17,6 +18,7 @@ from gateway.tools.drafters.shared import (
     found_data,
     need,
     quiet_transformers,
+    refuse_missing,
     say_stage,
 )
 from gateway.tools.drafters.tables import print_comparison
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from draft.training.tune import DraftLimits, Traffic
     from engine.core import Engine
 
-_OWN_HEAD = "mtp"
 
 COMPARE_HELP = """
 Compare drafters of a large model: acceptance by depth, milliseconds a level, tokens per second.
@@ -73,6 +74,7 @@ def compare(  # noqa: PLR0913 - a flag each
         need("matplotlib", "--plot")
     if len(set(drafter)) < len(drafter):
         raise typer.BadParameter("a --drafter is named twice; name each once")
+    refuse_missing((large, *drafter), data)
     with draft_errors("nothing was written"):
         from gateway.wiring import start as wiring
 
@@ -118,7 +120,7 @@ def _is_head(path: str) -> bool:
     from draft.heads.head_config import is_head
     from engine.model.weights import resolve_checkpoint
 
-    return path == _OWN_HEAD or is_head(resolve_checkpoint(path))
+    return path == OWN_HEAD or is_head(resolve_checkpoint(path))
 
 
 def _traffic(

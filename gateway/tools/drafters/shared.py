@@ -4,17 +4,19 @@ import contextlib
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from engine.errors import EngineError
-from gateway.settings.tree import Settings, SettingsError, load_settings
+from gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
 from gateway.tools.console.user_errors import EXIT_FAILED, user_errors
 
 DATA_VARIABLE = "OUTRIDER_DATA"
+OWN_HEAD = "mtp"
+"""In the place of a path: the head in the large model's own checkpoint."""
 
 LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
 PromptDataPath = Annotated[
@@ -27,6 +29,19 @@ PromptDataPath = Annotated[
 EngineConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")]
 EngineThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 TrainingSeed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled answers.")]
+
+
+def refuse_missing(models: Iterable[str | None], data: Path) -> None:
+    """Exit where a model's folder or the data are not there, before anything heavy is imported."""
+    with user_errors(failed=(SettingsError,)):
+        for model in models:
+            if model is not None and is_missing_folder(model) and model != OWN_HEAD:
+                raise SettingsError(
+                    f"{model}: no such folder. Name a folder with a checkpoint, or a Hugging Face "
+                    "id such as Qwen/Qwen3-0.6B."
+                )
+        if not found_data(data).is_file():
+            raise SettingsError(f"{data}: no such file, nor under ${DATA_VARIABLE}. Name the data.")
 
 
 @contextlib.contextmanager

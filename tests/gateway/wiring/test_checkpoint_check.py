@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from engine.errors import UnsupportedModelError
+from engine.errors import InvalidAdapterError, UnsupportedModelError
 from engine.model.families.table import FAMILIES
 from engine.model.gguf.header import read_header
 from gateway.settings.sections import bundled_pair
@@ -229,3 +229,21 @@ def test_a_drafter_that_cannot_be_there_is_refused_before_torch_is_imported(
 @pytest.mark.parametrize("drafter", ["mtp", str(SMALL), "owner/name"])
 def test_drafters_that_may_be_there_are_left_to_the_engine(drafter: str) -> None:
     check_models(load_settings(flags={"models.drafter": drafter}, environ={}, config_file=None))
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    shutil.copytree(bundled_pair() / "small", tmp_path, dirs_exist_ok=True)
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors").rename(tmp_path / weights["a"])
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(UnsupportedModelError, match=f"such as {weights['b']}"):
+        check_checkpoint(str(tmp_path))
+
+
+def test_an_adapter_of_another_kind_is_refused_before_the_engine_starts(tmp_path: Path) -> None:
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "use_dora": True}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    settings = load_settings(flags={"adapters.lora": (f"mine={tmp_path}",)}, environ={})
+    with pytest.raises(InvalidAdapterError, match=r"--lora mine=.*use_dora is .rue"):
+        check_models(settings)

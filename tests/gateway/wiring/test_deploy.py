@@ -445,7 +445,8 @@ def test_the_unit_lets_the_gateway_drain() -> None:
     server = load_settings(environ={}).server
     assert int(found["TimeoutStopSec"][0]) > server.drain_grace_s + server.drain_timeout_s
     assert found["StateDirectory"] == ["outrider"]
-    assert "XDG_STATE_HOME=/var/lib" in found["Environment"]
+    assert {"XDG_STATE_HOME=/var/lib", "XDG_CACHE_HOME=/var/cache"} <= set(found["Environment"])
+    assert "Documentation" not in found, "no file is installed that it could name"
     assert found["RestartPreventExitStatus"] == ["2"]
 
 
@@ -478,3 +479,15 @@ def test_systemd_takes_the_unit_and_finds_it_safe(tmp_path: Path) -> None:
         assert result.returncode == 0, result.stdout + result.stderr
         if command == ["verify"]:
             assert not result.stderr.strip()
+
+
+def test_the_scrapers_key_may_read_metrics() -> None:
+    made = [
+        line
+        for file in DEPLOY.rglob("*")
+        if file.suffix in {".yaml", ".yml"}
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "keys create" in line and "prometheus" in line
+    ]
+    assert len(made) == 2
+    assert all("--metrics" in line for line in made)

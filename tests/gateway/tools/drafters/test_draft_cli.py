@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,21 @@ def same_threads() -> object:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (("train", "--large", "./nosuch", "--out", "o"), "./nosuch: no such folder"),
+        (("tune", "--large", "./nosuch", "--small", "a/b"), "./nosuch: no such folder"),
+        (("compare", "a/b", "--drafter", "./nosuch"), "./nosuch: no such folder"),
+        (("train", "--large", "a/b", "--out", "o"), "nodata.jsonl: no such file"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_loaded(
+    command: tuple[str, ...], missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "draft.training.distill", None)  # its import would fail
+    result = CliRunner().invoke(app, ["draft", *command, "--data", "nodata.jsonl"])
+    assert result.exit_code == 1
+    assert missing in " ".join(result.output.split())
