@@ -527,3 +527,19 @@ def test_a_dry_run_goes_through_everything(module: str, tmp_path: Path) -> None:
     assert written["errors"] == {}
     assert written["skipped"] == []
     assert written["results"]["ceilings"]["copy_bytes_per_s"] > 0
+
+
+def test_a_dry_run_takes_what_a_slow_machine_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: set[float] = set()
+
+    def run_part(
+        name: str, command: list[str], *, limit_s: float, quiet: bool
+    ) -> gpu_check.Outcome:
+        limits.add(limit_s)
+        return gpu_check.Outcome(name=name, seconds=900.0, problem=None, output="1 passed")
+
+    monkeypatch.setattr(gpu_check, "run_part", run_part)
+    assert gpu_check.main(["--dry", "--results", str(tmp_path)]) == 0
+    assert limits == {float("inf")}

@@ -30,9 +30,9 @@ from gateway.tools.demo.process import DemoError, GatewayProcess
 _PAIR: Final = Path(__file__).parents[3] / "draft" / "pair"
 _ENGINES: Final = 3
 _APPLICATION: Final = "outrider-demo"
-_TIMEOUT_S: Final = 120.0
 _CLIENTS: Final = 24
-_MOST_LOAD_S: Final = 120.0
+_LEAST_PATIENCE_S: Final = 120.0
+_PATIENCE: Final = 6.0  # times what one engine takes here to start and to answer all questions
 _DETERMINISTIC: Final = ("--deterministic", "--dtype", "float32", "--num-threads", "1")
 _ENGINE_SETTINGS: Final[dict[str, str | int | float | bool]] = {
     "engine.deterministic": True,
@@ -95,9 +95,9 @@ async def ask(client: openai.AsyncOpenAI, question: FleetQuestion) -> FleetReply
     return FleetReply(question=question, text="".join(pieces), first_s=first_s, error=error)
 
 
-def _client(url: str) -> openai.AsyncOpenAI:
+def _client(url: str, timeout_s: float | None = None) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
-        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=_TIMEOUT_S
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=timeout_s
     )
 
 
@@ -164,7 +164,7 @@ class RayFleet:
     def kill_one(self) -> int:
         """Kill the engine of any replica with SIGKILL; returns its process."""
         handle = self._serve.get_deployment_handle("pair", _APPLICATION)
-        pid: int = handle.pid.remote().result(timeout_s=_TIMEOUT_S)
+        pid: int = handle.pid.remote().result()
         os.kill(pid, signal.SIGKILL)
         return pid
 
@@ -174,10 +174,13 @@ class RayFleet:
         self._ray.shutdown()
 
 
-async def load(url: str, fleet: RayFleet, console: Console) -> tuple[list[FleetReply], int]:
+async def load(
+    url: str, fleet: RayFleet, console: Console, patience_s: float
+) -> tuple[list[FleetReply], int]:
     """Ask under load, kill an engine, and go on until another one is there.
 
-    Returns the replies and the most replicas that there were.
+    Returns the replies and the most replicas that there were. patience_s: for that other one, and
+    for each answer.
     """
     replies: list[FleetReply] = []
     most = fleet.num_running()
@@ -191,12 +194,12 @@ async def load(url: str, fleet: RayFleet, console: Console) -> tuple[list[FleetR
             if len(replies) == _CLIENTS:
                 has_begun.set()
 
-    async with _client(url) as client:
+    async with _client(url, patience_s) as client:
         clients = [asyncio.create_task(one_client(client, place)) for place in range(_CLIENTS)]
         await has_begun.wait()
         pid = await asyncio.to_thread(fleet.kill_one)
         console.print(f"kill -9 {pid}: an engine, with answers under way.")
-        until_s = time.monotonic() + _MOST_LOAD_S
+        until_s = time.monotonic() + patience_s
         while most <= _ENGINES and time.monotonic() < until_s:
             await asyncio.sleep(0.5)
             most = max(most, await asyncio.to_thread(fleet.num_running))
@@ -240,8 +243,10 @@ def run(console: Console) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-")))
         console.print("A single engine answers first ...")
         models = ("--large", str(_PAIR / "large"), "--small", str(_PAIR / "small"))
+        began_s = time.monotonic()
         with GatewayProcess([*models, *_DETERMINISTIC]) as single:
             alone = asyncio.run(ask_all(single.start()))
+        patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * (time.monotonic() - began_s))
         key = folder / "fleet.key"
         write_fleet_keys(key)
         console.print(f"Ray Serve starts {_ENGINES} engines ...")
@@ -251,7 +256,7 @@ def run(console: Console) -> int:
         gateway = stack.enter_context(GatewayProcess([*models, *engines]))
         url = gateway.start()
         console.print(f"They serve, behind a gateway on {url}. {_CLIENTS} clients ask at once.")
-        replies, most = asyncio.run(load(url, fleet, console))
+        replies, most = asyncio.run(load(url, fleet, console, patience_s))
         return judge(console, alone, replies, most)
 
 

@@ -5,11 +5,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from typing import IO, Any, Final, Self
 
-_START_TIMEOUT_S: Final = 120.0
 _STOP_TIMEOUT_S: Final = 20.0
 _URL: Final = re.compile(r"ready on (http://\S+)")
 
@@ -40,14 +38,9 @@ class GatewayProcess:
                 [*command, *self._arguments], stdout=subprocess.PIPE, stderr=log, text=True
             )
             self._process = process
-            # Its output ends when it does, so one timer bounds the waiting for its first line.
-            timer = threading.Timer(_START_TIMEOUT_S, process.kill)
-            timer.start()
-            try:
-                assert process.stdout is not None
-                url = _find_url(process.stdout)
-            finally:
-                timer.cancel()
+            # Its output ends when it does. How long a start takes is the machine's business.
+            assert process.stdout is not None
+            url = _find_url(process.stdout)
             if url is None:
                 self.kill()
                 raise DemoError(f"the gateway did not start:\n{_tail(log)}")
