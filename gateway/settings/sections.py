@@ -117,11 +117,12 @@ class ServerSettings(Section):
 
 
 class ModelSettings(Section):
-    """Models that answer. None set, and no upstream tier: the pair that comes with Outrider."""
+    """Models that answer. None set, and no upstream tier: the pair that comes with Outrider, which
+    `outrider serve` grows to 150 and 15 million parameters where memory allows."""
 
     large: str | None = None
     """Folder, GGUF file or Hugging Face id of the large model; "none" for no such tier, "demo" for
-    the one that comes with Outrider."""
+    the one that comes with Outrider, as it is."""
     small: str | None = None
     """Folder, GGUF file or Hugging Face id of the small model, which answers easy prompts and
     drafts for the large one; "none" for no such tier, "demo" for the one that comes with
