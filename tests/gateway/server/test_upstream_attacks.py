@@ -720,7 +720,7 @@ def test_unread_answers_are_not_fetched_from_upstream(make: Make) -> None:
         with socket.create_connection((host, port or 0)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
             client.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
                 b"content-type: application/json\r\n"
                 + f"content-length: {len(body)}\r\n\r\n{body}".encode()
             )
