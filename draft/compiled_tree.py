@@ -312,6 +312,8 @@ def frontier_slices(
         *(tokens_at, tokens_at + row_bytes, tokens_at + 2 * row_bytes),
         ctypes.addressof(ctypes.c_char.from_buffer(words)),
     )
+    if is_narrow < 0:
+        raise ValueError("a tree's frontier is its root; choose a frontier before its rows")
     found = numbers.tolist()
     counts, tokens = found[:num_trees], found[num_trees : num_trees + num_rows]
     positions, masks = found[-2 * num_rows : -num_rows], found[-num_rows:]

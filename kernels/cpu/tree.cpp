@@ -251,12 +251,14 @@ int64_t choose_frontier(Tree& tree, int64_t max_frontier, double min_path_prob, 
 }
 
 // Lists the rows of the next pass, the frontier's missing ancestors first, and gives them slots.
+// Returns how many; -1, and changes nothing, where the root is among them: it has its slot.
 int64_t take_rows(Tree& tree, int64_t* rows) {
     int64_t* end = std::copy(tree.ancestors, tree.ancestors + tree.num_ancestors, rows);
     end = std::copy(tree.frontier, tree.frontier + tree.num_frontier, end);
     const int64_t number = end - rows;
-    tree.num_ancestors = 0;
     Candidate* all = tree.candidates;
+    if (std::any_of(rows, end, [all](int64_t node) { return all[node].parent < 0; })) return -1;
+    tree.num_ancestors = 0;
     int64_t by_depth[2 * kTreeSlots];
     for (int64_t row = 0; row < number; ++row) {
         all[rows[row]].offset = tree.num_slots + row;
@@ -416,7 +418,7 @@ EXPORT int32_t outrider_tree_choose_open(Tree* tree, int64_t most, double min_pa
 
 // Makes the rows of the chosen frontiers, all trees' one behind the other: tokens, positions, and
 // masks, of which `first_words` are the first. counts: of each tree. Returns 1 if the first words
-// are all that there is of the masks.
+// are all that there is of the masks, -1 where a frontier is still the root.
 EXPORT int32_t outrider_tree_rows(Tree* const* trees, int64_t num_trees, int64_t* counts,
                                   int64_t* token_ids, int64_t* positions, uint64_t* first_words,
                                   uint64_t* masks) {
@@ -425,6 +427,7 @@ EXPORT int32_t outrider_tree_rows(Tree* const* trees, int64_t num_trees, int64_t
     for (int64_t number = 0; number < num_trees; ++number) {
         Tree& tree = *trees[number];
         counts[number] = take_rows(tree, rows);
+        if (counts[number] < 0) return -1;
         is_narrow = is_narrow && tree.num_slots <= 64;
         for (int64_t row = 0; row < counts[number]; ++row) {
             const Candidate& candidate = tree.candidates[rows[row]];

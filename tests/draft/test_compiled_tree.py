@@ -193,6 +193,9 @@ def test_what_does_not_fit_together_is_refused() -> None:
         tree.add_chain(TEXTS[0], [1, 2], [0.5])
     with pytest.raises(ValueError, match="children of 2 nodes, not 1"):
         tree.grow([[], []])
+    view = KVView(BlockPool(num_blocks=4, block_size=16), root=root_hash(""))
+    with pytest.raises(ValueError, match="frontier is its root"):
+        tree_batch.frontier_slices([tree], [view])
     with pytest.raises(KeyError, match="not among its own candidates"):
         tree.add_answer([3], [[(2, 0.5)]], min_path_prob=0.0)
     with pytest.raises(ValueError, match="max_nodes=257"):
