@@ -3,7 +3,7 @@
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,8 @@ _ENOUGH_S = 4.0
 # Times are kept for later starts if this thread had a core for so much of the measurement: what
 # other programs took is no property of the machine.
 _UNDISTURBED_SHARE = 0.85
+# Saved times are measured anew where passes take less than this share of them.
+_BEATEN_SHARE = 0.8
 
 # How fast a running correction learns, and how fast it forgets a size that is not used any more.
 _SCALE_WEIGHT = 0.02
@@ -70,6 +72,20 @@ class StepTimeCurve:
             seconds=tuple(smoothed),
             context=context,
             row_context_s=row_context_s,
+        )
+
+    def fastest(self, other: "StepTimeCurve") -> "StepTimeCurve":
+        """Return the lower of two measurements at each size: what disturbs only adds time.
+
+        Of other sizes or contexts, the other is the answer.
+        """
+        if (other.num_rows, other.context) != (self.num_rows, self.context):
+            return other
+        return StepTimeCurve(
+            num_rows=self.num_rows,
+            seconds=tuple(map(min, self.seconds, other.seconds)),
+            context=self.context,
+            row_context_s=min(self.row_context_s, other.row_context_s),
         )
 
     def __call__(self, num_rows: int, context: float | None = None) -> float:
@@ -204,8 +220,10 @@ def profile_step_times(
 
 
 @torch.inference_mode()
-def warm_up_passes(runner: ModelRunner) -> None:
+def warm_up_passes(runner: ModelRunner) -> dict[int, float]:
     """Run a pass of each profiled size, so that kernels are chosen and packed before a request.
+
+    Returns the seconds of a second pass by its size.
 
     On a CPU only of the small ones: computing is most of a large pass there, the first time too.
     """
@@ -219,6 +237,7 @@ def warm_up_passes(runner: ModelRunner) -> None:
         view.reserve(max(sizes))
         for rows in sizes:
             _time_pass(runner, view, tokens[:rows], 0)
+        return {rows: _time_pass(runner, view, tokens[:rows], 0) for rows in sizes}
     finally:
         view.release()
 
@@ -257,6 +276,12 @@ def _time_pass(runner: ModelRunner, view: KVView, token_ids: list[int], start: i
     return time.perf_counter() - started_s
 
 
+def _beats(seconds: Mapping[int, float], curve: StepTimeCurve) -> bool:
+    """True if passes of several sizes took much less time than a curve says."""
+    ratios = sorted(found_s / curve(rows) for rows, found_s in seconds.items())
+    return ratios[len(ratios) // 2] < _BEATEN_SHARE
+
+
 class CurveStore(Protocol):
     """Curves of earlier starts (engine/passes/saved_times.py)."""
 
@@ -275,17 +300,19 @@ def follow_step_times(
 ) -> RunningStepTimes:
     """Profile a runner, or take what was `saved`, and go on learning from every pass.
 
-    On a processor that is busy with other programs a measurement is used, but not saved.
+    On a processor that is busy with other programs a measurement is used, but not saved. Times of
+    a busy moment may be saved all the same, so passes that are much faster than what was saved have
+    it measured anew, and the faster times are kept.
     """
-    curve = saved.load(runner) if saved is not None else None
-    if curve is not None:
-        warm_up_passes(runner)
-    else:
+    known = curve = saved.load(runner) if saved is not None else None
+    if curve is None or _beats(warm_up_passes(runner), curve):
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         curve = profile_step_times(runner, on_progress=on_progress)
+        if known is not None:
+            curve = known.fastest(curve)
         wall_s, cpu_s = time.perf_counter() - begun_s, time.thread_time() - begun_cpu_s
         is_undisturbed = runner.device.type != "cpu" or cpu_s >= _UNDISTURBED_SHARE * wall_s
-        if saved is not None and is_undisturbed:
+        if saved is not None and (is_undisturbed or known is not None):
             saved.save(runner, curve)
     times = RunningStepTimes(curve)
     runner.on_pass = times.observe

@@ -1,6 +1,7 @@
 """Pass times on disk: taken where they hold, ignored where they are wrong, never an error."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelRunner]:
         return CURVE
 
     monkeypatch.setattr(step_times, "profile_step_times", profile)
+    monkeypatch.setattr(step_times, "warm_up_passes", lambda _: {1: 0.09, 2: 0.1, 8: 0.2})
     monkeypatch.setattr(step_times, "_UNDISTURBED_SHARE", 0.0)
     return found
 
@@ -45,6 +47,17 @@ def test_a_second_start_does_not_measure(
     assert runner.pool.num_used == 0
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o077 for path in folder.iterdir()] == [0]
+
+
+def test_times_of_a_busy_moment_are_measured_anew_and_the_faster_kept(
+    runner: ModelRunner, measured: list[ModelRunner], tmp_path: Path
+) -> None:
+    saved = SavedTimes(tmp_path, {})
+    slow = replace(CURVE, seconds=(0.08, 0.2, 0.6))
+    saved.save(runner, slow)
+    assert follow_step_times(runner, saved=saved)(8) == pytest.approx(0.3)
+    assert measured == [runner]
+    assert saved.load(runner) == replace(CURVE, seconds=(0.08, 0.1, 0.3))
 
 
 def test_other_conditions_are_measured_anew(
