@@ -1,8 +1,8 @@
 """Bounds on the length of strings that have a pattern or a format too.
 
 A grammar cannot say "and". So a pattern whose parts follow one another has the numbers of its
-repetitions narrowed until its texts are within the bounds, and a format is dropped into a pattern
-of its own. Texts may be excluded that would conform; none is let through that does not.
+repetitions narrowed until its texts are within the bounds, and a format gets a pattern of its own.
+Texts may be excluded that would conform; none is let through that does not.
 """
 
 import re
@@ -102,7 +102,7 @@ def of_length(pattern: str, lengths: Lengths, place: str) -> str:
     if lengths.is_free:
         return pattern
     parts = _parts(pattern.removeprefix("^"))
-    if parts is None:
+    if parts is None or any(high is not None and high < low for _, low, high in parts):
         raise unsupported(
             place, "minLength or maxLength beside a pattern with groups, alternatives or escapes"
         )

@@ -22,6 +22,7 @@ _ESCAPES: Final = {
 _LAST: Final = 0x10FFFF
 _UNESCAPED: Final = r'[^"\\\0-\x1f]'
 _ANY_CONTENT: Final = r'Regex("^([^\"\\\\\\x00-\\x1f]|\\\\[\"\\\\/bfnrt])*$")'
+_MAX_BUDGET: Final = 2**31 - 1
 _Range = tuple[int, int]  # first and last code point
 # What JSON allows in a string only as an escape, and what no text can hold.
 _FORBIDDEN: Final[tuple[_Range, ...]] = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF))
@@ -52,7 +53,7 @@ def length_rules(shortest: int, longest: int | None, name: str) -> str:
     if longest == shortest:
         return f"{name} ::= {_UNESCAPED}{{{shortest}}}\n"
     least = f"{_UNESCAPED}{{{shortest}}} " if shortest else ""
-    budget = "" if longest is None else f"[max_chars={longest - shortest}]"
+    budget = "" if longest is None else f"[max_chars={min(longest - shortest, _MAX_BUDGET)}]"
     return f"{name} ::= {least}{name}_rest\n{name}_rest{budget} ::= {_ANY_CONTENT}\n"
 
 

@@ -17,6 +17,7 @@ StringRule = str | Lengths
 """What a string holds: a regular expression for all of it, or a number of characters."""
 
 _MAX_UNROLLED: Final = 128  # repetitions up to which the compiler keeps JSON's rules for strings
+_MAX_SHORTEST: Final = 20_000
 _MAX_FACTOR: Final = 1000  # its automaton has a state for each remainder
 _MAX_LISTED: Final = 1000
 _STEP: Final = Decimal("0.000001")  # the compiler writes numbers within bounds with six decimals
@@ -37,6 +38,10 @@ def prepare_string(own: dict[str, Any], place: str) -> dict[str, Any] | StringRu
     if lengths.is_empty:
         raise InvalidGrammarError(
             f"{place}: minLength={lengths.shortest} is over maxLength={lengths.longest}"
+        )
+    if lengths.shortest > _MAX_SHORTEST:
+        raise InvalidGrammarError(
+            f"{place}: minLength={lengths.shortest} is over the limit of {_MAX_SHORTEST}"
         )
     format_ = own.get("format")
     is_enforced = isinstance(format_, str) and (format_ in FORMATS or format_ in _PATTERNS)

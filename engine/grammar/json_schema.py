@@ -146,19 +146,19 @@ class _Preparation:
 
     def _reference(self, reference: str, place: str) -> str:
         """A reference, checked: the compiler takes what it cannot find for "anything"."""
-        if not (reference + "/").startswith("#/"):
-            raise InvalidGrammarError(f"{place}: $ref must point into the schema itself (#/…)")
         self._resolve(reference, place)
         if _PLAIN_REFERENCE.fullmatch(reference):
             return reference
         known = {reference: name for name, reference in self._named.items()}
         name = known.get(reference, f"outrider-reference-{len(known)}")
-        if len(known) == _MAX_NAMED:
+        if len(self._named | {name: reference}) > _MAX_NAMED:
             raise InvalidGrammarError(f"{place}: more than {_MAX_NAMED} references with escapes")
         self._named[name] = reference
         return f"#/$defs/{name}"
 
     def _resolve(self, reference: str, place: str) -> Any:
+        if not (reference + "/").startswith("#/"):
+            raise InvalidGrammarError(f"{place}: $ref must point into the schema itself (#/…)")
         here = self._document
         for part in unquote(reference).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -194,7 +194,7 @@ class _Preparation:
             check_values(branch, place)  # it may be a definition that was not looked at yet
             if "$ref" not in branch:
                 return branch
-            branch = self._resolve(self._reference(branch["$ref"], place), place)
+            branch = self._resolve(branch["$ref"], place)
         return {}
 
     def _typed(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
