@@ -228,3 +228,10 @@ def test_rows_without_a_start_do_not_break_the_course() -> None:
         rows[0], sent_s=None, first_s=None, last_s=None, gaps_ms=[], error="unfinished"
     )
     _read(report_page(made_result([held, *rows[1:]])))
+
+
+def test_the_conditions_are_folded() -> None:
+    page = report_page(made_result(made_rows(20)))
+    folded = page.partition("<h2>Conditions</h2>")[2].partition("</details>")[0]
+    assert folded.strip().startswith("<details><summary>")
+    assert 'class="table conditions"' in folded
