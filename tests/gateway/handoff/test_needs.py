@@ -51,8 +51,6 @@ NEEDS: list[tuple[dict[str, Any], NeedKind, str]] = [
     (says({"type": "input_audio", "input_audio": {}}), "audio", "messages.1.content.0.type"),
     (says({"type": "file", "file": {}}), "files", "messages.1.content.0.type"),
     (says({"type": "video_url"}), "options", "messages.1.content.0.type"),
-    (says({"type": "text", "text": "x", "cache_control": {}}), "options",
-     "messages.1.content.0.cache_control"),
     ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "options", "messages.0.weight"),
     ({"messages": [{"role": "function", "content": "x"}]}, "tools", "messages.0.role"),
     (answered(audio={"id": "a"}), "audio", "messages.1.audio"),
@@ -62,7 +60,6 @@ NEEDS: list[tuple[dict[str, Any], NeedKind, str]] = [
     (answered(tool_calls=[{**FUNCTION, "id": "a", "more": 1}]), "options",
      "messages.1.tool_calls.0.more"),
     ({"tools": [FUNCTION, {"type": "web_search"}]}, "tools", "tools.1.type"),
-    ({"tools": [{**FUNCTION, "cache_control": {}}]}, "options", "tools.0.cache_control"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools"}}, "tools", "tool_choice.type"),
     ({"functions": [{"name": "f"}]}, "tools", "functions"),
     ({"function_call": {"name": "f"}}, "tools", "function_call"),
@@ -87,6 +84,17 @@ def test_needs(extra: dict[str, Any], capability: NeedKind, param: str) -> None:
     document = {**CHAT, **extra}
     assert kinds(document) == [(capability, param)]
     assert not is_local(document, "chat")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        says({"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}),
+        {"tools": [{**FUNCTION, "cache_control": {"type": "ephemeral"}}]},
+    ],
+)
+def test_a_mark_for_anothers_cache_sends_no_request_away(extra: dict[str, Any]) -> None:
+    assert kinds({**CHAT, **extra}) == []
 
 
 @pytest.mark.parametrize("hint", ["reasoning_effort", "verbosity"])
