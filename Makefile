@@ -60,7 +60,7 @@ bench-lab: $(VENV)/.installed-dev ## replay a trace, run an A/B to its decision;
 # With the machine's own Python: nothing is installed. DRY=1 needs no GPU, so .venv will do there.
 GPU_PYTHON ?= $(if $(and $(DRY),$(wildcard $(PY))),$(PY),python3)
 
-gpu-check: ## kernel tests and GPU benchmarks in 8 minutes; DRY=1: what needs no GPU
+gpu-check: ## checks, figures and tests on a GPU in 12 minutes; DRY=1: what needs no GPU
 	@$(GPU_PYTHON) -m benchmarks.gpu_check $(if $(DRY),--dry) $(ARGS)
 
 clean: ## remove caches and build products

@@ -1,14 +1,21 @@
-"""All that needs a GPU, in under eight minutes: `make gpu-check`.
+"""All that needs a GPU, in two parts of 290 and 400 seconds: `make gpu-check`.
 
-The kernels' tests on the device, the tests that are marked for a GPU, then the GPU benchmarks, with
-whatever Python the machine has: torch, triton, transformers, safetensors, numpy and pytest are
-enough. Tests run side by side, since most of their time is compiling; benchmarks run alone. A part
-that fails or runs out of time is reported, and the others go on; the exit status is 1 then, 2 where
-there is no GPU. Every part's and every case's seconds are in gpu_check-<device>.json.
+The first part is gpu_first: all kernels are compiled side by side, compared with their references
+at serving shapes, and the first figures are there. The second part is gpu_first's figures, then the
+kernels' tests and those that are marked for a GPU, then the benchmarks of kernels and attention.
+Each can be run alone, on a machine that has nothing yet.
 
-    make gpu-check          on a GPU machine
-    make gpu-check DRY=1    without one: the kernels' tests collected, those marked for a GPU run on
-                            the CPU, benchmarks run tiny in the interpreter
+Whatever Python the machine has will do: torch, triton, transformers, safetensors, numpy and pytest
+are enough. Tests run side by side, since most of their time is compiling; all else runs alone. A
+step that fails or runs out of time is reported, and the others go on; the exit status is 1 then, 2
+where there is no GPU. gpu_first's lines are in runs/gpu-check/gpu_first.jsonl as they come; every
+test's seconds are in gpu_check-<device>.json.
+
+    make gpu-check                        on a GPU machine, both parts
+    make gpu-check ARGS="--part first"    one of them
+    make gpu-check DRY=1                  without one: gpu_first and benchmarks tiny in the
+                                          interpreter, the kernels' tests collected, those marked
+                                          for a GPU run on the CPU
 
 Tensor parallelism is not among it: NCCL wants a device for each rank, and this is for one. Its laws
 run on gloo ranks in the ordinary tests (tests/laws/test_parallel_law.py).
@@ -38,8 +45,10 @@ NEEDED = (
     *("pytest", "pytest_timeout", "hypothesis"),
 )
 
-TOTAL_S = 455.0  # of eight minutes; the rest is for starting and stopping
-TESTS_S = 190.0
+FIRST_S, SECOND_S = 290.0, 400.0  # of the parts
+_ENDING_S = 25.0  # of a part, for starting and stopping
+_FIGURES_S = 110.0  # of the second part, then
+_TESTS_S = 130.0
 # Most of a kernel test is compiling, on the CPU; more at a time would fight for it.
 _TESTS_AT_ONCE = 8
 _LEAST_S = 15.0  # less time than this is no use to a benchmark
@@ -56,9 +65,8 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark(module="bench_kernels", share=0.26),
-    Benchmark(module="bench_paged_attention", share=0.36),
-    Benchmark(module="bench_gpu_engine", share=0.38),
+    Benchmark(module="bench_kernels", share=0.42),
+    Benchmark(module="bench_paged_attention", share=0.58),
 )
 
 
@@ -147,6 +155,21 @@ def pytest_command(files: Sequence[Path], *more: str) -> list[str]:
     ]
 
 
+def run_gpu_first(folder: Path, until_s: float, *, figures: bool, is_dry: bool) -> list[Outcome]:
+    """The checks and first figures, or the figures."""
+    command = [
+        *(sys.executable, "-m", "benchmarks.gpu_first"),
+        *("--out", str(folder), "--until", f"{until_s:.0f}"),
+        *(["--figures"] if figures else []),
+        *(["--dry"] if is_dry else []),
+    ]
+    name = "gpu_first, figures" if figures else "gpu_first"
+    print(f"\n==== {name}, {until_s:.0f} s", flush=True)
+    outcome = run_part(name, command, limit_s=until_s + _GRACE_S, quiet=False)
+    say(outcome)
+    return [outcome]
+
+
 def collect_tests(ends_at: float) -> list[Outcome]:
     """See that all test files of kernels can be imported."""
     files = kernel_tests()
@@ -163,7 +186,7 @@ def build_products(ends_at: float, folder: Path = ROOT / "kernels" / "cpu") -> l
 
     if library_path(folder) is not None:
         return []
-    print("kernels/cpu/_products is missing: it is built beside the tests", flush=True)
+    print("kernels/cpu/_products is missing: it is built beside all else", flush=True)
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     limit_s = ends_at - time.monotonic()
     outcome = run_part("kernels/cpu/_products", command, limit_s=limit_s, quiet=True)
@@ -221,7 +244,7 @@ def write_report(outcomes: Sequence[Outcome], folder: Path, *, is_dry: bool) -> 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     record = {
         "environment": gpu_environment(device),
-        "limit_s": TOTAL_S,
+        "limits_s": [FIRST_S, SECOND_S],
         "parts": [
             {"name": one.name, "seconds": one.seconds, "problem": one.problem, "cases": one.cases}
             for one in outcomes
@@ -268,38 +291,68 @@ def run_benchmarks(ends_at: float, *, is_dry: bool, results: Path | None) -> lis
     return outcomes
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run all parts and say how each ended."""
+def run_first(folder: Path, *, is_dry: bool) -> list[Outcome]:
+    """Checks and first figures."""
+    # No rented GPU waits for a dry run: it takes what it takes on a slow or busy machine.
+    until_s = inf if is_dry else FIRST_S - _ENDING_S
+    return run_gpu_first(folder, until_s, figures=False, is_dry=is_dry)
+
+
+def run_second(folder: Path, results: Path | None, *, is_dry: bool) -> list[Outcome]:
+    """Figures, tests, and benchmarks in the time that is left."""
+    started_s = time.monotonic()
+    outcomes = run_gpu_first(folder, inf if is_dry else _FIGURES_S, figures=True, is_dry=is_dry)
+    print("\n==== tests", flush=True)
+    tests_end_at = inf if is_dry else time.monotonic() + _TESTS_S
+    outcomes += collect_tests(tests_end_at) if is_dry else []
+    outcomes += run_tests(tests_end_at, is_dry=is_dry)
+    ends_at = (time.monotonic() if is_dry else started_s) + SECOND_S - _ENDING_S
+    return outcomes + run_benchmarks(ends_at, is_dry=is_dry, results=results)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--part", choices=("first", "second", "both"), default="both")
     parser.add_argument("--dry", action="store_true", help="what can be run without a GPU")
+    parser.add_argument("--out", type=Path, help="folder of gpu_first; default runs/gpu-check")
     parser.add_argument("--results", type=Path, help="folder for JSON; default benchmarks/results")
-    arguments = parser.parse_args(argv)
-    if not arguments.dry and not has_gpu():
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts and say how each of their steps ended."""
+    arguments = _parser().parse_args(argv)
+    is_dry = arguments.dry
+    if not is_dry and not has_gpu():
         print("There is no GPU here; make gpu-check DRY=1 runs what needs none.")
         return 2
     if missing := missing_packages():
         print(f"{sys.executable} has no {', '.join(missing)}, which make gpu-check needs.")
         return 2
+    folder = arguments.out or ROOT / "runs" / ("gpu-check-dry" if is_dry else "gpu-check")
     results = arguments.results
-    if arguments.dry and results is None:
-        results = ROOT / "runs" / "gpu-check-dry"  # an interpreter's times are no results
+    if is_dry and results is None:
+        results = folder  # an interpreter's times are no results
     started_s = time.monotonic()
-    print("==== tests", flush=True)
-    # No rented GPU waits for a dry run: it takes what it takes on a slow or busy machine.
-    tests_end_at = inf if arguments.dry else started_s + TESTS_S
-    with ThreadPoolExecutor(1) as beside:
-        build = beside.submit(build_products, started_s + TESTS_S)
-        outcomes = collect_tests(tests_end_at) if arguments.dry else []
-        outcomes += run_tests(tests_end_at, is_dry=arguments.dry)
+    outcomes: list[Outcome] = []
+    with ThreadPoolExecutor(1) as beside:  # while kernels are compiled
+        build = beside.submit(build_products, started_s + FIRST_S)
+        if arguments.part != "second":
+            outcomes += run_first(folder, is_dry=is_dry)
+        if arguments.part != "first":
+            outcomes += run_second(folder, results, is_dry=is_dry)
     outcomes += build.result()
-    ends_at = TOTAL_S + (time.monotonic() - TESTS_S if arguments.dry else started_s)
-    outcomes += run_benchmarks(ends_at, is_dry=arguments.dry, results=results)
-    folder = results or ROOT / "benchmarks" / "results"
-    print(f"\n==== report: {write_report(outcomes, folder, is_dry=arguments.dry)}")
+    written = write_report(outcomes, results or ROOT / "benchmarks" / "results", is_dry=is_dry)
+    print(f"\n==== report: {written}")
+    return _ended(outcomes, time.monotonic() - started_s)
+
+
+def _ended(outcomes: Sequence[Outcome], seconds: float) -> int:
+    """Print what failed; the exit status."""
     failed = [outcome for outcome in outcomes if outcome.problem is not None]
-    print(f"\n==== {len(outcomes)} parts, {time.monotonic() - started_s:.0f} s")
+    print(f"\n==== {len(outcomes)} parts, {seconds:.0f} s")
     for outcome in failed:
         print(f"{outcome.name}: {outcome.problem}")
     print("some parts failed" if failed else "all parts went well")

@@ -1,50 +1,51 @@
-"""Passes, levels and answers of real model shapes on a device, for bench_gpu_engine."""
+"""A served pair of models on a device: passes, contexts and engines, for gpu_first.
+
+Passes and the drafter's levels are recorded as serving records them
+(`gateway/wiring/drafter.py`), so what is timed is what serves.
+"""
 
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from benchmarks.gpu_attention_cases import random_tree
+from benchmarks.gpu_models import QWEN3_06B, QWEN3_8B, TINY_LARGE, TINY_SMALL
+from benchmarks.gpu_paired_models import Bigrams, paired_model, turn_head
 from benchmarks.gpu_timing import synchronize
-from draft.calibration import EdgeCalibration
+from draft.budget import TreeBudget
 from draft.config import DraftConfig
-from draft.device_trees import DeviceCalibration
+from draft.draft_levels import capture_levels
 from draft.tree_drafter import TreeDrafter
 from engine.cache.kv_view import KVView
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.events import Finished, TokensEmitted
+from engine.events import TokensEmitted
+from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
-from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice, ModelRunner
+from engine.passes.step_times import RunningStepTimes, follow_step_times
 from engine.request import EngineRequest, SamplingParams, SpeculationParams
-from engine.trees.forest import Forest, ForestVerdicts
-from kernels.sampling.sample import SamplingRows, SamplingTable, top_tokens
-from kernels.trees.build_tree import InitialTree, choose_frontier, expand_tree, init_trees
+from kernels.layers.linear import Linear
 from verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 16
 _CHUNK = 1024
-_RECALLED_BIT = 1 << 5
-_CAPACITY = 256
-_MOST_BELIEVED = 0.7
+_DRAFTER_ROWS = 16  # recorded passes of the small model; its levels are recorded apart
+
+Mode = Literal["plain", "drafted", "budgeted"]
+"""No speculation, trees as large as they may be, or as large as serving finds worth it."""
 
 
-def make_runner(model: DecoderModel, *, num_tokens: int, max_rows: int = 256) -> ModelRunner:
+def make_runner(model: DecoderModel, *, num_tokens: int, max_rows: int) -> ModelRunner:
     """A runner with room for so many tokens, its passes recorded as graphs where there is a GPU."""
     runner = ModelRunner(
         model=model, num_blocks=-(-num_tokens // BLOCK_SIZE) + 32, block_size=BLOCK_SIZE
     )
     runner.capture_graphs(max_rows=max_rows)
     return runner
-
-
-# ---- passes -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Context:
     def filled(cls, runner: ModelRunner, length: int, rng: random.Random) -> "Context":
         """Random tokens, computed."""
         view = runner.new_view("benchmark")
-        runner.copy_blocks(view.reserve(length + 256))
+        runner.copy_blocks(view.reserve(length + 128))
         tokens = [rng.randrange(runner.vocab_size) for _ in range(length)]
         for start in range(0, length, _CHUNK):
             chunk = tokens[start : start + _CHUNK]
@@ -87,232 +88,183 @@ class Context:
         )
 
 
-def rate(work: Callable[[], object], *, device: torch.device, count: int) -> float:
-    """Seconds of one of `count` runs that are launched without waiting in between."""
-    synchronize(device)
-    started_s = time.perf_counter()
-    for _ in range(count):
-        work()
-    synchronize(device)
-    return (time.perf_counter() - started_s) / count
+# ---- a pair -------------------------------------------------------------------------------------
 
 
-def draft_levels(
-    context: Context, *, width: int, branching: int, num_levels: int
-) -> Callable[[], None]:
-    """So many levels of a tree: choose, compute, rank and add, all launched and none waited for."""
-    runner, device = context.runner, context.runner.device
-    root = SimpleNamespace(
-        token_id=1,
-        parent=-1,
-        depth=0,
-        sources=0,
-        evidence=0,
-        is_expanded=False,
-        is_recalled=False,
-        model_confidence=1.0,
-        text_confidence=1.0,
-        confidence=1.0,
-        edge_prob=1.0,
-        path_prob=1.0,
-        covered=0.0,
-    )
-    tree = InitialTree(
-        candidates=[root], root_slot=context.length - 1, max_nodes=64, max_depth=num_levels + 1
-    )
-    fresh, state = (
-        init_trees(
-            [tree], capacity=_CAPACITY, width=width, recalled_bit=_RECALLED_BIT, device=device
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSizes:
+    """The sizes that are measured. A dry run is the same program on sizes that mean nothing."""
+
+    large: ModelConfig = QWEN3_8B
+    small: ModelConfig = QWEN3_06B
+    dtype: torch.dtype = torch.bfloat16
+    cache_tokens: int = 8192
+    rank: int = 256  # of the bigram tables
+    draft_depth: int = 8
+    draft_width: int = 4
+    verified: tuple[int, ...] = (1, 16, 32, 64)  # rows of the large model's passes
+    drafted: tuple[int, ...] = (1, 4, 8)  # and of the small model's
+    context: int = 1024
+    prompt: int = 512
+    answer_tokens: int = 160
+    turns: int = 3  # answers of a figure; the first one warms up and teaches the budget
+    profiled_steps: int = 20
+
+    @property
+    def draft_config(self) -> DraftConfig:
+        """Trees that fill the largest recorded pass, of the small model's guesses alone."""
+        return DraftConfig(
+            max_draft_nodes=max(self.verified) - 1,
+            max_draft_depth=self.draft_depth,
+            max_frontier=self.draft_width,
+            sources=("model",),
         )
-        for _ in range(2)
-    )
-    changed = ("candidates", "numbers", "ancestor_words", "frontier")
-    pairs = [(getattr(state, name), getattr(fresh, name)) for name in changed]
-    table = DeviceCalibration(EdgeCalibration(), device).table()
-    sampling = SamplingTable(
-        parameters=torch.zeros((4, 1), dtype=torch.int32, device=device),  # greedy
-        noise_keys=torch.zeros((1, num_levels + 2, 2), dtype=torch.int32, device=device),
-        has_sampled=False,
-        has_truncation=False,
-    )
-    first = 3.0 * torch.randn(1, runner.vocab_size, device=device)
 
-    def expand(logits: Tensor, rows: SamplingRows) -> None:
-        best = top_tokens(logits, rows, branching, with_probs=True)
-        assert best.probs is not None
-        expand_tree(state, best.token_ids, best.probs, table, min_path_prob=0.0)
 
-    @torch.inference_mode()
-    def levels() -> None:
-        for old, new in pairs:
-            old.copy_(new)
-        index = state.sequence_index[:1]
-        expand(first, sampling.rows(index, torch.zeros_like(index)))
-        for _ in range(num_levels):
-            rows = choose_frontier(state, min_path_prob=0.0, most_believed=_MOST_BELIEVED)
-            output = runner.forward(
-                [],
-                DeviceRows(
-                    views=[context.view],
-                    token_ids=rows.token_ids,
-                    positions=rows.positions,
-                    logical_slots=rows.logical_slots,
-                    sequence_index=rows.sequence_index,
-                    ancestor_words=rows.ancestor_words,
-                    row_starts=rows.row_starts,
-                    num_rows=rows.num_rows,
-                    tree_starts=rows.tree_starts,
-                    kv_lens=rows.kv_lens,
-                ),
+DRY_SIZES = PairSizes(
+    large=TINY_LARGE,
+    small=TINY_SMALL,
+    dtype=torch.float32,
+    cache_tokens=256,
+    rank=16,
+    draft_depth=2,
+    draft_width=2,
+    verified=(1, 4),
+    drafted=(1,),
+    context=20,
+    prompt=12,
+    answer_tokens=4,
+    turns=1,
+    profiled_steps=1,
+)
+
+
+@dataclass(kw_only=True)
+class ServedPair:
+    """A target and its drafter, in the caches and recordings that serving would make.
+
+    num_levels: how many of the drafter's levels were recorded.
+    """
+
+    sizes: PairSizes
+    large: ModelRunner
+    small: ModelRunner
+    small_model: DecoderModel
+    num_levels: int = field(init=False)
+    _times: dict[str, RunningStepTimes] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Record the levels."""
+        self.num_levels = capture_levels(self.sizes.draft_config, self.small, self.large)
+
+    @classmethod
+    def load(cls, sizes: PairSizes, device: torch.device, *, cosine: float) -> "ServedPair":
+        """Make both models' weights where they are used."""
+        large, small = (
+            paired_model(
+                config, Bigrams(cosine=own, rank=sizes.rank), dtype=sizes.dtype, device=device
             )
-            expand(output.logits, sampling.rows(rows.sequence_index, rows.depth))
+            for config, own in ((sizes.large, 1.0), (sizes.small, cosine))
+        )
+        return cls(
+            sizes=sizes,
+            large=make_runner(large, num_tokens=sizes.cache_tokens, max_rows=max(sizes.verified)),
+            small=make_runner(small, num_tokens=sizes.cache_tokens, max_rows=_DRAFTER_ROWS),
+            small_model=small,
+        )
 
-    return levels
+    @property
+    def device(self) -> torch.device:
+        """Where both models are."""
+        return self.large.device
+
+    def turn(self, cosine: float) -> None:
+        """Have the drafter agree more or less; recordings stay. Its head must not be packed."""
+        product = self.small_model.head
+        head = product.plain_weight if isinstance(product, Linear) else None
+        if head is None:
+            raise ValueError("the drafter's head is packed, as on CPUs: load another pair instead")
+        turn_head(head, self.sizes.small, Bigrams(cosine=cosine, rank=self.sizes.rank))
+        synchronize(self.device)
+        self._times.clear()
+
+    def _pass_times(self) -> dict[str, RunningStepTimes]:
+        """Passes of both models, measured as at the start of serving, and learnt from since."""
+        if not self._times:
+            self._times["large"] = follow_step_times(self.large)
+            self._times["small"] = follow_step_times(self.small)
+        return self._times
+
+    def engine(self, mode: Mode) -> Engine:
+        """An engine for one sequence at a time."""
+        budget = None
+        if mode == "budgeted":
+            times = self._pass_times()
+            budget = TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
+        drafter = TreeDrafter(
+            runner=self.small,
+            device_target=self.large,
+            config=self.sizes.draft_config,
+            budget=budget,
+        )
+        return Engine(
+            runners={"large": self.large, "small": self.small},
+            verifier=CoupledVerifier(),
+            drafter=drafter,
+            config=EngineConfig(max_sequences=1),
+        )
+
+    def request(self, mode: Mode, *, seed: int, tokens: int, temperature: float) -> EngineRequest:
+        """Ask for an answer of the large model to random tokens."""
+        rng = random.Random(seed)
+        vocab_size = self.sizes.large.vocab_size
+        return EngineRequest(
+            request_id=f"{mode} {seed}",
+            prompt_token_ids=tuple(rng.randrange(vocab_size) for _ in range(self.sizes.prompt)),
+            tier="large",
+            sampling=SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed),
+            speculation=SpeculationParams(enabled=mode != "plain"),
+        )
 
 
 # ---- answers ------------------------------------------------------------------------------------
 
 
-class SyntheticVerifier(CoupledVerifier):
-    """Judges as the coupled rule does, and then has a made-up path accepted instead.
-
-    Random models agree on nothing. The work of a step is all done, the keys and values of the path
-    are moved, and `mean_tokens` are emitted a step in the mean, where trees are deep enough: what
-    speed follows from a given acceptance can be measured, and nothing else.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean_tokens = 1.0
-        self._owed = 0.0
-
-    def judge_forest(
-        self, forest: Forest, logits: Tensor, table: SamplingTable | None = None
-    ) -> ForestVerdicts:
-        """For a forest of one tree; as the parent, but for the outcome."""
-        verdicts = super().judge_forest(forest, logits, table)
-        self._owed += self.mean_tokens - 1.0
-        depth = int(self._owed)
-        self._owed -= depth
-        return made_up(verdicts, forest, logits, depth=depth)
-
-
-def made_up(
-    verdicts: ForestVerdicts, forest: Forest, logits: Tensor, *, depth: int
-) -> ForestVerdicts:
-    """Accept the path to the first node of this depth, or of the deepest that there is."""
-    num_rows, max_depth = forest.total_rows, verdicts.accepted_path.shape[1]
-    index = torch.arange(num_rows, device=logits.device)
-    is_candidate = (forest.tree_index == 0) & (forest.depth <= depth)
-    order = (forest.depth * num_rows + (num_rows - 1 - index)).where(is_candidate, -1)
-    last = order.argmax()  # the orders differ
-    words = forest.ancestor_words[last]  # [num_words]
-    place = index - forest.row_starts[0]
-    bits = words[(place // 64).clamp(0, words.shape[0] - 1)] >> (place % 64)
-    on_path = ((bits & 1) != 0) & (forest.tree_index == 0) & (forest.depth > 0)
-    # One place more takes the rows that are not on the path.
-    target = (forest.depth - 1).where(on_path, max_depth)
-    path = torch.full((max_depth + 1,), -1, dtype=torch.int64, device=logits.device)
-    path.scatter_(0, target, index)
-    tokens = torch.full((max_depth + 2,), -1, dtype=torch.int64, device=logits.device)
-    tokens.scatter_(0, target.where(on_path, max_depth + 1), forest.token_ids)
-    next_token = logits.index_select(0, last.view(1)).argmax(-1)
-    tokens.scatter_(0, forest.depth.index_select(0, last.view(1)), next_token)
-    return replace(
-        verdicts,
-        accepted_path=path[None, :max_depth],
-        emitted_tokens=tokens[None, : max_depth + 1],
-    )
-
-
-class _NothingLearnt(EdgeCalibration):
-    """Keeps its first opinion: made-up verdicts teach nothing."""
-
-    def observe(self, *_: object, **__: object) -> None:
-        """Forget it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Steady decoding of one sequence. step_s: wall time of a step, in the mean."""
+    """Decoding of one answer behind its prompt's step."""
 
     tokens_per_s: float
-    step_s: float
+    step_s: float  # wall time, in the mean
     tokens_per_step: float
-    num_steps: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Answering:
-    """One sequence at a time on both models."""
-
-    engine: Engine
-    verifier: SyntheticVerifier
-    _number: int = 0
 
     @classmethod
-    def of(
-        cls, large: ModelRunner, small: ModelRunner, *, num_nodes: int, num_levels: int, width: int
-    ) -> "Answering":
-        """Trees of that many guesses and levels, whatever the models think of them."""
-        config = DraftConfig(
-            max_draft_nodes=num_nodes,
-            max_draft_depth=num_levels,
-            max_frontier=width,
-            min_path_prob=0.0,
-            sources=("model",),
-        )
-        drafter = TreeDrafter(
-            runner=small, device_target=large, config=config, calibration=_NothingLearnt()
-        )
-        verifier = SyntheticVerifier()
-        engine = Engine(
-            runners={"large": large, "small": small},
-            verifier=verifier,
-            drafter=drafter,
-            config=EngineConfig(max_sequences=1),
-        )
-        return cls(engine=engine, verifier=verifier)
-
-    def speed(
-        self, prompt: tuple[int, ...], *, mean_tokens: float | None, num_steps: int, warm_up: int
-    ) -> Speed:
-        """Decode `num_steps` steps behind the first `warm_up` tokens.
-
-        mean_tokens: what a step is to emit, None for plain decoding.
-        """
-        self._number += 1
-        self.verifier.mean_tokens = mean_tokens or 1.0
-        largest = int((mean_tokens or 1.0) + 1.0)
-        request = EngineRequest(
-            request_id=str(self._number),
-            prompt_token_ids=prompt,
-            tier="large",
-            sampling=SamplingParams(max_tokens=(num_steps + warm_up + 4) * largest),
-            speculation=SpeculationParams(enabled=mean_tokens is not None),
-        )
-        self.engine.submit(request)
-        try:
-            seen = 0
-            while seen < warm_up:
-                seen += self._step()
-            started_s = time.perf_counter()
-            emitted = [self._step() for _ in range(num_steps)]
-            seconds = time.perf_counter() - started_s
-        finally:
-            self.engine.abort(request.request_id)
-            for _ in range(3):  # a step that is under way ends in the next one
-                self.engine.step()
-        return Speed(
+    def of(cls, emitted: list[int], seconds: float) -> "Speed":
+        """emitted: tokens of each step that emitted any."""
+        steps = max(len(emitted), 1)
+        return cls(
             tokens_per_s=sum(emitted) / seconds,
-            step_s=seconds / num_steps,
-            tokens_per_step=sum(emitted) / num_steps,
-            num_steps=num_steps,
+            step_s=seconds / steps,
+            tokens_per_step=sum(emitted) / steps,
         )
 
-    def _step(self) -> int:
-        """Tokens that a step emitted."""
-        events = self.engine.step()
-        if any(isinstance(event, Finished) for event in events):
-            raise RuntimeError("the answer ended while it was measured")
-        return sum(len(one.token_ids) for one in events if isinstance(one, TokensEmitted))
+
+def answer(engine: Engine, request: EngineRequest, device: torch.device) -> Speed:
+    """Decode a whole answer, step by step, and time it from its first token on."""
+    engine.submit(request)
+    started_s: float | None = None
+    emitted = []
+    while engine.has_work:
+        own = num_emitted(engine.step())
+        if started_s is None:
+            started_s = time.perf_counter() if own else None
+        elif own:
+            emitted.append(own)
+    synchronize(device)
+    assert started_s is not None  # an answer has a token
+    return Speed.of(emitted, time.perf_counter() - started_s)
+
+
+def num_emitted(events: list[Any]) -> int:
+    """Count the tokens of a step's events."""
+    return sum(len(one.token_ids) for one in events if isinstance(one, TokensEmitted))

@@ -153,19 +153,6 @@ def measure(
     return samples
 
 
-def wall_seconds(work: Callable[[], object], *, device: torch.device, repeats: int) -> Summary:
-    """Wall time of `work` on the host, waiting for the device; one run before for warmth."""
-    work()
-    samples = []
-    for _ in range(repeats if device.type == "cuda" else 1):
-        synchronize(device)
-        started_s = time.perf_counter()
-        work()
-        synchronize(device)
-        samples.append(time.perf_counter() - started_s)
-    return Summary.of(samples)
-
-
 def ratio_of(samples: Mapping[str, Sequence[float]], above: str, below: str) -> float:
     """The median of the ratios within the rounds."""
     return paired_ratio(samples[above], samples[below]).median

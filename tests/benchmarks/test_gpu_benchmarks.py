@@ -7,7 +7,6 @@ import runpy
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks import gpu_check
+from benchmarks import gpu_check, gpu_first
 from benchmarks.bench_kernels import check, groups
 from benchmarks.gpu_attention_cases import BLOCK_SIZE, Cache, Problem, Shape, random_tree
-from benchmarks.gpu_engine_cases import SyntheticVerifier, made_up
 from benchmarks.gpu_kernel_cases import TINY, Case, Cases
 from benchmarks.gpu_models import (
     QWEN3_06B,
@@ -32,10 +30,21 @@ from benchmarks.gpu_models import (
     count_parameters,
     random_model,
 )
+from benchmarks.gpu_paired_models import (
+    Bigrams,
+    PairedReader,
+    agreement,
+    paired_model,
+    turn_head,
+)
 from benchmarks.gpu_report import Goal, Report, gpu_parser
+from benchmarks.gpu_sections import Sections
 from benchmarks.gpu_timing import Ceilings, largest_difference, measure, ratio_of
+from benchmarks.gpu_variants import recorded_variants
 from benchmarks.record import ROOT
-from engine.trees.forest import ForestVerdicts
+from engine.model.config import ModelConfig
+from engine.passes.runner import ForwardSlice, ModelRunner
+from kernels.triton_support import use_kernels
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(copy_bytes_per_s=1e12, read_bytes_per_s=2e12, matmul_flops_per_s=1e14)
@@ -253,70 +262,6 @@ def test_goals_meet_their_bounds() -> None:
     assert not Goal(name="a", value=float("nan"), goal=0.8, is_upper=True).is_met
 
 
-# ---- synthetic acceptance -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Forest:
-    """The fields that `made_up` reads: a chain 0-1-3-4 with a side branch 2, and padding."""
-
-    depth: Tensor
-    tree_index: Tensor
-    ancestor_words: Tensor
-    row_starts: Tensor
-    token_ids: Tensor
-    total_rows: int = 7
-
-
-def a_forest() -> _Forest:
-    words = torch.zeros(7, 4, dtype=torch.int64)
-    words[:5, 0] = torch.tensor([0b1, 0b11, 0b101, 0b1011, 0b11011])
-    return _Forest(
-        depth=torch.tensor([0, 1, 1, 2, 3, 0, 0]),
-        tree_index=torch.tensor([0, 0, 0, 0, 0, -1, -1]),
-        ancestor_words=words,
-        row_starts=torch.tensor([0], dtype=torch.int32),
-        token_ids=torch.tensor([50, 51, 52, 53, 54, 0, 0]),
-    )
-
-
-@pytest.mark.parametrize(
-    ("depth", "path", "tokens"),
-    [
-        (0, [-1, -1, -1, -1], [60, -1, -1, -1, -1]),
-        (1, [1, -1, -1, -1], [51, 61, -1, -1, -1]),
-        (2, [1, 3, -1, -1], [51, 53, 63, -1, -1]),
-        (3, [1, 3, 4, -1], [51, 53, 54, 64, -1]),
-        (9, [1, 3, 4, -1], [51, 53, 54, 64, -1]),  # as deep as there is
-    ],
-)
-def test_a_made_up_path_is_one_of_the_tree(depth: int, path: list[int], tokens: list[int]) -> None:
-    logits = torch.zeros(7, 100)
-    logits[torch.arange(7), 60 + torch.arange(7)] = 1.0
-    nothing = ForestVerdicts(
-        accepted_path=torch.full((1, 4), -1), emitted_tokens=torch.full((1, 5), -1)
-    )
-    verdicts = made_up(nothing, a_forest(), logits, depth=depth)  # type: ignore[arg-type]
-    assert verdicts.accepted_path.tolist() == [path]
-    assert verdicts.emitted_tokens.tolist() == [tokens]
-
-
-def test_the_mean_of_made_up_tokens_is_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    depths: list[int] = []
-    monkeypatch.setattr(
-        "benchmarks.gpu_engine_cases.made_up", lambda *_, depth: depths.append(depth)
-    )
-    monkeypatch.setattr(
-        "verifier.coupled.CoupledVerifier.judge_forest", lambda *_: None, raising=False
-    )
-    verifier = SyntheticVerifier()
-    verifier.mean_tokens = 3.25
-    for _ in range(40):
-        verifier.judge_forest(None, None)  # type: ignore[arg-type]
-    assert sum(depths) == 40 * 2.25
-    assert set(depths) == {2, 3}
-
-
 # ---- the check ----------------------------------------------------------------------------------
 
 
@@ -381,12 +326,14 @@ def test_all_parts_are_run_and_one_failure_is_told(
     monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
     assert gpu_check.main(["--results", str(tmp_path)]) == 1
     names = set(commands)
-    assert {"bench_kernels", "bench_paged_attention", "bench_gpu_engine"} <= names
+    assert {"gpu_first", "gpu_first, figures", "bench_kernels", "bench_paged_attention"} <= names
     assert "tests/kernels/layers/test_rope.py" in names
     assert "tests/kernels/test_ahead_of_time.py" not in names
+    assert commands["gpu_first"][-2:] == ["--until", "265"]
+    assert commands["gpu_first, figures"][-3:] == ["--until", "110", "--figures"]
     budget = [float(commands[one.module][4]) for one in gpu_check.BENCHMARKS]
     assert all(commands[one.module][3] == "--budget-s" for one in gpu_check.BENCHMARKS)
-    assert 0 < sum(budget[:1]) < gpu_check.TOTAL_S
+    assert 0 < budget[0] < gpu_check.SECOND_S
     (report,) = tmp_path.glob("gpu_check-*.json")
     parts = {part["name"]: part for part in json.loads(report.read_text())["parts"]}
     assert parts.keys() == names
@@ -435,10 +382,142 @@ def test_without_time_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {outcome.problem for outcome in outcomes} == {"skipped, no time left"}
 
 
-def test_budgets_fit_eight_minutes() -> None:
-    assert gpu_check.TESTS_S < gpu_check.TOTAL_S
-    assert gpu_check.TOTAL_S + gpu_check._GRACE_S < 480
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [("first", ["gpu_first"]), ("second", ["gpu_first, figures", "tests", "benchmarks"])],
+)
+def test_a_part_can_be_run_alone(
+    part: str, names: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def well(name: str, *_: object, **__: object) -> gpu_check.Outcome:
+        return gpu_check.Outcome(name=name, seconds=1.0, problem=None)
+
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_check, "run_part", well)
+    monkeypatch.setattr(gpu_check, "run_tests", lambda *_, **__: [well("tests")])
+    monkeypatch.setattr(gpu_check, "run_benchmarks", lambda *_, **__: [well("benchmarks")])
+    assert gpu_check.main(["--part", part, "--results", str(tmp_path)]) == 0
+    (report,) = tmp_path.glob("gpu_check-*.json")
+    assert [one["name"] for one in json.loads(report.read_text())["parts"]] == names
+
+
+def test_budgets_fit_the_parts() -> None:
+    assert gpu_check._FIGURES_S + gpu_check._TESTS_S + 2 * gpu_check._LEAST_S < gpu_check.SECOND_S
+    assert gpu_check._ENDING_S > gpu_check._GRACE_S
     assert sum(one.share for one in gpu_check.BENCHMARKS) == pytest.approx(1.0)
+
+
+# ---- the first minutes --------------------------------------------------------------------------
+
+
+def lines_of(folder: Path) -> dict[str, dict[str, object]]:
+    text = (folder / "gpu_first.jsonl").read_text()
+    return {line["section"]: line for line in map(json.loads, text.splitlines())}
+
+
+def test_the_first_run_goes_through_everything_dry(tmp_path: Path) -> None:
+    assert gpu_first.main(["--dry", "--out", str(tmp_path)]) == 0
+    lines = lines_of(tmp_path)
+    assert {"machine", "trees", "recorded passes tiny", "passes", "answers plain"} <= lines.keys()
+    assert lines["answers plain"]["tokens_per_step"] == 1.0
+    assert lines["answers drafted"]["tokens_per_step"] > 1.0  # type: ignore[operator]
+    assert lines["end"]["failed"] == []
+    assert (
+        gpu_first.main(["--dry", "--figures", "--only", "load,host", "--out", str(tmp_path)]) == 0
+    )
+    assert lines_of(tmp_path)["host plain"]["step_ms"] > 0  # type: ignore[operator]
+    assert (tmp_path / "host-plain.txt").stat().st_size > 0
+
+
+def test_the_checks_run_the_kernels(tmp_path: Path) -> None:
+    kernels = "attention,few rows,tokens at 0.8"
+    with use_kernels("triton"):
+        assert gpu_first.main(["--dry", "--only", kernels, "--out", str(tmp_path)]) == 0
+    lines = lines_of(tmp_path)
+    assert lines["attention tiny"]["same_bits_twice"]
+
+
+def test_a_wrong_kernel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Cache, inputs: object) -> Tensor:
+        return attend(self, inputs) * 1.1  # type: ignore[arg-type]
+
+    attend = Cache.attend
+    monkeypatch.setattr(Cache, "attend", wrong)
+    assert gpu_first.main(["--dry", "--only", "attention", "--out", str(tmp_path)]) == 1
+    line = lines_of(tmp_path)["attention tiny"]
+    assert not line["ok"]
+    assert "off by more than 0.01" in str(line["error"])
+
+
+def test_an_illegal_address_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("benchmarks.gpu_first_checks.top_tokens", lost)
+    names = "tokens,trees,load"
+    assert gpu_first.main(["--dry", "--only", names, "--out", str(tmp_path)]) == 3
+    lines = lines_of(tmp_path)
+    assert list(lines) == ["tokens at 0.0, 1 a row", "end"]
+    assert lines["end"]["failed"] == ["tokens at 0.0, 1 a row"]
+
+
+def test_a_part_without_time_is_a_line(tmp_path: Path) -> None:
+    sections = Sections(tmp_path / "gpu_first.jsonl", until_s=5.0, only=("slow", "quick"))
+    assert not sections.run("slow", failing, needs_s=10.0)
+    assert sections.run("quick", lambda: {"value": 1})
+    assert not sections.run("unwanted", failing)
+    lines = lines_of(tmp_path)
+    assert "10 wanted" in str(lines["slow"]["skipped"])
+    assert lines["quick"]["value"] == 1
+    assert lines.keys() == {"slow", "quick"}
+
+
+def test_paired_models_agree_as_the_cosine_says() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(TINY_LARGE.vocab_size, (100,), generator=generator)
+
+    def best(config: ModelConfig, cosine: float) -> Tensor:
+        bigrams = Bigrams(cosine=cosine, rank=32)
+        model = paired_model(config, bigrams, dtype=torch.float32, device=CPU)
+        runner = ModelRunner(model=model, num_blocks=20)
+        view = runner.new_view("it")
+        runner.copy_blocks(view.reserve(100))
+        piece = ForwardSlice(view=view, token_ids=tokens.tolist(), start_slot=0, num_logit_rows=100)
+        return runner.forward([piece]).logits.argmax(-1)
+
+    target = best(TINY_LARGE, 1.0)
+    shares = [float((best(TINY_SMALL, one) == target).float().mean()) for one in (0.5, 0.9, 1.0)]
+    assert shares == sorted(shares)
+    assert shares[2] == 1.0
+    assert 0.0 < shares[0] < shares[1] < 1.0
+
+
+def test_a_turned_head_is_the_one_that_would_be_read() -> None:
+    bigrams = Bigrams(cosine=0.9, rank=8)
+    head = torch.zeros(TINY_LARGE.vocab_size, TINY_LARGE.hidden_size)
+    turn_head(head, TINY_LARGE, bigrams)
+    reader = PairedReader(TINY_LARGE, bigrams, dtype=torch.float32, device=CPU)
+    assert torch.equal(head, reader.read("lm_head.weight", head.shape))
+    assert (head[:, 8:] == 0).all()
+
+
+def test_agreement_grows_with_the_cosine() -> None:
+    found = [
+        agreement(500, Bigrams(cosine=one, rank=64), count=200, device=CPU)
+        for one in (0.9, 0.97, 1.0)
+    ]
+    assert [one.first for one in found] == sorted(one.first for one in found)
+    assert found[0].first < found[0].among_three
+    assert found[-1].first == 1.0
+
+
+def test_every_variant_is_recorded_once_without_a_gpu() -> None:
+    with use_kernels("triton"):
+        variants = recorded_variants(TINY_LARGE, TINY_SMALL)
+    kernels = {launch.kernel.fn.__name__ for launch in variants.values()}
+    assert {"_attend_kernel", "_split_k_kernel", "_expand_tree_kernel"} <= kernels
+    assert {"_verify_tree_kernel", "_move_slots_kernel", "_chunk_top_kernel"} <= kernels
+    assert len(variants) > 50
 
 
 # What the project or its tests import, and a machine with torch and transformers need not have.
@@ -509,6 +588,16 @@ def test_without_a_gpu_a_benchmark_refuses(
         runpy.run_path(str(ROOT / "benchmarks" / f"{module}.py"), run_name="__main__")
     assert ended.value.code == 2
     assert capsys.readouterr().out == "There is no GPU here: only --dry can be run.\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [(), ("--figures",)])
+def test_the_first_run_is_dry_in_the_interpreter(more: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_first", "--dry", "--out", str(tmp_path)]
+    answer = subprocess.run(
+        [*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-2000:]
 
 
 @pytest.mark.long
