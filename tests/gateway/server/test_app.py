@@ -349,6 +349,7 @@ def test_a_grammar_decides_alone_where_the_answer_ends(
     server: Server, http: httpx.Client, field: str, value: object
 ) -> None:
     body = {**HI, "response_format": {"type": "json_object"}}
+    server.says("{}")
     assert http.post("/v1/chat/completions", json={**body, "min_tokens": 0}).status_code == 200
     assert submitted(server).grammar is not None
     error = error_of(http.post("/v1/chat/completions", json={**body, field: value}), 400)

@@ -89,7 +89,6 @@ def test_a_browser_without_a_key_gets_the_page_that_asks_for_one(keyed: Keyed) -
         ("GET", "/v1/models", BROWSER["accept"]),
         ("GET", "/openapi.json", BROWSER["accept"]),
         ("GET", "/metrics", BROWSER["accept"]),
-        ("GET", "//", BROWSER["accept"]),
         ("GET", "/index.html", BROWSER["accept"]),
     ],
 )
