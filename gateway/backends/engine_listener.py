@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, cast
 
@@ -371,7 +372,8 @@ class EngineListener:
         May be called from a signal handler.
         """
         self._drain_timeout_s = timeout_s
-        self._wake_in.send(b"\0")
+        with suppress(OSError):  # it has ended
+            self._wake_in.send(b"\0")
 
     def _drain(self) -> None:
         assert self._drain_timeout_s is not None
