@@ -1,8 +1,9 @@
 """The schemas of an answer, and a check of what was written against them.
 
 A grammar steers each token, so an answer that does not conform shows a fault of ours. The check is
-independent of the grammar and bounded: types, constants, names, counts, lengths and ranges, not
-patterns and formats, each schema once for each value. As in Python, `true` equals 1.
+independent of the grammar and bounded for all parts of an answer together: types, constants, names,
+counts, lengths and ranges, not patterns and formats, each schema once for each value. As in Python,
+`true` equals 1.
 """
 
 import json
@@ -13,7 +14,7 @@ from urllib.parse import unquote
 
 Verdict = Literal["conforms", "differs", "unchecked"]
 
-_MAX_STEPS: Final = 20_000  # pairs of a schema and a value: 50 ms at most
+_MAX_STEPS: Final = 10_000  # pairs of a schema and a value, or listed names: 60 ms at most
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "string": str, "number": (int, float), "integer": (int, float), "boolean": bool,
     "null": type(None), "array": list, "object": dict,
@@ -34,15 +35,16 @@ class AnswerForm:
         pairs = [] if self.content is None else [(json.loads(self.content), text)]
         if self.arguments is not None:
             pairs += [(self.arguments.get(name, False), arguments) for name, arguments in calls]
-        verdicts = {_verdict(schema, text) for schema, text in pairs}
+        steps = _Steps()
+        verdicts = {_verdict(schema, text, steps) for schema, text in pairs}
         worst: tuple[Verdict, ...] = ("differs", "unchecked")
         return next((verdict for verdict in worst if verdict in verdicts), "conforms")
 
 
-def _verdict(schema: Any, text: str) -> Verdict:
+def _verdict(schema: Any, text: str, steps: "_Steps") -> Verdict:
     try:
         value = json.loads(text)
-        return "conforms" if _Check(schema).fits(schema, value) else "differs"
+        return "conforms" if _Check(schema, steps).fits(schema, value) else "differs"
     except json.JSONDecodeError:
         return "differs"
     except (RecursionError, _UncheckableError, ValueError):  # an integer of 5,000 digits, say
@@ -53,12 +55,24 @@ class _UncheckableError(Exception):
     """The check takes too many steps, or goes round in a circle."""
 
 
+class _Steps:
+    """The steps that an answer's check has left."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_STEPS
+
+    def spend(self, number: int) -> None:
+        self._left -= number
+        if self._left < 0:
+            raise _UncheckableError
+
+
 class _Check:
     """One value against one schema, whose keywords the grammar's compiler has checked."""
 
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, steps: _Steps) -> None:
         self._document = document
-        self._left = _MAX_STEPS
+        self._spend = steps.spend
         self._known: dict[tuple[int, int], bool | None] = {}  # None: being found out
 
     def fits(self, schema: Any, value: Any) -> bool:
@@ -75,11 +89,6 @@ class _Check:
             raise _UncheckableError
         return known
 
-    def _spend(self, num_steps: int) -> None:
-        self._left -= num_steps
-        if self._left < 0:
-            raise _UncheckableError
-
     def _conforms(self, schema: Mapping[str, Any], value: Any) -> bool:
         if "$ref" in schema and not self.fits(self._target(schema["$ref"]), value):
             return False
@@ -90,7 +99,10 @@ class _Check:
             if value not in schema["enum"]:
                 return False
         kinds = schema.get("type", [])
-        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if isinstance(kinds, str):
+            kinds = [kinds]
+        else:
+            self._spend(len(kinds))
         if kinds and not any(_is(value, kind) for kind in kinds):
             return False
         branches = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
@@ -120,7 +132,9 @@ class _Check:
         return all(map(self.fits, schemas, values))
 
     def _fields(self, schema: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-        if not all(name in value for name in schema.get("required", ())):
+        required = schema.get("required", ())
+        self._spend(len(required))
+        if not all(name in value for name in required):
             return False
         described = schema.get("properties", {})
         rest = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))

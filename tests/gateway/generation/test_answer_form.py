@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -145,6 +146,24 @@ def test_a_long_check_is_given_up() -> None:
     assert verdict({"items": {"$ref": "#/items"}}, [1]) == "unchecked"
     for text in ("[" * 100_000, "1" * 10_000):
         assert AnswerForm(content="{}").verdict(text, []) == "unchecked"
+
+
+def test_no_schema_holds_the_loop() -> None:
+    """Names listed 8,000 times, which a grammar may have, took seconds; 60 calls took 8 s."""
+    listed = (
+        ({"type": ["string"] * 8000 + ["integer"]}, 1000),
+        ({"type": "object", "required": ["a"] * 8000}, {"a": 1}),
+    )
+    start_s = time.process_time()
+    for schema, value in listed:
+        assert verdict({"items": schema}, [value] * 2) != "differs"
+        many = [value + index if isinstance(value, int) else value for index in range(2000)]
+        assert verdict({"items": schema}, many) == "unchecked"
+    wide = {"type": "object", "anyOf": [{"required": ["b"]} for _ in range(4000)] + [True]}
+    tools = AnswerForm(arguments={"f": wide})
+    assert tools.verdict("", [("f", "{}")]) == "conforms"
+    assert tools.verdict("", [("f", "{}")] * 60) == "unchecked"
+    assert time.process_time() - start_s < 1.5
 
 
 def mutated(value: Any, rng: random.Random) -> Any:
