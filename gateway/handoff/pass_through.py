@@ -1,6 +1,6 @@
 """Finds the upstream tier for a request that is passed on as it came, and fails over."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,6 +45,13 @@ _LABELS: Final = frozenset({"user", "metadata", "safety_identifier"})
 _FILES: Final = ("file", "image", "mask")
 _NO_OPTIONS: Final = frozenset({"outrider", "models", "privacy", "_charset_"})
 """Fields that a form may not have; the last would have a server read all others otherwise."""
+_READ: Final = frozenset(
+    {
+        *("model", "models", "outrider", "n", "input", "instructions", "documents", "query"),
+        *("stream", "stream_format", "response_format"),
+    }
+)
+"""Fields of a body in JSON that are read here."""
 _MAX_MODEL_CHARS: Final = 256
 
 
@@ -256,6 +263,7 @@ class _Json:
             raise BadRequestError("body: an object is required.")
         refuse_doubled_names(body)
         refuse_misplaced_options(document)
+        _refuse_other_cases(document)
         self._document: dict[str, Any] = {
             name: value for name, value in document.items() if name not in _LABELS
         }
@@ -353,6 +361,13 @@ def _model_part(model: str) -> FormPart:
 def _plain_name(part: FormPart) -> str:
     """Return the name as the least exact of servers may read it: `Model` and `model[]` as model."""
     return part.name.partition("[")[0].lower()
+
+
+def _refuse_other_cases(document: Mapping[str, Any]) -> None:
+    """Refuse `Model` and `N`: servers in Go read them as `model` and `n`, and we do not."""
+    for name in document:
+        if (plain := name.casefold()) in _READ and name != plain:
+            raise BadRequestError(f"{name}: write {plain}, in small letters.", param=name)
 
 
 def _refuse_stream() -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 
+import msgspec
+
 from gateway.errors.tree import BadRequestError, PermissionDeniedError
 from gateway.ledger.prices import PriceBook
 from gateway.schema.kinds import PassedEndpoint, PassedUnit, Units
@@ -57,8 +59,15 @@ def json_size(endpoint: PassedEndpoint, document: Mapping[str, Any]) -> PassedSi
     return PassedSize(
         num_text_tokens=num_text,
         num_images=number_of_images(document.get("n")) if endpoint == "images" else 1,
-        num_spoken_bytes=sum(size_bytes(text) for text in spoken if isinstance(text, str)),
+        num_spoken_bytes=sum(map(_spoken_bytes, spoken)),
     )
+
+
+def _spoken_bytes(value: object) -> int:
+    """Return the most bytes of a text; a server may speak those of a list or an object, too."""
+    if isinstance(value, str):
+        return size_bytes(value)
+    return 0 if value is None else len(msgspec.json.encode(value))
 
 
 def number_of_images(told: object) -> int:

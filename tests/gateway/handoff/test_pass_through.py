@@ -212,6 +212,11 @@ def test_rubbish_is_no_answer_and_a_refusal_is_passed_on(make: Any, far: Far) ->
         ({"outrider": {"privacy": "private"}}, 400, "outrider"),
         ({"outrider": {"policy": "local_only"}}, 400, "outrider"),
         ({"privacy": "private"}, 400, "privacy"),
+        ({"Model": "other"}, 400, "Model"),  # a server in Go would take it for the model
+        ({"MODELS": ["other"]}, 400, "MODELS"),
+        ({"\u017ftream": True}, 400, "\u017ftream"),
+        ({"N": 64}, 400, "N"),
+        ({"Input": "long"}, 400, "Input"),
     ],
 )
 def test_what_cannot_be_passed_on_is_refused(
@@ -418,7 +423,7 @@ def hear(made: Books, **fields: Any) -> int:
     return made.world.http.post(path, data={"model": "media", **fields}, files=files).status_code
 
 
-def say(made: Books, text: str) -> int:
+def say(made: Books, text: object) -> int:
     body = {"model": "media", "input": text, "voice": "x"}
     return made.world.http.post("/v1/audio/speech", json=body).status_code
 
@@ -464,6 +469,8 @@ def test_speech_is_charged_by_the_bytes_of_its_text(keyed: Any, far: Far) -> Non
         assert say(made, "é" * 500) == 200
         assert made.used("usd_per_day") == 1000 * 15_000
         assert say(made, "é" * 500) == 429
+        for listed in (["é" * 500], {"text": "é" * 500}):  # cost nothing
+            assert say(made, listed) == 429
 
 
 @pytest.mark.parametrize(
