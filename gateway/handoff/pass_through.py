@@ -26,6 +26,7 @@ from gateway.planning.parsed_request import RequestContext, check_model, tier_no
 from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import PassedEndpoint
 from gateway.schema.parsing import refuse_doubled_names, validate
+from gateway.tenants.keys import Principal
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.passing import PassedRequest
 from gateway.upstream.tier import UpstreamTier
@@ -135,7 +136,7 @@ class PassThrough:
         errors: list[GatewayError] = []
         for index, link in enumerate(links):
             try:
-                meant = await self._meant(link.model, fields.options, route)
+                meant = await self._meant(link.model, fields.options, route, context.principal)
                 return await self._ask(meant, route, form, fields, context)
             except GatewayError as error:
                 errors.append(error)
@@ -153,7 +154,7 @@ class PassThrough:
             )
 
     async def _meant(
-        self, model: str, options: OutriderOptions, route: PassedRoute
+        self, model: str, options: OutriderOptions, route: PassedRoute, principal: Principal
     ) -> ResolvedModel:
         """Return the tier and the model that a name means here. `auto`: the first tier that can."""
         able = [name for name, t in self.cloud.tiers.items() if self._has(t, route)]
@@ -165,6 +166,8 @@ class PassThrough:
             )
         tier = options.tier or (able[0] if model == AUTO else None)
         meant = await self.names.resolve(model, tier)
+        if meant.tier not in able and principal.scopes.shown() == "nothing":
+            raise BadRequestError(f"model: it has no /v1{route.path}.", param="model")
         if meant.tier not in able:
             raise BadRequestError(
                 f"model: {model[:_MAX_MODEL_CHARS]!r} has no /v1{route.path}; tiers that have it: "

@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -18,6 +18,7 @@ from gateway.errors.http import Problem, problem_of, report_problem
 from gateway.errors.tree import AuthenticationError, GatewayError
 from gateway.server.paths import meant_path
 from gateway.server.request_headers import HeadedRequest, RequestHeaders
+from gateway.server.veil import without_tiers
 from gateway.telemetry.log_context import begin_log_context
 from gateway.tenants.keys import ANONYMOUS, Principal
 
@@ -117,6 +118,7 @@ class AuthDispatcher:
         except (GatewayError, EngineError, HTTPException) as error:
             problem = problem_of(error)
             report_problem(path, problem, error)
+            problem = _shown(problem, state)
             page = self._sign_in.get(path) if isinstance(error, AuthenticationError) else None
             if page is not None and _is_browser(scope, headers):
                 response = page(problem)
@@ -155,6 +157,13 @@ class AuthDispatcher:
         if (body := self._problem_bodies.get(path)) is not None:
             return problem.response(body(problem))
         return problem.response()
+
+
+def _shown(problem: Problem, state: Mapping[str, Any]) -> Problem:
+    """Return the error without what the key, or the alias that its request names, conceals."""
+    principal: Principal | None = state.get("principal")
+    by_key = principal is not None and principal.scopes.shown() == "nothing"
+    return without_tiers(problem) if state.get("hides_tiers", by_key) else problem
 
 
 def _is_browser(scope: Scope, headers: Headers) -> bool:

@@ -161,7 +161,7 @@ class AnswerResponse(LateResponse):
             self._error = error
             await self._finish("failed", error)
             if self._veil is not None:
-                self._veil.hide_in(error)
+                scope.setdefault("state", {})["hides_tiers"] = self._veil.hides_tiers
             raise
         finally:
             if self._meter is not None:
@@ -285,6 +285,8 @@ class AnswerResponse(LateResponse):
         self.has_failed = True
         self._error = error
         problem = problem_of(error)
+        if self._veil is not None:
+            problem = self._veil.problem(problem)
         facts = self._answering.facts
         logger.error(
             "stream failed job=%s code=%s error=%s",

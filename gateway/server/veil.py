@@ -1,12 +1,13 @@
 """Hides from a client what its key and its alias do not reveal: costs, or tiers as well."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import UpstreamRefusalError
+from gateway.errors.http import Problem
 from gateway.generation import sse
 from gateway.handoff.chains import ChainBook
 from gateway.tenants.keys import Principal
@@ -20,6 +21,8 @@ _ANSWER_FIELDS: Final = frozenset(
     {"id", "object", "created", "model", "choices", "usage", "outrider", "error", "service_tier"}
 )
 """Fields of an answer that say nothing of its server; others may name the provider."""
+
+_TIER_NAMED: Final = re.compile(r"\b([Tt]he )\S+ (?=tier\b)|\b(tiers\.)[^.\s]+(?=\.)")
 
 _read_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode: Final = msgspec.json.decode
@@ -82,6 +85,8 @@ class Veil:
     def route(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Return a route report, and what it says of other tiers."""
         shown = self.report(report)
+        if self.hides_tiers:
+            shown["model"] = self.model
         shown["alternatives"] = [self.report(one) for one in shown["alternatives"] or ()]
         return shown
 
@@ -91,10 +96,22 @@ class Veil:
             return dict(headers)
         return {name: value for name, value in headers.items() if name not in _TIER_HEADERS}
 
-    def hide_in(self, error: Exception) -> None:
-        """Leave the tier out of a refusal's headers."""
-        if self.hides_tiers and isinstance(error, UpstreamRefusalError):
-            error.tier = ""
+    def problem(self, problem: Problem) -> Problem:
+        """Return an error that names no tier."""
+        return without_tiers(problem) if self.hides_tiers else problem
+
+
+def without_tiers(problem: Problem) -> Problem:
+    """Return an error that names no tier. What a server has written stays as it is."""
+    message = problem.message
+    if problem.raw is None:
+        message = _TIER_NAMED.sub(_unnamed, message)
+    headers = {n: v for n, v in problem.headers.items() if n not in _TIER_HEADERS}
+    return replace(problem, message=message, headers=headers)
+
+
+def _unnamed(found: re.Match[str]) -> str:
+    return found[1] + "upstream " if found[1] else found[2] + "NAME"
 
 
 def veil_of(chains: ChainBook, body: bytes, principal: Principal) -> Veil | None:

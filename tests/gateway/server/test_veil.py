@@ -70,6 +70,7 @@ def test_a_scoped_key_of_an_alias_sees_the_alias_alone(opened: Any) -> None:
         ).json()
         names = ("tier", "model_id", "reason", "cost_usd", "alternatives")
         assert [route[name] for name in names] == [None, None, None, None, []]
+        assert route["model"] == "assistant"
         made.world.cloud.script = MockScript(toxic=Toxic(kind="status", status=422))
         refused = ask(made, key)
         assert refused.status_code == 422
@@ -144,3 +145,42 @@ def test_embeddings_hide_the_servers_model(opened: Any) -> None:
         answer = made.world.http.post("/v1/embeddings", json=asked, headers=headers)
         assert answer.json()["model"] == "assistant"
         assert "x-outrider-tier" not in answer.headers
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_errors_name_no_tier(opened: Any, by_key: bool) -> None:
+    """ "The cloud tier answered with status 500.": before and within a stream, of each API."""
+    aliases = {"assistant": {"models": ("cloud",), "reveals": "nothing"}}
+    messages = [{"role": "user", "content": "Hi"}]
+    with opened(aliases=aliases, tier={"max_retries": 0}) as made:
+        scopes = Scopes(reveals="nothing" if by_key else None)
+        headers = {"authorization": f"Bearer {made.new_key('x', scopes=scopes)}"}
+        toxics = (
+            Toxic(kind="reset", after_events=5),
+            Toxic(kind="status", status=500),
+            Toxic(kind="status", status=429),
+        )
+        for toxic in toxics:
+            made.world.cloud.script = MockScript(num_pieces=20, toxic=toxic)
+            for path in ("chat/completions", "responses", "messages"):
+                asked = {"model": "assistant", "max_tokens": 50, "stream": True}
+                asked |= {"input": "Hi"} if path == "responses" else {"messages": messages}
+                if path == "responses":
+                    del asked["max_tokens"]
+                told = made.world.http.post(f"/v1/{path}", json=asked, headers=headers)
+                assert "error" in told.text
+                assert "cloud" not in told.text, told.text
+
+
+def test_refusals_of_tiers_name_none(opened: Any) -> None:
+    tiers = frozenset({"small"})
+    with opened() as made:
+        key = made.new_key("x", scopes=Scopes(models=frozenset({"assistant"}), tiers=tiers))
+        answer = ask(made, key)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "tier_not_allowed")
+        assert "cloud" not in answer.text
+        headers = {"authorization": f"Bearer {key}"}
+        asked = {"model": "assistant", "input": "Hi"}
+        answer = made.world.http.post("/v1/embeddings", json=asked, headers=headers)
+        assert answer.status_code == 400
+        assert "cloud" not in answer.text
