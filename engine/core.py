@@ -22,11 +22,12 @@ from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
 from engine.passes.runner import ModelRunner
 from engine.protocols import Drafter, StretchCounts, Verdict, Verifier
 from engine.queue.adapter_queue import AdapterQueue, OnPrepared
-from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
+from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, tier_info
 from engine.queue.fair_queue import FairQueue
 from engine.queue.grammar_queue import GrammarQueue
 from engine.queue.policy import QueuePolicy
 from engine.queue.preparation import Preparation
+from engine.queue.room import check_room
 from engine.queue.scheduler import PassPlan, Scheduler
 from engine.request import AdapterRef, EngineRequest, Tier
 from engine.sequences.logit_rules import build_rules

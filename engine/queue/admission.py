@@ -1,6 +1,5 @@
 """Checks of requests before they are queued: whether a model can serve them, and in time."""
 
-from collections.abc import Collection
 from typing import Final
 
 from engine.cache.recurrent_lines import BOUNDARY
@@ -9,7 +8,6 @@ from engine.errors import (
     InfeasibleObjectiveError,
     InvalidRequestError,
     PromptTooLongError,
-    QueueFullError,
 )
 from engine.events import TierInfo
 from engine.model.protocol import CausalModel
@@ -21,7 +19,6 @@ from engine.sequences.sequence import Sequence
 from engine.ttft_predictor import ForecastCorrection, RemainingWork, predict_ttft_s
 
 # A refused request is told to come back after about this long.
-_RETRY_AFTER_S: Final = 1.0
 # The least retry time of a refusal.
 _LEAST_RETRY_S: Final = 0.05
 
@@ -69,23 +66,6 @@ def check_cascade(
             "a cascade needs a small model that drafts for the large one, with its tokenizer"
         )
     check_prompt(request, small)
-
-
-def check_room(request: EngineRequest, waiting: Collection[Sequence], *, max_waiting: int) -> None:
-    """Raise QueueFullError where `max_waiting` requests wait, unless others take all the room.
-
-    A tenant that has less than its share of it, by weight among those that wait, is taken in; but
-    never are there twice as many.
-    """
-    num_waiting = len(waiting)
-    if num_waiting < max_waiting:
-        return
-    weights = {sequence.request.tenant: sequence.request.weight for sequence in waiting}
-    weights[request.tenant] = request.weight
-    num_own = sum(sequence.request.tenant == request.tenant for sequence in waiting)
-    share = max_waiting * request.weight / sum(weights.values())
-    if num_own >= share or num_waiting >= 2 * max_waiting:
-        raise QueueFullError(num_waiting=num_waiting, retry_after_s=_RETRY_AFTER_S)
 
 
 class ObjectiveGate:
