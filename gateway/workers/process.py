@@ -16,15 +16,13 @@ from typing import IO, Any, Final
 
 from gateway.workers.connections import give, give_no_more
 from gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
+from gateway.workers.watchdog import until_silent
 
 logger = logging.getLogger(__name__)
 
 _LENGTH: Final = struct.Struct("<I")
 _EXIT_S: Final = 5.0
 """Time for a process that has closed its line to end."""
-_ASK_EVERY_S: Final = 5.0
-_MOST_SILENT: Final = 2
-"""Questions in a row without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +110,12 @@ class WorkerProcess:
     async def watch(self, stall_timeout_s: float) -> None:
         """Kill the process once it has served and then answers nothing for so long.
 
-        Returns when it has been killed, or has ended. It is asked twice: a parent that stood still
-        itself must not take that for its worker's silence.
+        Returns when it has been killed, or has ended.
         """
-        num_silent = 0
-        while num_silent < _MOST_SILENT:
-            try:
-                if self.is_serving:
-                    await self.line.call("alive", timeout_s=stall_timeout_s / _MOST_SILENT)
-                    num_silent = 0
-                await asyncio.sleep(min(stall_timeout_s, _ASK_EVERY_S))
-            except TimeoutError:
-                num_silent += 1
-            except (LineClosedError, CallFailedError):
-                return
+        try:
+            await until_silent(self._ask, stall_timeout_s)
+        except (LineClosedError, CallFailedError):
+            return
         logger.error(
             "worker does not answer and is killed worker=%d pid=%d silent_s=%g",
             self.number,
@@ -133,6 +123,10 @@ class WorkerProcess:
             stall_timeout_s,
         )
         self.kill()
+
+    async def _ask(self, timeout_s: float) -> None:
+        if self.is_serving:
+            await self.line.call("alive", timeout_s=timeout_s)
 
     async def ended(self) -> str:
         """Wait for its end, and return the reason in a few words."""

@@ -206,12 +206,17 @@ def _serve_with(
     from gateway.server.listening import url_of
     from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
     from gateway.wiring.until_signalled import serve_until_signalled
+    from gateway.workers.watchdog import LoopWatchdog
 
     url, workers = url_of(listener), settings.server.workers
-    with LoadingProgress(make_console(stderr=True)) as progress:
+    with (
+        LoadingProgress(make_console(stderr=True)) as progress,
+        LoopWatchdog(settings.server.stall_timeout_s) as watchdog,
+    ):
 
         def on_ready(info: "EngineInfo", routing: str) -> None:
             progress.stop()
+            watchdog.start()
             adapters = (text.partition("=")[0] for text in settings.adapters.lora)
             names = (*settings.aliases, *adapters)
             notes = [shown] if shown else []
