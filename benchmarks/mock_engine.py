@@ -18,7 +18,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import OnEnd, tell_end
+from gateway.backends.client import OnEnd, PausedRequests, tell_end
 
 _TOKEN_ID = 20
 _VOCAB_SIZE = 512
@@ -45,6 +45,16 @@ class MockEngine:
     async def close(self) -> None:
         """There is nothing to stop."""
         self.is_ready = False
+
+    @property
+    def is_paused(self) -> bool:
+        """False: it does not restart."""
+        return False
+
+    @property
+    def paused(self) -> PausedRequests:
+        """None."""
+        return PausedRequests()
 
     @property
     def not_ready_reason(self) -> str:

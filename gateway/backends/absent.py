@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from engine.errors import InvalidAdapterError, TierUnavailableError
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import LOADING_REASON, OnEnd, tell_end
+from gateway.backends.client import LOADING_REASON, OnEnd, PausedRequests, tell_end
 
 
 class AbsentEngine:
@@ -30,6 +30,16 @@ class AbsentEngine:
     def is_ready(self) -> bool:
         """True once started."""
         return self._is_started
+
+    @property
+    def is_paused(self) -> bool:
+        """False: there is no engine that could come back."""
+        return False
+
+    @property
+    def paused(self) -> PausedRequests:
+        """None."""
+        return PausedRequests()
 
     @property
     def not_ready_reason(self) -> str:

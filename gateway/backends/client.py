@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats, Failed, Finished
@@ -27,6 +28,14 @@ def tell_end(on_end: OnEnd | None, request_id: str, ending: Finished | Failed | 
         log.exception("on_end failed request_id=%s", request_id)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedRequests:
+    """New requests that wait for an engine: how many do now, and how many have so far."""
+
+    num_now: int = 0
+    num_ever: int = 0
+
+
 class EngineClient(Protocol):
     """An engine as the gateway sees it: in this process, in its own one, or on another machine."""
 
@@ -39,6 +48,14 @@ class EngineClient(Protocol):
     @property
     def is_ready(self) -> bool:
         """True if a request submitted now would be served."""
+
+    @property
+    def is_paused(self) -> bool:
+        """True if the engine is lost and a request submitted now waits for the next one."""
+
+    @property
+    def paused(self) -> PausedRequests:
+        """Requests that came while no engine served, and wait for one."""
 
     @property
     def not_ready_reason(self) -> str:

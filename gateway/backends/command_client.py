@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from engine.errors import EngineDiedError
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import OnEnd
+from gateway.backends.client import OnEnd, PausedRequests
 from gateway.backends.streams import NOT_READY_MESSAGE, EventStreams
 from gateway.backends.wire import BlocksChanged, BlocksReset, Command, GetBlocks
 
@@ -17,10 +17,21 @@ OnBlocks = Callable[[BlocksChanged | BlocksReset], None]
 class CommandClient(ABC):
     """Sends an engine commands, and follows its requests. Subclasses start and end the engine."""
 
-    def __init__(self) -> None:
-        self._streams = EventStreams(self._send)
+    def __init__(self, max_waiting: int = 0) -> None:
+        """`max_waiting`: so many requests may wait for an engine's restart."""
+        self._streams = EventStreams(self._send, max_waiting=max_waiting)
         self._info: EngineInfo | None = None  # None: no engine was started, or it was closed
         self._on_blocks: OnBlocks | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        """True if the engine is lost and a request submitted now waits for the next one."""
+        return self._streams.is_holding
+
+    @property
+    def paused(self) -> PausedRequests:
+        """Requests that came while no engine served, and wait for one."""
+        return self._streams.paused
 
     @abstractmethod
     def _send(self, command: Command) -> None:

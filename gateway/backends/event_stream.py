@@ -13,13 +13,14 @@ from gateway.backends.wire import Command, Submit
 class EventStream:
     """Passes one request's events on, and knows the answer that its reader has.
 
-    is_waiting: its engine died, and the next one is to go on with it.
+    is_waiting: its engine died, and the next one is to go on with it. is_new: no engine had it.
     """
 
     __slots__ = (
         "_on_end",
         "answer",
         "is_followed",
+        "is_new",
         "is_waiting",
         "queue",
         "request",
@@ -33,6 +34,7 @@ class EventStream:
         self.queue: asyncio.Queue[EngineEvent | EngineError] = asyncio.Queue()
         self.is_followed = True
         self.is_waiting = False
+        self.is_new = False
         self._on_end = on_end
 
     def add(self, event: EngineEvent) -> None:
@@ -63,6 +65,9 @@ class EventStream:
     def resumption(self) -> list[Command]:
         """Return the commands with which the next engine goes on behind what was received."""
         self.is_waiting = False
+        if self.is_new:
+            self.is_new = False
+            return [Submit(self.request)]
         request, switch = self.answer.resumption(), self.answer.switch
         return [Submit(request), *([] if switch is None else [switch])]
 

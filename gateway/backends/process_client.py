@@ -46,9 +46,9 @@ class ProcessEngineClient(WatchedClient):
     goes on with their answers behind what was received (`EngineRequest.resumed_token_ids`); those
     that wait for `resume_within_s` end with `Failed`, and so do, with `CrashSuspectError`'s code,
     those that two engines died with (gateway/backends/crash_suspects.py). Meanwhile `is_ready` is
-    False and new requests raise `EngineDiedError`. An engine that is alive but says nothing for
-    `stall_timeout_s` is killed; it answers between two steps, so the limit must exceed the longest
-    step.
+    False; new requests wait too while `is_paused`, else they raise `EngineDiedError`. An engine
+    that is alive but says nothing for `stall_timeout_s` is killed; it answers between two steps, so
+    the limit must exceed the longest step.
     """
 
     def __init__(
@@ -60,17 +60,20 @@ class ProcessEngineClient(WatchedClient):
         stall_timeout_s: float = 120.0,
         unready_after_s: float = 10.0,
         resume_within_s: float = 60.0,
+        max_waiting: int = 512,
     ) -> None:
         """`first`: a process that was made by the recipe already; others follow when it dies.
 
         An engine that was not heard for `unready_after_s` takes no new requests until it is heard
-        again. `resume_within_s` 0: requests in flight at a death end with `Failed` at once. With an
+        again. `resume_within_s` 0: requests in flight at a death end with `Failed` at once.
+        `max_waiting`: so many requests may wait for the next engine, new ones included. With an
         importer in the recipe a process waits in reserve, which has imported all that it needs.
         """
         patience = Patience(
             stall_timeout_s=stall_timeout_s,
             unready_after_s=unready_after_s,
             resume_within_s=resume_within_s,
+            max_waiting=max_waiting,
         )
         super().__init__(patience)
         self._recipe = recipe

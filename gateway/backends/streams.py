@@ -1,6 +1,7 @@
 """The gateway's side of running requests: one queue of events for each, filled once per step."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
@@ -9,10 +10,12 @@ from engine.errors import (
     EngineDiedError,
     EngineError,
     InvalidRequestError,
+    QueueFullError,
 )
 from engine.events import AdapterInfo, EngineEvent, EngineStats, Failed, Finished
+from engine.queue.room import check_room
 from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import OnEnd
+from gateway.backends.client import OnEnd, PausedRequests
 from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
 from gateway.backends.event_stream import EventStream
 from gateway.backends.wire import (
@@ -30,27 +33,38 @@ from gateway.backends.wire import (
     unpack_error,
 )
 
+log = logging.getLogger(__name__)
+
 DIED_MESSAGE = "The engine stopped while it worked on this request. Send the request again."
 SHUT_DOWN_MESSAGE = "The engine was shut down while it worked on this request."
 NOT_READY_MESSAGE = "The engine is not running at the moment (it is starting). Try again soon."
+NOT_BACK_MESSAGE = "The engine was not back in time (engine.resume_within_s). Try again soon."
 
 
 class EventStreams:
     """Requests in flight and calls that wait for an answer. Belongs to one event loop.
 
-    `is_open` says whether an engine serves at the moment; only then are new requests taken. One
-    that was in flight when an engine died waits for the next, if there is to be one, which goes on
-    with its answer; after a second death it is refused: `suspects` remembers it.
+    `is_open` says whether an engine serves at the moment. One that was in flight when an engine
+    died waits for the next, if there is to be one, which goes on with its answer; after a second
+    death it is refused: `suspects` remembers it. New requests wait with them while `is_holding`,
+    and are refused where nothing serves and nothing is waited for.
 
     The queues have no bound, but they cannot grow without one: a request emits at most `max_tokens`
     events and the engine admits a limited number of requests.
     """
 
     def __init__(
-        self, send: Callable[[Command], None], suspects: CrashSuspects | None = None
+        self,
+        send: Callable[[Command], None],
+        suspects: CrashSuspects | None = None,
+        *,
+        max_waiting: int = 0,
     ) -> None:
-        """`send` passes a command to the engine and never blocks."""
+        """`send` passes a command to the engine and never blocks. `max_waiting`: see `hold`."""
         self.is_open = False
+        self.is_holding = False
+        self._max_waiting = max_waiting
+        self._num_ever_paused = 0
         self._send = send
         self._suspects = CrashSuspects() if suspects is None else suspects
         self._streams: dict[str, EventStream] = {}
@@ -61,14 +75,20 @@ class EventStreams:
         """Number of requests in flight, those included that are being aborted."""
         return len(self._streams)
 
+    @property
+    def paused(self) -> PausedRequests:
+        """New requests that wait for the next engine."""
+        num_now = sum(stream.is_new for stream in self._streams.values())
+        return PausedRequests(num_now=num_now, num_ever=self._num_ever_paused)
+
     async def follow(
         self, request: EngineRequest, on_end: OnEnd | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
         """Submit the request and yield its events; leaving early aborts it in the engine.
 
-        `on_end`: see `EngineClient.submit`. Raises EngineDiedError when no engine serves,
-        CrashSuspectError for a request that two engines died with, else what `Engine.submit`
-        raises.
+        `on_end`: see `EngineClient.submit`. Raises EngineDiedError when no engine serves, and none
+        is waited for or too many requests wait; CrashSuspectError for a request that two engines
+        died with; else what `Engine.submit` raises.
         """
         stream, request_id = EventStream(request, on_end), request.request_id
         try:
@@ -92,18 +112,37 @@ class EventStreams:
                 self.abort(request_id)
 
     def _submit(self, stream: EventStream, request: EngineRequest) -> None:
-        self._require_open()
+        if not self.is_holding:
+            self._require_open()
         self._suspects.check(request)
         if request.request_id in self._streams:
             raise InvalidRequestError(
                 f"request_id={request.request_id!r} is in use by a running request"
             )
+        if not self.is_open:
+            self._hold(stream)
+            return
         self._streams[request.request_id] = stream
         try:
             self._send(Submit(request))
         except BaseException:
             del self._streams[request.request_id]
             raise
+
+    def _hold(self, stream: EventStream) -> None:
+        """Have a new request wait for the next engine, in the room that its queue will have."""
+        try:
+            check_room(stream.request, self._streams.values(), max_waiting=self._max_waiting)
+        except QueueFullError as full:
+            raise EngineDiedError(
+                f"The engine is being restarted, and {full.num_waiting} requests wait for it "
+                "already. Try again soon."
+            ) from None
+        if not self.paused.num_now:
+            log.warning("new requests wait for the next engine")
+        stream.is_waiting = stream.is_new = True
+        self._streams[stream.request_id] = stream
+        self._num_ever_paused += 1
 
     def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool) -> None:
         """Hand a request to another tier; unknown ids are ignored."""
@@ -190,7 +229,7 @@ class EventStreams:
 
     def close(self, message: str) -> None:
         """The engine was shut down: end streams with `Failed` and calls with an exception."""
-        self.is_open = False
+        self.is_open = self.is_holding = False
         self._fail(list(self._streams.values()), EngineDiedError.code, message)
         self._end_calls(message)
 
@@ -214,7 +253,12 @@ class EventStreams:
 
     def count_death(self) -> None:
         """The engine that was lost had died: requests that wait since met a death."""
-        self._count_death([each for each in self._streams.values() if each.is_waiting])
+        waiting = [each for each in self._streams.values() if each.is_waiting]
+        self._count_death([each for each in waiting if not each.is_new])
+
+    def hold(self) -> None:
+        """Have new requests wait for the next engine, in the room that `max_waiting` gives."""
+        self.is_holding = self._max_waiting > 0
 
     def _count_death(self, streams: list[EventStream]) -> None:
         """Remember requests that were in flight at a death, and end those with too many."""
@@ -225,7 +269,7 @@ class EventStreams:
 
     def resume(self) -> int:
         """Another engine serves: have it go on with what waits. Returns the number of requests."""
-        self.is_open = True
+        self.is_open, self.is_holding = True, False
         waiting = [stream for stream in self._streams.values() if stream.is_waiting]
         for stream in waiting:
             for command in stream.resumption():
@@ -233,9 +277,15 @@ class EventStreams:
         return len(waiting)
 
     def give_up(self) -> None:
-        """No engine came in time: end what waits for one."""
+        """No engine came in time: end what waits for one, and hold nothing more."""
+        self.is_holding = False
         waiting = [stream for stream in self._streams.values() if stream.is_waiting]
-        self._fail(waiting, EngineDiedError.code, DIED_MESSAGE)
+        log.error("no engine came in time, what waits for one ends count=%d", len(waiting))
+        for stream in [each for each in waiting if each.is_new]:
+            self.refuse(stream.request_id, EngineDiedError(NOT_BACK_MESSAGE))
+        self._fail(
+            [each for each in waiting if not each.is_new], EngineDiedError.code, DIED_MESSAGE
+        )
 
     def _fail(self, streams: Iterable[EventStream], code: str, message: str) -> None:
         for stream in streams:

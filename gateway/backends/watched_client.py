@@ -42,19 +42,21 @@ class Patience:
 
     One that was not heard for `unready_after_s`, and does not compute, takes no new requests until
     it is heard again; after `stall_timeout_s` it is given up in any case. Requests in flight wait
-    `resume_within_s` for the next engine; with 0 they end with `Failed` at once.
+    `resume_within_s` for the next engine, and so do new ones while fewer than `max_waiting` do;
+    with 0 they end with `Failed` at once, and new ones are refused.
     """
 
     stall_timeout_s: float = 120.0
     unready_after_s: float = 10.0
     resume_within_s: float = 60.0
+    max_waiting: int = 512
 
 
 class WatchedClient(CommandClient):
     """A `CommandClient` whose engine may end, or go silent, and is followed by another."""
 
     def __init__(self, patience: Patience) -> None:
-        super().__init__()
+        super().__init__(patience.max_waiting)
         self._patience = patience
         self._giving_up: asyncio.TimerHandle | None = None
         self._is_quiet = False
@@ -73,8 +75,9 @@ class WatchedClient(CommandClient):
         """Go on with what waits: another engine serves."""
         self._is_quiet = False
         self._cancel_giving_up()
+        num_new = self._streams.paused.num_now
         if num_resumed := self._streams.resume():
-            log.info("requests are resumed count=%d", num_resumed)
+            log.info("requests are resumed count=%d new=%d", num_resumed, num_new)
         self._watch_again()
 
     def _note_death(self) -> None:
@@ -87,6 +90,7 @@ class WatchedClient(CommandClient):
         if within_s > 0 and self._info is not None and self._giving_up is None:
             loop = asyncio.get_running_loop()
             self._giving_up = loop.call_later(within_s, self._streams.give_up)
+            self._streams.hold()
 
     def _cancel_giving_up(self) -> None:
         if self._giving_up is not None:

@@ -7,7 +7,7 @@ from engine.errors import EngineDiedError, EngineError
 from engine.events import Ending, EngineInfo, Failed, Finished
 from engine.request import EngineRequest
 from gateway.fleet.candidates import Wanted
-from gateway.fleet.demand import Demand
+from gateway.fleet.demand import Demand, Needs
 from gateway.fleet.replica import Replica
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ class Fleet(Protocol):
 
     def can_place(self, wanted: Wanted) -> bool:
         """Return whether there is a replica for a request."""
+
+    def may_return(self, needs: Needs) -> bool:
+        """Return whether a replica with these tiers was lost lately, and may come back."""
 
     def num_uncached_tokens(self, request: EngineRequest) -> int:
         """Return the prompt tokens that the chosen replica is to compute."""

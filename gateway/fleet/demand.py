@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from typing import Final
 
 from engine.errors import EngineNotStartedError, QueueFullError
 from engine.request import Tier
+from gateway.backends.client import PausedRequests
+
+log = logging.getLogger(__name__)
 
 Needs = frozenset[Tier]
 """The tiers that must be in one engine."""
@@ -25,16 +29,33 @@ class Demand:
     looks the fleet's addresses up tells it what is `wanted`.
     """
 
-    def __init__(self, *, start_within_s: float = 120.0, max_waiting: int = 512) -> None:
-        """`start_within_s`: a request waits so long, and `max_waiting` at most do."""
+    def __init__(
+        self,
+        *,
+        start_within_s: float = 120.0,
+        max_waiting: int = 512,
+        waits_for_tiers: bool = True,
+    ) -> None:
+        """`start_within_s`: a request waits so long, and `max_waiting` at most do.
+
+        `waits_for_tiers`: also for a tier that was lost while others serve; False: an upstream tier
+        may answer instead.
+        """
+        self.waits_for_tiers = waits_for_tiers
         self.startable: frozenset[Needs] = frozenset()
         self.start_within_s = start_within_s
         self._max_waiting = max_waiting
         self._waiting: Counter[Needs] = Counter()
+        self._num_ever_paused = 0
         self._knocks: set[Needs] = set()
         self._news = asyncio.Event()
         self._change = asyncio.Event()
         self._asked_s = 0.0
+
+    @property
+    def paused(self) -> PausedRequests:
+        """Requests that wait, for an engine to be started or to come back."""
+        return PausedRequests(num_now=self._waiting.total(), num_ever=self._num_ever_paused)
 
     def can_start(self, needs: Needs) -> bool:
         """Return whether the fleet would start an engine with these tiers."""
@@ -55,7 +76,10 @@ class Demand:
         num_waiting = self._waiting.total()
         if num_waiting >= self._max_waiting:
             raise QueueFullError(num_waiting=num_waiting, retry_after_s=_RETRY_S)
+        if not num_waiting:
+            log.warning("new requests wait for an engine needs=%s", " ".join(sorted(needs)))
         self._waiting[needs] += 1
+        self._num_ever_paused += 1
         self._news.set()
         try:
             async with asyncio.timeout(since_s + self.start_within_s - time.monotonic()):
@@ -79,7 +103,9 @@ class Demand:
 
     def wanted(self) -> list[list[Tier]]:
         """Return the tiers of each engine that is waited for now; a knock is told once."""
-        waited_for = {needs for needs, count in self._waiting.items() if count}
+        waited_for = {
+            needs for needs, count in self._waiting.items() if count and self.can_start(needs)
+        }
         found = waited_for | self._knocks
         self._knocks.clear()
         if not waited_for:

@@ -60,6 +60,7 @@ class Flight:
         self._next = request  # what the next replica is sent, apart from a change of tier
         self._numerics: dict[Tier, str] = {}
         self._attempt: Attempt | None = None
+        self._began_s = time.monotonic()
         self._num_attempts = 0
         self._num_deaths = 0
         self._num_losses = 0
@@ -223,7 +224,7 @@ class Flight:
                     self._stay()
                 return self._begin(replica, self._next, is_switching=False)
             if not answer.is_resumed:
-                await self._wait_for_start(wanted, began_s)
+                await self._wait_for_start(wanted)
                 continue
             if time.monotonic() >= began_s + fleet.resume_within_s:
                 break
@@ -232,20 +233,25 @@ class Flight:
             self._refused = frozenset()
         return None
 
-    async def _wait_for_start(self, wanted: Wanted, since_s: float) -> None:
-        """Wait until an engine is started for a new request; raises EngineError where none is."""
+    async def _wait_for_start(self, wanted: Wanted) -> None:
+        """Wait until an engine is started for a new request, or is back.
+
+        Raises EngineError where none is waited for, or none came in time.
+        """
         fleet, needs = self._fleet, frozenset(needed_tiers(wanted.request))
         is_gone = self._refusal is None or isinstance(self._refusal, EngineDiedError)
         self._refused = frozenset()
         wanted = replace(wanted, refused=self._refused)
+        may_return = fleet.may_return(needs)
+
+        def is_over() -> bool:
+            is_lost = may_return and not fleet.may_return(needs)
+            return self._is_aborted or fleet.is_closed or fleet.can_place(wanted) or is_lost
+
         try:
-            if not is_gone or not fleet.demand.can_start(needs):
+            if not is_gone or not (may_return or fleet.demand.can_start(needs)):
                 raise self._refusal or fleet.unplaced(wanted.request)
-            await fleet.demand.wait_for(
-                needs,
-                lambda: self._is_aborted or fleet.is_closed or fleet.can_place(wanted),
-                since_s,
-            )
+            await fleet.demand.wait_for(needs, is_over, self._began_s)
         except EngineError:
             self._tell(None)
             raise

@@ -17,7 +17,7 @@ from engine.errors import (
 )
 from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import LOADING_REASON, OnEnd
+from gateway.backends.client import LOADING_REASON, OnEnd, PausedRequests
 from gateway.fleet.candidates import Wanted
 from gateway.fleet.demand import Demand, Needs
 from gateway.fleet.fleet_stats import joined_info
@@ -51,7 +51,8 @@ class EnginePool:
         drain_timeout_s: float = 60.0,
         demand: Demand | None = None,
     ) -> None:
-        """`resume_within_s`: a request that has lost its replica waits so long for another.
+        """`resume_within_s`: a request that has lost its replica waits so long for another, and a
+        new one for a replica that was lost no longer ago.
 
         `drain_timeout_s`: a removed replica has so long to end its answers; the others move then.
         `demand`: bounds the requests that wait for an engine to be started.
@@ -159,6 +160,17 @@ class EnginePool:
     def is_ready(self) -> bool:
         """True if a replica takes requests, or one is started for them."""
         return not self.is_closed and (self._roster.takes_requests or bool(self.demand.startable))
+
+    @property
+    def is_paused(self) -> bool:
+        """True if no replica takes requests, and one was lost so lately that it is waited for."""
+        is_lost = not (self.is_closed or self.is_ready)
+        return is_lost and self._roster.may_return(frozenset(), self.resume_within_s)
+
+    @property
+    def paused(self) -> PausedRequests:
+        """New requests that wait for a replica."""
+        return self.demand.paused
 
     @property
     def is_asleep(self) -> bool:
@@ -293,6 +305,11 @@ class EnginePool:
     def can_place(self, wanted: Wanted) -> bool:
         """Return whether there is a replica for a request."""
         return bool(self._roster.candidates.of(wanted).replicas)
+
+    def may_return(self, needs: Needs) -> bool:
+        """Return whether a replica with these tiers was lost lately, and may come back."""
+        may_wait = self.demand.waits_for_tiers or not self._roster.takes_requests
+        return may_wait and self._roster.may_return(needs, self.resume_within_s)
 
     def num_uncached_tokens(self, request: EngineRequest) -> int:
         """Return the prompt tokens that the chosen replica is to compute."""

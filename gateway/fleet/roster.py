@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +11,7 @@ from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineInfo, EngineStats, TierInfo
 from engine.request import Tier
 from gateway.fleet.candidates import Candidates
+from gateway.fleet.demand import Needs
 from gateway.fleet.fleet_stats import FleetStats, joined_info
 from gateway.fleet.placement import LoadBoard
 from gateway.fleet.replica import OtherModelsError, Replica
@@ -67,6 +69,7 @@ class Roster:
         self._on_arrival = on_arrival
         self._leaving: dict[Replica, asyncio.Task[None]] = {}
         self._held_groups: set[str] = set()
+        self._last_up: dict[Needs, float] = {}  # by the tiers of an engine
 
     def add(self, replica: Replica) -> None:
         """Start a replica in the background. Raises ValueError where its name is taken."""
@@ -115,6 +118,15 @@ class Roster:
         """True if any replica takes requests."""
         return any(each.is_up and not each.is_draining for each in self.replicas.values())
 
+    def may_return(self, needs: Needs, within_s: float) -> bool:
+        """Return whether a replica with these tiers took requests so lately: it may come back."""
+        since_s = time.monotonic() - within_s
+        return any(needs <= tiers and at_s > since_s for tiers, at_s in self._last_up.items())
+
+    def _note_up(self, replica: Replica) -> None:
+        if replica.info is not None and not replica.is_draining:
+            self._last_up[frozenset(replica.info.tiers)] = time.monotonic()
+
     def infos(self) -> list[EngineInfo]:
         """Return the models of all replicas that are in use."""
         return [
@@ -160,6 +172,7 @@ class Roster:
                     )
         replica.info, replica.refusal = info, None
         replica.is_held = replica.group in self._held_groups
+        self._note_up(replica)
         self.seen = info if self.seen is None else joined_info((info, self.seen))
         self.candidates.forget()
         self._on_arrival()
@@ -240,6 +253,8 @@ class Roster:
     async def read_stats(self) -> list[Replica]:
         """Ask all replicas for a snapshot; return those that are up."""
         up = [replica for replica in self.replicas.values() if replica.is_up]
+        for replica in up:
+            self._note_up(replica)
         await asyncio.gather(*map(self._read_stats_of, up))
         return up
 

@@ -201,8 +201,14 @@ class Planner:
     def _order(self, parsed: ParsedRequest) -> _Order:
         """Order the places by the request's constraints, unless the local models are too busy."""
         constraints = parsed.constraints
+        places = constraints.places
+        if self.engine.is_paused and "local" in places:  # the others need not wait
+            places = (*(place for place in places if place != "local"), "local")
         if parsed.origin is not DIRECT:
-            return _Order(places=constraints.places, origin=parsed.origin)
+            return _Order(places=places, origin=parsed.origin)
+        if self.engine.is_paused and constraints.places[0] == "local" and len(places) > 1:
+            origin = RouteReason(hand_off="failure", reason="the local models are being restarted")
+            return _Order(places=places, origin=origin)
         if constraints.may_hand_over:
             busy = self._is_busy(parsed)
             if busy is not None:
@@ -214,7 +220,7 @@ class Planner:
             origin = RouteReason(
                 hand_off="policy" if has_local else None, reason=constraints.reason
             )
-        return _Order(places=constraints.places, origin=origin)
+        return _Order(places=places, origin=origin)
 
     def _is_busy(self, parsed: ParsedRequest) -> str | None:
         """Return why the local models would answer too late; None where they would not."""
@@ -333,6 +339,8 @@ class Planner:
         self, parsed: ParsedRequest, upstream: UpstreamEscalation | None, origin: RouteReason
     ) -> Responder:
         """Open the local models. Raises HandOffError where the upstream tier is to answer."""
+        if self.cloud.tiers and "failure" in parsed.falls_back_on:
+            self.jobs.require_ready()  # the chain's next model need not wait for a restart
         if origin.continues is not None:
             parsed, upstream = parsed.continued(origin.continues), None
         request, context = parsed.request, parsed.context

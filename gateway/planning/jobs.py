@@ -94,13 +94,11 @@ class JobBuilder:
     async def engine_info(self) -> EngineInfo:
         """Return what is loaded; asked until all tiers are known, which do not change.
 
-        Raises NotReadyError while the engine is loading or being restarted, and EngineError if the
+        Raises NotReadyError while no engine serves and none is waited for, and EngineError if the
         router was trained for other models.
         """
-        if not self.engine.is_ready:
-            if self.start_error is not None:
-                raise NotReadyError(f"The engine failed to start: {self.start_error}")
-            raise NotReadyError(self.engine.not_ready_reason)
+        if not self.engine.is_paused:
+            self.require_ready()
         if self._info is None or not self.tokenizers.keys() <= self._info.tiers.keys():
             info = await self.engine.info()
             prints = [info.tiers[tier].fingerprint if tier in info.tiers else "" for tier in TIERS]
@@ -110,6 +108,14 @@ class JobBuilder:
                 raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
             self._info, self._own_names = info, _names_of(info)
         return self._info
+
+    def require_ready(self) -> None:
+        """Raise NotReadyError while the engine is loading or being restarted."""
+        if self.engine.is_ready:
+            return
+        if self.start_error is not None:
+            raise NotReadyError(f"The engine failed to start: {self.start_error}")
+        raise NotReadyError(self.engine.not_ready_reason)
 
     async def until_known(self) -> None:
         """Return when the models are known; those of a fleet without engines once one has started.

@@ -91,6 +91,7 @@ class StatusEndpoints:
             )
         is_asleep = self.fleet is not None and self.fleet.is_asleep
         if not has_cloud and not is_asleep:
+            self.jobs.require_ready()
             await self.jobs.engine_info()
         ready: dict[str, Any] = {"ready": True}
         if self.siblings is not None:

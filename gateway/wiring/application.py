@@ -13,6 +13,7 @@ from gateway.adapters.watcher import AdapterWatcher
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
+from gateway.backends.metrics import PauseMetrics
 from gateway.caching.answers import AnswerCache
 from gateway.caching.metrics import CacheMetrics
 from gateway.dashboard.api import DashboardApi, DashboardSources
@@ -79,6 +80,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         fleet=jobs.fleet,
         siblings=parts.siblings,
     )
+    parts.metrics.registry.register(PauseMetrics(parts.engine))
     if status.fleet is not None:
         parts.metrics.registry.register(FleetMetrics(status.fleet))
     loop_lag = LoopLag(parts.metrics.registry)

@@ -47,7 +47,11 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
         partial(_make_replica, index, keys, tokenizers, patience),
         CacheAware(index),
         resume_within_s=options.resume_within_s,
-        demand=Demand(start_within_s=options.start_within_s, max_waiting=options.max_waiting),
+        demand=Demand(
+            start_within_s=options.start_within_s,
+            max_waiting=options.max_waiting,
+            waits_for_tiers=not settings.tiers,
+        ),
     )
 
 

@@ -27,6 +27,7 @@ def process_client(
         stall_timeout_s=options.stall_timeout_s,
         unready_after_s=options.unready_after_s,
         resume_within_s=options.resume_within_s,
+        max_waiting=options.max_waiting,
     )
 
 
@@ -51,4 +52,5 @@ def patience_of(settings: Settings) -> Patience:
         stall_timeout_s=options.stall_timeout_s,
         unready_after_s=options.unready_after_s,
         resume_within_s=options.resume_within_s,
+        max_waiting=options.max_waiting,
     )

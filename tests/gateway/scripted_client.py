@@ -24,7 +24,7 @@ from engine.events import (
 )
 from engine.request import AdapterRef, EngineRequest, Tier
 from engine.trace import StepTrace, TokenOrigin
-from gateway.backends.client import OnEnd, tell_end
+from gateway.backends.client import OnEnd, PausedRequests, tell_end
 from gateway.backends.seen_work import SeenWork
 
 
@@ -97,6 +97,8 @@ class ScriptedClient:
     max_context: int = 256
     tiers: tuple[Tier, ...] = ("small", "large")
     is_ready: bool = True
+    is_paused: bool = False
+    paused: PausedRequests = field(default_factory=PausedRequests)
     not_ready_reason: str = "The engine is loading; try again soon."
     start_error: Exception | None = None
     current: EngineStats = field(default_factory=EngineStats)

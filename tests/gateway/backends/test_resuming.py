@@ -20,6 +20,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest
+from gateway.backends.client import PausedRequests
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.spawning import EngineRecipe, end, spawn_untold
 from tests.gateway.backends.clients import BUILDER, becomes, collect, process, run, started, tokens
@@ -92,7 +93,7 @@ def test_an_answer_goes_on_behind_what_was_received(at: int) -> None:
     run(main())
 
 
-def test_many_answers_go_on_and_new_requests_wait_for_none_of_them() -> None:
+def test_many_answers_go_on_and_a_new_request_waits_for_the_next_engine() -> None:
     async def main() -> None:
         async with started(process(STEP_MS)) as client:
             readers = [
@@ -103,8 +104,10 @@ def test_many_answers_go_on_and_new_requests_wait_for_none_of_them() -> None:
                 await reader.read(number + 1)
             kill(client)
             await is_down(client)
-            with pytest.raises(EngineDiedError, match="not running"):
-                await collect(client, "meanwhile")
+            assert client.is_paused
+            assert tokens(await collect(client, "meanwhile")) == [30 + k for k in range(5)]
+            assert client.paused == PausedRequests(num_now=0, num_ever=1)
+            assert not client.is_paused
             for number, reader in enumerate(readers, start=1):
                 await reader.rest()
                 assert tokens(reader.events) == [100 * number + k for k in range(MOST)]
@@ -144,6 +147,9 @@ def test_without_another_engine_in_time_requests_end(tmp_path: Path) -> None:
             assert ending.code == "engine_died"
             assert ending.stats is not None
             assert ending.stats.num_output_tokens == len(tokens(reader.events))
+            assert not client.is_paused
+            with pytest.raises(EngineDiedError, match="not running"):
+                await collect(client, "late")
 
     (tmp_path / "there").touch()
     run(main())

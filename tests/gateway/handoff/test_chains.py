@@ -77,6 +77,20 @@ def test_an_alias_works_without_upstream_tiers(
         assert answer.headers["x-outrider-tier"] == "large"
 
 
+@pytest.mark.parametrize("has_clouds", [True, False])
+def test_a_chain_goes_on_at_a_server_while_the_engine_restarts(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], has_clouds: bool
+) -> None:
+    """A chain of local models waits for its first."""
+    options: dict[str, Any] = {"clouds": (ONE,)} if has_clouds else {"clouds": (), "tiers": {}}
+    aliases = chain("large", "cloud" if has_clouds else "small")
+    with hybrid(tokenizer, encode, aliases=aliases, **options) as world:
+        world.engine.is_ready, world.engine.is_paused = False, True
+        response = world.chat(model="gpt-4o-mini")
+        assert response.status_code == 200
+        assert response.headers["x-outrider-tier"] == ("cloud" if has_clouds else "large")
+
+
 def test_defaults_are_for_clients_that_say_nothing(make: Make) -> None:
     inner = {"models": ("cloud",), "defaults": {"temperature": 0.5, "top_p": 0.5}}
     outer = {

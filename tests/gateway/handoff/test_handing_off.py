@@ -258,6 +258,19 @@ def test_a_request_that_killed_two_engines_is_not_tried_on_another_tier(
         assert response.headers["x-should-retry"] == "false"
 
 
+def test_while_the_engine_restarts_the_cloud_answers_before_it_is_waited_for(make: Make) -> None:
+    with make() as world:
+        world.engine.is_ready, world.engine.is_paused = False, True
+        response = world.chat()
+        assert content(response) == CLOUD_TEXT
+        assert report(response)["hand_off"] == "failure"
+        assert not report(response)["degraded"]
+        assert not world.engine.submitted
+        assert content(world.chat(outrider={"policy": "local_only"})) == LOCAL_TEXT
+        with down(world):
+            assert content(world.chat()) == LOCAL_TEXT
+
+
 def test_without_any_working_tier_there_is_one_clear_error(make: Make) -> None:
     with make() as world, down(world):
         world.engine.is_ready = False

@@ -17,6 +17,7 @@ from engine.errors import (
     TierUnavailableError,
 )
 from engine.request import EngineRequest
+from gateway.backends.client import PausedRequests
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.schema.errors import ErrorEvent, ErrorResponse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, ModelList
@@ -443,6 +444,13 @@ def test_health_and_readiness(server: Server, http: httpx.Client) -> None:
     assert response.headers["retry-after"] == "1"
     assert error_of(http.get("/v1/models"), 503)
     assert error_of(http.post("/v1/chat/completions", json=HI), 503)
+    server.engine.is_paused = True
+    server.engine.paused = PausedRequests(num_now=2, num_ever=5)
+    assert error_of(http.get("/ready"), 503).code == "engine_not_ready"
+    assert http.post("/v1/chat/completions", json=HI).status_code == 200
+    told = http.get("/metrics").text
+    assert "outrider_num_requests_paused 2.0" in told
+    assert "outrider_requests_paused_total 5.0" in told
 
 
 def test_one_tier_only_and_a_failed_start(tokenizer: ChatTokenizer) -> None:

@@ -113,8 +113,7 @@ def _survives_the_death_of_its_engine(gateway: Gateway) -> None:
         begun = [next(stream)]
         dead.kill()
         wait_until(lambda: not gateway.is_ready())
-        refused = httpx.post(url, json=body(3), timeout=180)
-        assert refused.status_code == 503
+        assert httpx.post(url, json=body(3), timeout=180).status_code == 200  # it has waited
         answer = begun + list(stream)
     deltas = [choice["delta"] for chunk in answer for choice in chunk["choices"]]
     text = "".join(delta.get("content") or "" for delta in deltas)
