@@ -113,7 +113,8 @@ class ServerSettings(Section):
     """Processes that answer requests. More than one share the port and one engine; limits of keys
     and teams need redis_url then."""
     stall_timeout_s: Seconds = 60.0
-    """Time without a sign of life after which one of several processes is killed and replaced."""
+    """Time for which the event loop stands still after which a process ends: one of several is
+    killed and replaced; a lone one ends with status 1 and its stacks in the log."""
 
 
 class ModelSettings(Section):
@@ -212,7 +213,8 @@ class EngineSettings(Section):
     max_tokens_per_step: Count = 2048
     """Rows in one forward pass; longer prompts are split."""
     max_waiting: int = Field(default=512, ge=0)
-    """Requests that may wait; further ones are refused with status 429."""
+    """Requests that may wait; further ones are refused with status 429, or 503 while the engine
+    restarts."""
     prefix_caching: bool = True
     """Keep the KV of prompts for later requests that begin the same."""
     process: bool = True
@@ -223,8 +225,8 @@ class EngineSettings(Section):
     """Time without an answer, or processor time of its process, after which /ready is 503 and new
     requests go to other tiers."""
     resume_within_s: float = Field(default=60.0, ge=0)
-    """Time that answers under way wait for a new engine process after theirs died, to be continued;
-    0: they end with an error at once."""
+    """Time for which answers under way, to be continued, and new requests wait for a new engine
+    process after a death; 0: they end with an error at once."""
     start_within_s: Seconds = 120.0
     """Time that requests wait for an engine to be started, where a fleet has none (min_replicas = 0
     in its fleet.toml)."""
