@@ -13,7 +13,7 @@ OF_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "integer": _NUMBER,
     "number": _NUMBER,
-    "array": ("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems", "uniqueItems"),
     "object": (
         "properties",
         "required",
@@ -57,7 +57,7 @@ _SHAPES: Final[Mapping[str, str]] = {
 def constraining_keywords(schema: dict[str, Any]) -> list[str]:
     """Return the keywords of a schema that constrain values of some type."""
     known = {name for names in OF_TYPE.values() for name in names if name != "format"}
-    return [name for name in schema if name in known or name == "uniqueItems"]
+    return [name for name in schema if name in known]
 
 
 def implied_types(schema: dict[str, Any], place: str) -> list[str] | str:
@@ -65,7 +65,7 @@ def implied_types(schema: dict[str, Any], place: str) -> list[str] | str:
     names = set(constraining_keywords(schema))
     if not names:
         return list(OF_TYPE)
-    kinds = [kind for kind, own in OF_TYPE.items() if names <= {*own, "uniqueItems"}]
+    kinds = [kind for kind, own in OF_TYPE.items() if names <= set(own)]
     if not kinds:
         raise InvalidGrammarError(f"{place}: set the `type` that has {', '.join(sorted(names))}")
     return "number" if "number" in kinds else kinds[0]

@@ -15,23 +15,28 @@ from engine.grammar.json_keywords import unsupported
 
 FORMATS: Final[Mapping[str, tuple[int, int | None]]] = {
     "date": (10, 10), "uuid": (36, 36), "ipv4": (7, 15), "ipv6": (2, 45),
-    "time": (9, None), "date-time": (20, None), "duration": (3, None),
+    "time": (9, 24), "date-time": (20, 35), "duration": (3, None),
 }  # fmt: skip
-"""The shortest and longest text of each format that the compiler enforces by itself."""
+"""The shortest and longest text of each format whose lengths are known."""
 
 _LETTER: Final = "[A-Za-z0-9_+-]"
 _WORD: Final = "[A-Za-z0-9]"
 _MOST: Final = 31  # repetitions of up to two characters each: labels end at 63, names at 64
-_DATE: Final = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_TIME: Final = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
-# Patterns of formats whose texts have no longest one, with their shortest and longest text.
-_BOUNDED: Final[Mapping[str, tuple[tuple[str, int, int], ...]]] = {
-    name: (
-        (rf"^{date}{_TIME}(\.[0-9]{{1,9}})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$", low, low + 15),
-        (f"^{date}{_TIME}Z$", low, low),
-    )
-    for name, date, low in (("date-time", f"{_DATE}T", 20), ("time", "", 9))
-}
+_LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DATE: Final = (
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    f"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_HOUR: Final = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME: Final = rf"{_HOUR}:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_HOUR})"
+DATES: Final[Mapping[str, str]] = {
+    "date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$",
+}  # fmt: skip
+"""Patterns of dates that exist and of times, without leap seconds."""
+# The shortest texts of formats with a fraction of seconds and a zone, and their length.
+_SHORTEST: Final[Mapping[str, tuple[str, int]]] = {
+    "date-time": (f"^{_DATE}T{_HOUR}:[0-5][0-9]Z$", 20), "time": (f"^{_HOUR}:[0-5][0-9]Z$", 9),
+}  # fmt: skip
 # One character, and how often it may stand in a row.
 _PART: Final = re.compile(
     r"""(\[(?:\\.|[^\]\\])*\]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}
@@ -72,9 +77,9 @@ class Lengths:
         """
         if self.hold_for(*FORMATS.get(name, (1, None))):
             return None
-        for pattern, low, high in _BOUNDED.get(name, ()):
-            if self.hold_for(low, high):
-                return pattern
+        pattern, length = _SHORTEST.get(name, ("", 0))
+        if pattern and self.hold_for(length, length):
+            return pattern
         longest = 1000 if self.longest is None else self.longest
         if name == "hostname" and longest:
             most, least = min(_MOST, (longest - 1) // 2), max(self.shortest - 1, 0)

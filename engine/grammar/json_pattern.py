@@ -102,12 +102,12 @@ def _class(text: str) -> str:
     """A character class without what JSON forbids unescaped."""
     is_negated = text.startswith("^")
     ranges = list(_ranges(text[1:] if is_negated else text))
-    if is_negated:
-        if _SPACES_BELOW_256 in text:
-            ranges += _SPACES
-        ranges = _without([(0, _LAST)], ranges)
-    elif _OTHERS_THAN_SPACES in text:
+    if _OTHERS_THAN_SPACES in text:
         ranges = _without(ranges, _SPACES)
+    if _SPACES_BELOW_256 in text:
+        ranges += _SPACES
+    if is_negated:
+        ranges = _without([(0, _LAST)], ranges)
     ranges = _without(ranges, _FORBIDDEN)
     if not ranges:
         raise InvalidGrammarError(

@@ -9,7 +9,7 @@ from typing import Any, Final
 from engine.grammar.grammar import InvalidGrammarError
 from engine.grammar.json_disjoint import types_of
 from engine.grammar.json_keywords import EXACT_BELOW, shown, unsupported
-from engine.grammar.json_lengths import FORMATS, Lengths, of_length
+from engine.grammar.json_lengths import DATES, FORMATS, Lengths, of_length
 
 MAX_PATTERN_CHARS: Final = 2048
 
@@ -23,7 +23,10 @@ _MAX_LISTED: Final = 1000
 _STEP: Final = Decimal("0.000001")  # the compiler writes numbers within bounds with six decimals
 _NO_LINE_END: Final = r"[^\n\r\u2028\u2029]"
 _WORD: Final = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _PATTERNS: Final[Mapping[str, str]] = {
+    **DATES,
+    "ipv4": rf"^{_BYTE}(\.{_BYTE}){{3}}$",
     "email": rf"^[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@{_WORD}(\.{_WORD})+$",
     "hostname": rf"^{_WORD}(\.{_WORD})*$",
 }

@@ -217,13 +217,13 @@ class _Preparation:
                 if "enum" in own:
                     return own
             case "array":
-                own = self._array(own, schema.get("uniqueItems"), place)
+                own = self._array(own, place)
             case "object":
                 own = self._object(own, place)
         return {"type": kind, **own}
 
-    def _array(self, own: dict[str, Any], unique: Any, place: str) -> dict[str, Any]:
-        if unique and own.get("maxItems") not in {0, 1}:
+    def _array(self, own: dict[str, Any], place: str) -> dict[str, Any]:
+        if own.pop("uniqueItems", False) and own.get("maxItems") not in {0, 1}:
             raise unsupported(place, "uniqueItems")
         rest = own.pop("unevaluatedItems", None)
         own.setdefault("items", rest)
@@ -292,4 +292,6 @@ def _complete_object(own: dict[str, Any], place: str) -> dict[str, Any]:
     if is_counted and "properties" not in own and own.get("minProperties"):
         # Keys that repeat count once for a reader and twice for a grammar.
         raise unsupported(place, "minProperties without described properties")
+    if own.keys() == {"maxProperties"}:  # it describes nothing, so it closes nothing
+        own["additionalProperties"] = True
     return own

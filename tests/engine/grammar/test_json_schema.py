@@ -25,7 +25,7 @@ ENGINE_KILLER = {"type": "object", "properties": [], "required": ["a"]}
 KEYWORDS = sorted(
     {name for names in OF_TYPE.values() for name in names}
     | {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions"}
-    | {"uniqueItems", *UNSUPPORTED}
+    | set(UNSUPPORTED)
 )
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 3, 2.5, 10**400, -(10**400), 1e308, float("inf"), float("nan"),
