@@ -85,7 +85,7 @@ def test_a_recordings_tensors_live_as_long_as_it(
 
     def noting(self: TilePlanner, *inputs: Any, **options: Any) -> Any:
         plan = make_plan(self, *inputs, **options)
-        for storage in storages([plan.work, plan.workspace, plan.arrivals]):  # Triton's alone
+        for storage in storages([plan.work, plan.workspace]):  # Triton's alone
             given[storage._cdata] = StorageWeakRef(storage)
         return plan
 

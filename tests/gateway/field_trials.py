@@ -69,6 +69,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "prompt_cache_key": trial("k1"),
     "prompt_cache_retention": trial("24h"),
     "prompt_cache_options": trial({"mode": "explicit", "ttl": "30m"}),
+    "anthropic_billing": trial("x-anthropic-billing-header: cc_version=2"),
     "store": trial(True, False),
     "reasoning_effort": trial("low"),
     "verbosity": trial("low"),

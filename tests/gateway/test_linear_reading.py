@@ -17,6 +17,8 @@ from typing import Final
 import pytest
 
 import gateway
+from engine.grammar.json_lengths import _PART
+from engine.grammar.json_schema import _PLAIN_REFERENCE
 from engine.grammar.source import _ORIGIN
 from gateway.apis.responses.paths import in_own_words, own_path
 from gateway.apis.responses.writer import _SANE_TAIL
@@ -34,8 +36,10 @@ from gateway.handoff.misplaced_options import _OTHER_SIGNS
 from gateway.handoff.required_capabilities import _PLAIN_PATH
 from gateway.ledger.timestamps import parse_time
 from gateway.schema.tools import FUNCTION_NAME
+from gateway.schema.unknown_fields import _OTHER_SIGNS as UNKNOWN_SIGNS
 from gateway.server.auth_dispatcher import _SANE_ID
 from gateway.server.endpoints import _HOP
+from gateway.server.veil import _TIER_NAMED
 from gateway.telemetry.redaction import redact_text
 from gateway.telemetry.traceparent import read_parent
 from gateway.tenants.keys import id_in
@@ -94,6 +98,17 @@ def headers(text: str) -> object:
 
 # By the place of each expression: what reads it, and its worst inputs, which are repeated.
 READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
+    "engine/grammar/json_lengths.py:_PART": (
+        (lambda text: _PART.match(text), "["),
+        (lambda text: _PART.match(f"[{text}"), "\\a"),
+        (lambda text: _PART.match(f"a{{{text}"), "1"),
+    ),
+    "engine/grammar/json_schema.py:_PLAIN_REFERENCE": (
+        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#{text}"), "/1"),
+        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#{text}~"), "/a"),
+        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#/{text}"), "1"),
+        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#/{text}~"), "a"),
+    ),
     "engine/grammar/source.py:_ORIGIN": (
         (search(_ORIGIN), "[1] a:1"),
         (lambda text: _ORIGIN.search(f"[1] a:1: Check failed: ({text}"), ") is"),
@@ -104,6 +119,16 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
     "gateway/caching/answers.py:_WITHHELD": (
         (in_bytes(_WITHHELD.search), '"finish_reason": '),
         (in_bytes(_WITHHELD.search), '"finish_reason":' + " " * 99),
+    ),
+    "gateway/schema/unknown_fields.py:_OTHER_SIGNS": (
+        (lambda text: UNKNOWN_SIGNS.sub("", text), "A"),
+        (lambda text: UNKNOWN_SIGNS.sub("", text), "_a"),
+    ),
+    "gateway/server/veil.py:_TIER_NAMED": (
+        (lambda text: _TIER_NAMED.sub("", text), "the "),
+        (lambda text: _TIER_NAMED.sub("", f"The {text}"), "the"),
+        (lambda text: _TIER_NAMED.sub("", text), "tiers."),
+        (lambda text: _TIER_NAMED.sub("", text), "tiers.a "),
     ),
     "gateway/edge/bodies.py:_JSON_TYPE": (
         (lambda text: _JSON_TYPE.fullmatch(f"application/{text}"), "+"),

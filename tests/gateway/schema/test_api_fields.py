@@ -191,10 +191,14 @@ def gateway(tokenizer_folder: Path, encode: Callable[[str], list[int]]) -> Itera
     backend = AutoTokenizer.from_pretrained(tokenizer_folder)
     backend.chat_template = TEMPLATE
     tokenizer = ChatTokenizer(backend)
-    steps = [Step(token_ids=tuple(encode("Hello there!")))]
-    engine = ScriptedClient(
-        vocab_size=420, max_context=4096, script=lambda _: Script(steps=steps, top_ids=(5, 6))
-    )
+    text, conforming = ([Step(token_ids=tuple(encode(says)))] for says in ("Hello there!", "{}"))
+
+    def script(request: EngineRequest) -> Script:
+        """A format's answer conforms; it is checked before it is done."""
+        has_format = request.grammar is not None and "json_schema" in request.grammar.text
+        return Script(steps=conforming if has_format else text, top_ids=(5, 6))
+
+    engine = ScriptedClient(vocab_size=420, max_context=4096, script=script)
     parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},

@@ -117,7 +117,7 @@ def test_unsupported_values_are_named(field: str) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 1025}, "tools"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
     ],
