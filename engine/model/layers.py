@@ -182,7 +182,7 @@ class LayerReader:
         if not config.tie_word_embeddings:
             head = self.weights.weight(name, lambda: self.reader.read_weight(name, shape), [name])
             return self._linear(head)
-        if name in self.reader and not torch.equal(self.reader.read(name, shape), embedding):
+        if name in self.reader and not self._is_copied(name, embedding):
             raise UnsupportedModelError(
                 f"{config.model_id}: config.json says tie_word_embeddings, but lm_head.weight is "
                 "another matrix than model.embed_tokens.weight. Set tie_word_embeddings to false "
@@ -298,6 +298,13 @@ class LayerReader:
             self._weight(prefix, names, lambda: self._joined_weight(prefix, names, sizes, width)),
             self._joined(prefix, names, sizes, "bias") if bias else None,
         )
+
+    def _is_copied(self, name: str, tensor: Tensor) -> bool:
+        """Return whether a file's tensor is the same as one that was read; it counts only once."""
+        num_parameters = self.reader.num_parameters
+        is_same = torch.equal(self.reader.read(name, tensor.shape), tensor)
+        self.reader.num_parameters = num_parameters
+        return is_same
 
     def _linear(self, weight: Weight, bias: Tensor | None = None, *, pack: bool = True) -> Product:
         """Return the product with a weight; of a scheme, one that keeps every row's bits."""
