@@ -75,7 +75,8 @@ class LoopWatchdog:
     def _run(self) -> None:
         assert self._own is not None
         assert self._watching is not None
-        with suppress(asyncio.CancelledError):
+        # RuntimeError: the watched loop is closed, so it serves no more.
+        with suppress(asyncio.CancelledError, RuntimeError):
             self._own.run_until_complete(self._watching)
 
     async def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
