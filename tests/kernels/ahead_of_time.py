@@ -167,7 +167,6 @@ def _compile(
         **launch.constexprs,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        **({"launch_pdl": True} if launch.is_early else {}),
         grid=launch.grid,
     )
     if id(compiled) not in by_kernel:
