@@ -114,10 +114,16 @@ def _unnamed(found: re.Match[str]) -> str:
     return found[1] + "upstream " if found[1] else found[2] + "NAME"
 
 
+_OF_COSTS: Final = Veil(model="", hides_tiers=False)
+
+
 def veil_of(chains: ChainBook, body: bytes, principal: Principal) -> Veil | None:
     """Return what hides a request's answer from its client; None where nothing is hidden."""
-    if principal.scopes.shown() == "costs":
+    usual = principal.scopes.shown()
+    if usual == "costs":
         return None  # by its own right, whatever an alias says
+    if usual == "tiers" and (principal.scopes.reveals or not chains.aliases):
+        return _OF_COSTS  # whatever model the body names: it is not read for that
     return veil_for(chains, chains.requested(body), principal)
 
 
