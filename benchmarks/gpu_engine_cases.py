@@ -175,7 +175,7 @@ class ServedPair:
 
     @property
     def device(self) -> torch.device:
-        """Where both models are."""
+        """The device of both models."""
         return self.large.device
 
     def turn(self, cosine: float) -> None:

@@ -56,7 +56,7 @@ _PART_BYTES = "15M"
 
 
 def machine(device: torch.device) -> Facts:
-    """What figures depend on, and what a kernel cache made elsewhere must agree with."""
+    """Return versions and device: figures, and caches of kernels, are valid for these alone."""
     facts: dict[str, Any] = {
         **gpu_environment(device),
         "cores": os.cpu_count(),
@@ -170,7 +170,7 @@ def run_first_figures(sections: Sections, figures: Figures, *, is_dry: bool) -> 
 
 
 def run_more_figures(sections: Sections, figures: Figures, *, is_dry: bool) -> None:
-    """Where the host's time goes, and the curve."""
+    """Profile the host, and measure tokens per second over acceptance."""
     needs_s = 0.0 if is_dry else 10.0
     sections.run("host plain", partial(figures.host, "plain"), needs_s=needs_s)
     if is_dry:

@@ -1,4 +1,4 @@
-"""How fast it is on this device: passes, levels, answers and where their time goes, for gpu_first.
+"""Measures passes, levels and answers on a device, and profiles them, for gpu_first.
 
 The acceptance of all answers is that of a pair whose agreement is constructed (gpu_paired_models),
 so it is reported beside each speed: `tokens_per_step`.

@@ -30,7 +30,7 @@ _TABLE, _HEAD, _OTHER_HEAD = 1, 2, 3  # seeds of the random numbers of each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bigrams:
-    """How a model's tables are made."""
+    """Settings of a model's tables."""
 
     cosine: float = 1.0  # of the angle to the target's head; 1 is the target's own
     rank: int = 256  # columns that are not 0, at most the smaller model's width

@@ -14,7 +14,7 @@ from engine.grammar.json_lengths import DATES, FORMATS, Lengths, of_length
 MAX_PATTERN_CHARS: Final = 2048
 
 StringRule = str | Lengths
-"""What a string holds: a regular expression for all of it, or a number of characters."""
+"""Rules for a string's content: a regular expression for all of it, or its length."""
 
 _MAX_UNROLLED: Final = 128  # repetitions up to which the compiler keeps JSON's rules for strings
 _MAX_SHORTEST: Final = 20_000

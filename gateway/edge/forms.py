@@ -118,7 +118,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 async def _find(body: bytes, wanted: bytes, start: int) -> int:
-    """Return where `wanted` stands, -1 for nowhere; other requests have their turn meanwhile."""
+    """Return the index of `wanted`, or -1, and yield to the event loop while searching."""
     while (found := body.find(wanted, start, start + _SEARCHED_BYTES + len(wanted))) < 0:
         start += _SEARCHED_BYTES
         if start >= len(body):
