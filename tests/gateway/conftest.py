@@ -173,7 +173,7 @@ def running_server(
 def server(running_server: Server) -> Iterator[Server]:
     """The server with a fresh memory; fails the test that leaves a sequence running."""
     engine = running_server.engine
-    engine.is_ready = True
+    engine.is_ready, engine.is_paused = True, False
     engine.submitted.clear()
     engine.aborted.clear()
     running_server.says("Hello there!")
