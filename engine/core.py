@@ -45,7 +45,7 @@ from engine.trees.verify_items import (
     VerifyItem,
     cut_at_end,
     emission,
-    note_broken_scores,
+    note_not_finite,
     prefill_done,
 )
 
@@ -313,7 +313,7 @@ class Engine:
         """Take what a pass has decided into its sequences."""
         if done is not None:
             now_s = self._clock()
-            note_broken_scores(done)
+            note_not_finite(done)
             for number, (item, verdict) in enumerate(zip(done.items, done.verdicts, strict=True)):
                 self._accept(item, verdict, done, number, now_s)
 

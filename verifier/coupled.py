@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from engine.sequences.next_tokens import NextRow, NextToken, next_tokens
-from engine.sequences.sampling import RowGroup, choose_tokens, process_logits
+from engine.sequences.sampling import (
+    RowGroup,
+    choose_tokens,
+    mark_not_finite,
+    process_logits,
+)
 from engine.sequences.sequence import Sequence
 from engine.trees.forest import Forest, ForestVerdicts
 from engine.trees.token_tree import TokenTree
@@ -43,9 +48,11 @@ class CoupledVerifier:
         chosen = by_target = choose_tokens(processed, groups)  # [num_nodes]
         if any(sequence.cascade is not None for sequence in sequences):
             chosen = cascade_choices(by_target, processed, sequences, trees)
-            return _walk(trees, chosen, by_target)
+            marked = mark_not_finite(chosen, logits)
+            return _walk(trees, chosen.where(chosen == UNDECIDED, marked), by_target)
+        chosen = mark_not_finite(chosen, logits)
         if all(tree.num_nodes == 1 for tree in trees):
-            return [Verdict(accepted_nodes=[], token_ids=[token]) for token in chosen.tolist()]
+            return [Verdict.of([], [token]) for token in chosen.tolist()]
         return _walk(trees, chosen)
 
     def next_tokens(self, rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
@@ -62,7 +69,7 @@ class CoupledVerifier:
         """
         rows = (table or forest.sampling).rows(forest.tree_index, forest.depth)
         paths = verify_forest(
-            top_tokens(logits, rows, 1).token_ids[:, 0],
+            mark_not_finite(top_tokens(logits, rows, 1).token_ids[:, 0], logits),
             forest.token_ids,
             forest.parent_index,
             forest.depth,
@@ -92,10 +99,11 @@ def _walk(
         tokens = [tree.token_ids[node] for node in path]
         if next_token != UNDECIDED:
             tokens.append(next_token)
-        verdict = Verdict(accepted_nodes=path, token_ids=tokens)
+        verdict = Verdict.of(path, tokens)
         if targets:
             own = targets[starts[number] :]
-            unratified = [t != own[n] for n, t in zip(verdict.nodes, tokens, strict=True)]
+            nodes = zip(verdict.nodes, verdict.token_ids, strict=True)
+            unratified = [token != own[node] for node, token in nodes]
             verdict = replace(verdict, unratified=unratified)
         result.append(verdict)
     return result

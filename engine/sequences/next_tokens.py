@@ -19,6 +19,7 @@ from engine.sequences.noise import SequenceNoise
 from engine.sequences.sampling import (
     RowGroup,
     choose_tokens,
+    mark_not_finite,
     perturbed,
     process_logits,
     sampling_rows_of,
@@ -46,8 +47,9 @@ class NextRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextToken:
-    """A next token; with `rivals` also (token id, chance) of it and of the likeliest under them.
+    """A next token, or `NOT_FINITE`.
 
+    candidates: with `rivals`, (token id, chance) of it and of the likeliest under them.
     logprobs: one entry, or none.
     """
 
@@ -79,7 +81,7 @@ def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
         chosen = choose_tokens(processed, groups)
         ranks = _of_rows(processed, index[0])
         scores = perturbed(ranks, rivals) if ranked else ranks
-    found = [chosen]
+    found = [mark_not_finite(chosen, logits)]
     if ranked:
         found += _candidates(scores, _of_rows(chosen, index[0]))
     report: LogprobRows | None = None

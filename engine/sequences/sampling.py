@@ -7,6 +7,7 @@ it anew wherever they need it, from keys and parameters that go to the device in
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ from kernels.upload import upload
 
 # Beyond every vocabulary, and still exact in float32.
 _MOST_TOP_K = 2**24
+
+NOT_FINITE: Final = -2
+"""In the place of a token that was chosen by a number that is not finite."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,6 +109,17 @@ def choose_tokens(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     if uses_triton(processed):
         return top_tokens(processed, sampling_rows(groups, processed.device), 1).token_ids[:, 0]
     return _greatest(add_noise(log_targets(processed, groups), groups))
+
+
+def mark_not_finite(chosen: Tensor, logits: Tensor) -> Tensor:
+    """Return the tokens, `NOT_FINITE` where their own logits are NaN or infinite; only launched.
+
+    chosen: int64 [num_rows]; logits: float32 [num_rows, vocab_size], before `process_logits`. So
+    the host learns of such numbers by the tokens that it reads anyway.
+    """
+    known = chosen.clamp(0, logits.shape[1] - 1)  # a row of NaN may have named no token at all
+    is_sound = logits.gather(1, known[:, None])[:, 0].isfinite() & (known == chosen)
+    return chosen.where(is_sound, NOT_FINITE)
 
 
 def _greatest(scores: Tensor) -> Tensor:

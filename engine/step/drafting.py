@@ -173,7 +173,7 @@ class Drafting:
         for item, row, token in zip(done.items, rows, chosen, strict=True):
             if row.rivals is not None:
                 item.sequence.candidates.append(token.candidates)
-        done.verdicts = [Verdict(accepted_nodes=[], token_ids=[t.token_id]) for t in chosen]
+        done.verdicts = [Verdict.of([], [token.token_id]) for token in chosen]
         done.logprobs = [token.logprobs for token in chosen]
         self._accept(done)
 

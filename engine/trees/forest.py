@@ -230,7 +230,7 @@ def _verdicts(
     nodes = (path - starts[:, None]).tolist()
     tokens = emitted.tolist()
     return [
-        Verdict(accepted_nodes=nodes[tree][:number], token_ids=tokens[tree][: number + 1])
+        Verdict.of(nodes[tree][:number], tokens[tree][: number + 1])
         for tree, number in enumerate(num_accepted)
     ]
 

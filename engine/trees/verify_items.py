@@ -197,31 +197,17 @@ def _trace(item: VerifyItem, verdict: Verdict, emitted: list[int]) -> StepTrace 
     return None
 
 
-def note_broken_scores(done: VerifiedPass) -> None:
+def note_not_finite(done: VerifiedPass) -> None:
     """Make a NaN or infinite score of a chosen token its sequence's own failure.
 
     An answer chosen by such numbers means nothing.
     """
-    rows: list[int] = []
-    tokens: list[int] = []
-    owners: list[Sequence] = []
     for item, verdict in zip(done.items, done.verdicts, strict=True):
-        rows += [item.first_row + node for node in verdict.nodes]
-        tokens += verdict.token_ids
-        owners += [item.sequence] * len(verdict.token_ids)
-    if not rows:
-        return
-    logits = done.output.logits
-    index = upload(np.array([rows, tokens], dtype=np.int64), logits.device)
-    is_token = (index[1] >= 0) & (index[1] < logits.shape[1])
-    scores = logits[index[0], index[1].clamp(0, logits.shape[1] - 1)]
-    (is_sound,) = read_back([scores.isfinite() & is_token])
-    for sequence, sound in zip(owners, is_sound.tolist(), strict=True):
-        if not sound and sequence.failure is None:
-            sequence.failure = NotFiniteError(
-                f"The {sequence.tier} model computed numbers that are not finite (NaN or infinity) "
-                "for this request. Its weights may be damaged, or overflow in their type: check "
-                "the checkpoint's files, or load it as bfloat16 or float32."
+        if not verdict.is_finite and item.sequence.failure is None:
+            item.sequence.failure = NotFiniteError(
+                f"The {item.sequence.tier} model computed numbers that are not finite (NaN or "
+                "infinity) for this request. Its weights may be damaged, or overflow in their "
+                "type: check the checkpoint's files, or load it as bfloat16 or float32."
             )
 
 
