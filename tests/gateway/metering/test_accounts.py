@@ -213,7 +213,9 @@ def test_many_at_once_never_take_more_than_the_limit(opened: Open) -> None:
 
 
 def test_scopes_bound_the_models_and_the_tiers_of_a_key(opened: Open) -> None:
-    scopes = Scopes(models=frozenset({"auto", "small"}), tiers=frozenset({"small"}))
+    scopes = Scopes(
+        models=frozenset({"auto", "small"}), tiers=frozenset({"small"}), reveals="tiers"
+    )
     policy = TestPolicy(tier="large")
     with opened(scopes=scopes, policy=policy) as made:
         denied = made.world.chat(model="large")
