@@ -18,12 +18,14 @@ class PromptTooLongError(EngineError):
     code = "context_length_exceeded"
 
     def __init__(self, *, num_tokens: int, max_tokens: int, max_context: int) -> None:
+        # A client that named no max_tokens asked for one at least, and cannot lower it.
+        answer = f"max_tokens is {max_tokens}" if max_tokens > 1 else "an answer needs one"
+        cure = " or lower max_tokens" if max_tokens > 1 else ""
         super().__init__(
             # Clients know by these words that a shorter conversation would be answered.
             f"This model's maximum context length is {max_context} tokens, but the prompt has "
-            f"{num_tokens} and "
-            f"max_tokens is {max_tokens} ({num_tokens + max_tokens} together). Shorten the "
-            "prompt or lower max_tokens."
+            f"{num_tokens} and {answer} ({num_tokens + max_tokens} together). Shorten the prompt"
+            f"{cure}."
         )
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens

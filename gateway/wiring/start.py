@@ -125,18 +125,24 @@ def check_models(settings: Settings) -> None:
         )
     named = named_models(settings)
     _check_templates(settings, named)
+    check_folders(settings)
     for tier, path in named.items():
-        if is_missing_folder(path):
-            raise SettingsError(
-                f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
-                "checkpoint, a GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B."
-            )
         chat_template(settings, tier)
         if is_here:  # of a model that runs elsewhere the tokenizer is enough
             check_checkpoint(path)
     if is_here:
         _check_drafter(settings, named)
         _check_adapters(settings)
+
+
+def check_folders(settings: Settings) -> None:
+    """Raise SettingsError for a model that is named by a path where nothing is."""
+    for tier, path in named_models(settings).items():
+        if is_missing_folder(path):
+            raise SettingsError(
+                f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
+                "checkpoint, a GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B."
+            )
 
 
 def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:

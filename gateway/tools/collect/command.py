@@ -120,11 +120,13 @@ async def _run(
     judge: Judge | None,
 ) -> CollectProgress:
     """Load both models, and answer. Raises what loading and collecting raise."""
-    from gateway.backends.in_process import InProcessEngineClient
-    from gateway.wiring import build as wiring
     from gateway.wiring.start import check_models
 
     check_models(settings)
+    # These import torch, which takes seconds.
+    from gateway.backends.in_process import InProcessEngineClient
+    from gateway.wiring import build as wiring
+
     console = make_console(stderr=True)
     with LoadingProgress(console) as loading:
         engine = InProcessEngineClient(

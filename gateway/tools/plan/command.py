@@ -92,8 +92,7 @@ def plan(  # noqa: PLR0913 - a flag each
     from gateway.tools.bench.results import ResultError, read_result
     from gateway.tools.bench.traces import WorkloadError
     from gateway.tools.console.terminal import LoadingProgress, make_console
-    from gateway.tools.plan.compose import Wanted, compose, ground
-    from gateway.tools.plan.report import print_plan
+    from gateway.wiring.start import check_folders
 
     console = make_console(stderr=json_file is not None and str(json_file) == "-")
     flags = {
@@ -105,7 +104,12 @@ def plan(  # noqa: PLR0913 - a flag each
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         settings = load_settings(flags=assigned(assignments or []) | given)
+        check_folders(settings)
         measured = None if check is None else read_result(check)
+        # These import torch, which takes seconds.
+        from gateway.tools.plan.compose import Wanted, compose, ground
+        from gateway.tools.plan.report import print_plan
+
         wanted = Wanted(
             lengths=_lengths(trace, (prompt_tokens, answer_tokens), measured),
             goal=_goal(slo, target_attainment),

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from gateway.tools.console.terminal import print_whole
 from gateway.tools.plan.capacity import Capacity, CapacityRow, Goal, MemoryUse, users_that_fit
 from gateway.tools.plan.check import Compared
 from gateway.tools.plan.shapes import ModelSizes
@@ -93,9 +94,9 @@ def _line(line: CapacityRow) -> dict[str, Any]:
 
 def print_plan(console: Console, plan: CapacityPlan) -> None:
     """Tables: the models, each variant by concurrency, the variants side by side, the check."""
-    console.print(_models(plan))
+    print_whole(console, _models(plan))
     if plan.memory:
-        console.print(_memory(plan.memory))
+        print_whole(console, _memory(plan.memory))
     console.print(
         f"{plan.kv_line()}. Requests of {plan.lengths.name}: prompt "
         f"{plan.lengths.mean_prompt:.0f}, answer {plan.lengths.mean_answer:.0f}."
@@ -106,10 +107,10 @@ def print_plan(console: Console, plan: CapacityPlan) -> None:
             "however many there are, more for large answers below.[/dim]"
         )
     for capacity in plan.capacities:
-        console.print(_by_concurrency(capacity))
-    console.print(_side_by_side(plan))
+        print_whole(console, _by_concurrency(capacity))
+    print_whole(console, _side_by_side(plan))
     if plan.compared:
-        console.print(_comparison(plan.compared))
+        print_whole(console, _comparison(plan.compared))
     for note in plan.notes:
         console.print(f"[dim]- {note}[/dim]", highlight=False)
 

@@ -65,6 +65,9 @@ def test_too_long_a_prompt_is_told_in_the_words_that_clients_look_for(http: http
     error = http.post("/v1/chat/completions", json=body).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 256 tokens" in error["message"]
+    assert "max_tokens" not in error["message"]  # it sent none
+    named = http.post("/v1/chat/completions", json=body | {"max_tokens": 9}).json()["error"]
+    assert "max_tokens is 9" in named["message"]
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=cli;"

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
@@ -408,6 +409,17 @@ def test_what_is_wrong_is_said(
     assert why in result.output
     assert "Traceback" not in result.output
     assert not (tmp_path / "labels.jsonl").exists()
+
+
+def test_missing_models_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gateway.backends.in_process", None)  # its import would fail
+    data = write_lines(tmp_path / "q.jsonl", [question("One?")])
+    nowhere = dict.fromkeys(("small", "large"), tmp_path / "nowhere")
+    result = invoke(nowhere, data, tmp_path / "labels.jsonl")
+    assert result.exit_code == 1, result.output
+    assert "no such folder" in result.output
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The capacity planner: its arithmetic, its simulated engine, and what it says of bad input."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -388,10 +389,26 @@ def test_the_command_by_a_data_sheet(tmp_path: Path) -> None:
         (("--trace", "nowhere.csv"), "cannot be read"),
         (("--check", "nowhere.json"), "nowhere.json"),
         (("--device", "h100", "--set", "engine"), "section.name=value"),
-        (("--device", "h100", "--large", "./nowhere"), "nowhere"),
     ],
 )
 def test_what_is_wrong_is_said(arguments: tuple[str, ...], words: str) -> None:
     code, text = said(*arguments)
     assert code == 2, text
     assert words in " ".join(text.split())
+
+
+def test_a_missing_model_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gateway.tools.plan.compose", None)  # its import would fail
+    code, text = said("--device", "h100", "--large", "./nowhere")
+    assert code == 2, text
+    assert "models.large = './nowhere': no such folder" in " ".join(text.split())
+
+
+def test_a_narrow_terminal_cuts_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    code, text = said("--device", "h100", "--usd-per-hour", "2.5", "--answer-tokens", "20")
+    assert code == 0, text
+    assert "USD/M tokens" in text
+    assert "…" not in text
