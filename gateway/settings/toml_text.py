@@ -71,7 +71,12 @@ def _lines(path: str, section: BaseModel) -> Iterator[str]:
 
 def _key(name: str) -> str:
     """Write a name as a TOML key: quoted, unless it is letters, digits, _ and - only."""
-    return name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+    return name if _BARE_KEY.fullmatch(name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """Write a TOML string: JSON's escapes are TOML's, which wants one more of them."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(section: BaseModel) -> Iterator[str]:
@@ -96,5 +101,4 @@ def toml_value(value: object) -> str:
             pairs = (f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items())
             return f"{{{', '.join(pairs)}}}"
         case _:
-            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-            return f'"{escaped}"'
+            return _quoted(str(value))

@@ -1,13 +1,17 @@
 """Sources of settings, their precedence, and the messages for wrong ones."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from draft.config import DraftConfig
 from engine.config import EngineConfig
+from gateway.settings.toml_text import toml_value
 from gateway.settings.tree import (
     Settings,
     SettingsError,
@@ -582,3 +586,12 @@ def test_defaults_are_those_of_the_parts() -> None:
     assert routing.hold_back_ms / 1000 == cascade.hold_back_s
     assert routing.judge_whole == cascade.judge_whole
     assert routing.mid_stream == cascade.mid_stream
+
+
+_TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+
+
+@given(st.dictionaries(_TEXTS, st.lists(_TEXTS | st.booleans() | st.integers(-99, 99), max_size=3)))
+@example({"stop": ["\n\n", "\x00", "\x7f", '"\\', "\u2028"]})
+def test_every_value_is_written_so_that_it_can_be_read(value: dict[str, list[object]]) -> None:
+    assert tomllib.loads(f"value = {toml_value(value)}") == {"value": value}
