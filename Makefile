@@ -72,7 +72,7 @@ distclean: clean ## remove .venv as well
 
 # A larger set of packages makes the smaller sets' stamps too, so that nothing is installed twice.
 $(VENV)/.installed-base: $(SETUP)
-	@sh .ci/install $(VENV) ""
+	@sh .ci/install $(VENV) "[engine]"
 	@touch $@
 
 $(VENV)/.installed-demo: $(SETUP)

@@ -6,9 +6,10 @@ Free of torch, because the gateway's own process compares vocabularies too.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A token that is one byte, as sentencepiece vocabularies write it."""
@@ -23,14 +24,14 @@ def byte_alphabet() -> dict[str, int]:
     }
 
 
-def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def decoder_steps(tokenizer: "Tokenizer") -> list[dict[str, Any]]:
     """The steps of the tokenizer's decoder, as tokenizer.json describes them."""
     decoder: dict[str, Any] = json.loads(tokenizer.to_str())["decoder"] or {}
     steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
     return steps
 
 
-def vocabulary_bytes(tokenizer: Tokenizer) -> list[bytes] | None:
+def vocabulary_bytes(tokenizer: "Tokenizer") -> list[bytes] | None:
     """The bytes of each token id; special tokens and ids without a token have none (b"").
 
     Only for the two schemes in which a token's bytes do not depend on its neighbours: byte-level

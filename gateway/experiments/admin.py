@@ -24,6 +24,7 @@ from gateway.experiments.experiments import Experiments
 from gateway.experiments.records import ExperimentRecord
 from gateway.experiments.rows import spec_document
 from gateway.settings.experiments import ExperimentSpec
+from gateway.settings.extras import MissingExtraError, need_extra
 from gateway.tenants.authenticator import Authenticator
 from gateway.tenants.keys import Principal
 from gateway.workers.siblings import Siblings
@@ -77,6 +78,10 @@ class ExperimentApi:
     async def create_experiment(self, request: Request, principal: Principal) -> Response:
         """Make an experiment, and let it run where that is wanted."""
         self._authenticator.require_admin(principal)
+        try:
+            need_extra("experiments", "Evaluating an experiment")
+        except MissingExtraError as error:
+            raise BadRequestError(str(error)) from None
         body = await self._read_body(request)
         wanted = _parsed(ExperimentCreate, body)
         _refuse_twins(body)

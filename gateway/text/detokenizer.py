@@ -14,11 +14,12 @@ import codecs
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from draft.vocabulary import decoder_steps, vocabulary_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _PROBE: Final = "Hello,  world!\n\tfn(x) = 'é' 漢字 🙂 don't"
 _WINDOW_TOKENS: Final = 16
@@ -103,7 +104,7 @@ class WindowDetokenizer:
     text that goes on.
     """
 
-    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: "Tokenizer", after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._context = list(after[-_WINDOW_TOKENS:])
         self._pending: list[int] = []
@@ -135,7 +136,7 @@ class WindowDetokenizer:
         return text
 
 
-def build_table(tokenizer: Tokenizer) -> TokenTable | None:
+def build_table(tokenizer: "Tokenizer") -> TokenTable | None:
     """Build the table of a byte-level or sentencepiece tokenizer; None for any other scheme.
 
     A table that disagrees with the tokenizer on a probe text is not used either.

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from tokenizers import Tokenizer
-
 from engine.model.checkpoint_files import read_object
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 _PLAIN_CLASSES: Final = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
@@ -35,7 +34,7 @@ _OTHER_FILES: Final = (
 class PlainTokenizer:
     """Provides the parts of a transformers tokenizer that `ChatTokenizer` uses. Thread-safe."""
 
-    def __init__(self, folder: Path, backend: Tokenizer, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, backend: "Tokenizer", config: Mapping[str, Any]) -> None:
         """`config`: the contents of tokenizer_config.json."""
         self._folder = folder
         self._lock = threading.Lock()
@@ -53,6 +52,8 @@ class PlainTokenizer:
         saved = read_object(folder / "tokenizer.json")
         if config is None or saved is None or not _is_plain(folder, config, saved):
             return None
+        from tokenizers import Tokenizer
+
         return cls(folder, Tokenizer.from_file(str(folder / "tokenizer.json")), config)
 
     def complete(self) -> "PreTrainedTokenizerBase":
@@ -105,7 +106,7 @@ def _is_plain(folder: Path, config: Mapping[str, Any], saved: Mapping[str, Any])
     )
 
 
-def _token_id(backend: Tokenizer, token: str | None) -> int | None:
+def _token_id(backend: "Tokenizer", token: str | None) -> int | None:
     return None if token is None else backend.token_to_id(token)
 
 

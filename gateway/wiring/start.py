@@ -14,6 +14,7 @@ from engine.request import TIERS, Tier
 from gateway.backends.spawning import EngineProcess, EngineRecipe
 from gateway.settings.adapters import parse_adapter
 from gateway.settings.caching import CacheSettings
+from gateway.settings.extras import need_extra
 from gateway.settings.keys import KeySettings
 from gateway.settings.loopback import is_loopback
 from gateway.settings.tiers import HandoffSettings, MirrorSettings
@@ -115,8 +116,10 @@ def keep_torch_out() -> None:
 def check_models(settings: Settings) -> None:
     """Raise SettingsError for a model, template or device that cannot be there, before any import.
 
-    Raises UnsupportedModelError for a model that is there and cannot be served.
+    Raises MissingExtraError for packages that are not installed, and UnsupportedModelError for a
+    model that is there and cannot be served.
     """
+    check_extras(settings)
     is_here = settings.models.is_any and not settings.engine.replicas
     if settings.engine.device == "cuda" and is_here and not may_have_gpu():
         raise SettingsError(
@@ -133,6 +136,20 @@ def check_models(settings: Settings) -> None:
     if is_here:
         _check_drafter(settings, named)
         _check_adapters(settings)
+
+
+def check_extras(settings: Settings) -> None:
+    """Raise MissingExtraError for packages that the settings need and that are not there."""
+    if settings.models.is_any and settings.engine.replicas:
+        need_extra("tokenize", "Reading the tokenizers of an engine's models (--engines)")
+    elif settings.models.is_any:
+        need_extra(
+            "engine",
+            "A model on this machine (other servers alone: --large none --small none "
+            "--tier NAME=URL)",
+        )
+    if settings.experiments:
+        need_extra("experiments", "Evaluating experiments")
 
 
 def check_folders(settings: Settings) -> None:

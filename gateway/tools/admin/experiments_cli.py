@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.settings.extras import need_extra
 from gateway.settings.tree import SettingsError
 from gateway.tools.admin.database_cli import (
     AsJson,
@@ -302,6 +303,7 @@ def _store(database_url: str | None, config: Path | None) -> "Iterator[Experimen
 @contextmanager
 def _reporter(database_url: str | None, config: Path | None) -> "Iterator[Reporter]":
     with opened_database(database_url, config, kept="experiments") as (_, database):
+        need_extra("experiments", "Evaluating an experiment")
         from gateway.experiments.measure_store import MeasureStore
         from gateway.experiments.reporting import Reporter
         from gateway.experiments.store import ExperimentStore

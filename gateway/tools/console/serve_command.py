@@ -166,8 +166,9 @@ def _serve(settings: Settings) -> None:
     """Run until a signal says otherwise. The port is taken before anything is started."""
     from gateway.server.listening import listen
     from gateway.tools.demo.grown_pair import with_grown_pair
-    from gateway.wiring.start import keep_torch_out, serving_host, start_engine
+    from gateway.wiring.start import check_extras, keep_torch_out, serving_host, start_engine
 
+    check_extras(settings)
     start_logging(settings.log_level, settings.telemetry.log_format)
     options = settings.engine
     if options.process or options.replicas or not settings.models.is_any:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine.request import Tier
 from gateway.server.listening import listen
+from gateway.settings.extras import MissingExtraError
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
 from gateway.tools.doctor.findings import Finding, FindingStatus
@@ -20,6 +21,7 @@ from gateway.tools.doctor.prices import check_prices
 from gateway.tools.doctor.ranks import find_ranks
 from gateway.tools.doctor.storage import STORAGE_CHECKS
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
+from gateway.wiring.start import check_extras
 
 _GIB = 2**30
 # None from a check that does not matter here.
@@ -38,7 +40,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding(name="packages", status="ok", detail="no other package is called kernels")
     checks: list[tuple[str, _Check]] = [("models", _no_models)]
     if settings.models.is_any:
-        checks = _local_checks(settings)
+        checks = [("packages", partial(_extras, settings)), *_local_checks(settings)]
     checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
     if settings.tiers:
         checks.append(("prices", partial(check_prices, settings)))
@@ -84,6 +86,16 @@ def _local_checks(settings: Settings) -> list[tuple[str, _Check]]:
     checks.append(("memory", lambda: _memory(settings)))
     checks.append(("router", lambda: _router(settings)))
     return checks
+
+
+def _extras(settings: Settings) -> Finding | None:
+    """Say which extra is missing; the checks behind it fail then."""
+    try:
+        check_extras(settings)
+    except MissingExtraError as error:
+        detail, _, advice = str(error).rpartition(": ")
+        return Finding(name="packages", status="failed", detail=detail, advice=f"Run {advice}")
+    return None
 
 
 def _no_models() -> Finding:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.settings.extras import need_extra
 from gateway.settings.tree import NONE, Settings, SettingsError
 from gateway.tools.console.command import DeviceOption, DtypeOption
+from gateway.tools.console.user_errors import user_errors
 from gateway.tools.drafters.compare_command import COMPARE_HELP, compare
 from gateway.tools.drafters.shared import (
     EngineConfigFile,
@@ -131,7 +133,8 @@ def train(  # noqa: PLR0913 - a flag each
     num_threads: EngineThreads = None,
 ) -> None:
     """Train a drafter; the help is `_TRAIN_HELP`."""
-    need("tqdm", "the training's progress bars")
+    with user_errors(failed=(SettingsError,)):
+        need_extra("train", "Training a drafter")
     _refuse_options(
         kind,
         {"--small": small, "--layers": layers, "--width": width},

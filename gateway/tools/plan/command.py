@@ -89,6 +89,7 @@ def plan(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Plan capacity."""
     from engine.errors import EngineError
+    from gateway.settings.extras import need_extra
     from gateway.tools.bench.results import ResultError, read_result
     from gateway.tools.bench.traces import WorkloadError
     from gateway.tools.console.terminal import LoadingProgress, make_console
@@ -104,6 +105,7 @@ def plan(  # noqa: PLR0913 - a flag each
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         settings = load_settings(flags=assigned(assignments or []) | given)
+        need_extra("engine", "Planning")
         check_folders(settings)
         measured = None if check is None else read_result(check)
         # These import torch, which takes seconds.

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.settings.extras import need_extra
 from gateway.tools.collect.command import COLLECT_HELP, collect
 from gateway.tools.routers.inputs import (
     BootstrapSeed,
@@ -104,6 +105,7 @@ def train(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Train and save; the help is `_TRAIN_HELP`."""
     with router_errors():
+        need_extra("router", "Training a router")
         rows = read_data(data)
         if weak_only:
             rows = replace(rows, strong=None)

@@ -37,7 +37,7 @@ from gateway.upstream.metrics import UpstreamMetrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-IMAGE_EXTRAS = ("postgres", "redis", "telemetry")
+IMAGE_EXTRAS = ("engine", "experiments", "postgres", "redis", "otel")
 METRIC = re.compile(r"\boutrider_[a-z0-9_]+\b")
 ENVIRONMENT = re.compile(r"OUTRIDER_[A-Z0-9_]+")
 
@@ -308,12 +308,13 @@ def test_wheels_of_the_image_are_named_by_their_hashes() -> None:
         name: versions[name] for name in versions.keys() & held
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(each for extra in IMAGE_EXTRAS for each in project["optional-dependencies"][extra]),
+        *(each for extra in (*IMAGE_EXTRAS, "tokenize") for each in extras[extra]),
     ]
     names = {re.split(r"[\[>=;]", each)[0] for each in wanted}
-    assert names - versions.keys() == {"torch", "triton"}
+    assert names - versions.keys() == {"torch", "outrider"}  # and its extra tokenize
     runs = " ".join(rest for word, rest in instructions() if word == "RUN")
     assert "--require-hashes --no-deps" in runs
     assert f".[{','.join(IMAGE_EXTRAS)}]" in runs

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.backends.step_loop import no_progress
 from gateway.cli import app
+from gateway.settings import extras
 from gateway.settings.tree import load_settings
 from gateway.tools.drafters import shared
 from gateway.wiring import build as wiring
@@ -157,8 +158,9 @@ def test_a_missing_extra_says_what_to_install(
     large: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras.PathFinder, "find_spec", lambda name: None)
     for result, extra in (
-        (train(large, data, tmp_path / "out"), "pip install tqdm"),
+        (train(large, data, tmp_path / "out"), 'pip install "outrider[train]"'),
         (tune(large, large, data, tmp_path / "o.toml", "--plots", "p"), "pip install matplotlib"),
     ):
         assert result.exit_code == 1

@@ -1,0 +1,43 @@
+"""Optional packages: which extra brings them, and what is said where they are missing."""
+
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from types import MappingProxyType
+from typing import Final
+
+from gateway.settings.errors import SettingsError
+
+_MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "tokenize": ("tokenizers", "transformers"),
+        "engine": ("torch", "transformers", "tokenizers", "xgrammar"),
+        "router": ("sklearn", "scipy", "threadpoolctl"),
+        "experiments": ("scipy",),
+        "train": ("torch", "transformers", "tqdm"),
+        "bench": ("matplotlib",),
+    }
+)
+"""What is imported of each extra."""
+
+
+class MissingExtraError(SettingsError):
+    """Packages are missing that a wish needs."""
+
+
+def need_extra(extra: str, purpose: str) -> None:
+    """Raise MissingExtraError where a package of an extra is missing; nothing is imported."""
+    missing = [module for module in _MODULES[extra] if not _is_installed(module)]
+    if missing:
+        raise MissingExtraError(
+            f"{purpose} needs what is not installed here ({', '.join(missing)}): "
+            f'pip install "outrider[{extra}]"'
+        )
+
+
+def _is_installed(module: str) -> bool:
+    """Look on the path alone: a gateway's process marks torch as not to be imported.
+
+    A folder without a module in it is what an interrupted installation leaves.
+    """
+    spec = PathFinder.find_spec(module)
+    return spec is not None and spec.origin is not None
