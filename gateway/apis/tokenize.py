@@ -20,7 +20,7 @@ from gateway.handoff.chains import ChainBook, ModelChain
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.job import check_token_ids
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.model_catalog import AUTO
+from gateway.planning.model_catalog import AUTO, local_tiers
 from gateway.planning.parsed_request import check_model, permitted
 from gateway.planning.prompts import chat_prompt
 from gateway.schema.chat import ChatRequest
@@ -119,7 +119,8 @@ class Tokenizing:
         self._refuse_upstream(name)
         names = await self.jobs.names()
         if name not in names:
-            raise ModelNotFoundError(asked, [*names, *self.chains.aliases])
+            known = local_tiers(names) | {alias: [] for alias in self.chains.aliases}
+            raise ModelNotFoundError(asked, principal.scopes.usable(known))
         return permitted(principal, names[name], None)[-1]
 
     def _chat(self, document: dict[str, Any]) -> ChatRequest:

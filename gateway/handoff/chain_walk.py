@@ -94,7 +94,7 @@ class ChainWalk:
         for link in chain.links[1:]:
             # Names of checkpoints are not known while the engine loads: the walk will see.
             with suppress(NotReadyError, EngineError):
-                await self._reader.names.resolve(link.model, None)
+                await self._reader.names.resolve(link.model, None, self._context.principal.scopes)
 
     async def _read(self, chain: ModelChain) -> ParsedRequest:
         self._body = chain.body(self._index)

@@ -17,6 +17,7 @@ from gateway.planning.model_catalog import (
     ResolvedModel,
     TierModels,
 )
+from gateway.tenants.keys import Scopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class LiveModelCatalog:
         self._last_local: dict[str, tuple[TierInfo, ...]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    async def resolve(self, model: str, tier: str | None) -> ResolvedModel:
+    async def resolve(self, model: str, tier: str | None, scopes: Scopes) -> ResolvedModel:
         """Return the models that a request means (see `ModelCatalog.resolve`).
 
         Raises NotReadyError too: the names of checkpoints are unknown while the engine loads. A
@@ -69,7 +70,7 @@ class LiveModelCatalog:
             await asyncio.wait(self._asking.values())  # the name may be in one of their lists
             names = await self.current()
         try:
-            return names.resolve(model, tier)
+            return names.resolve(model, tier, scopes)
         except ModelNotFoundError:
             if self._known is not None and not self._known.is_local_known:
                 raise NotReadyError(

@@ -165,7 +165,7 @@ class PassThrough:
                 code="endpoint_not_available",
             )
         tier = options.tier or (able[0] if model == AUTO else None)
-        meant = await self.names.resolve(model, tier)
+        meant = await self.names.resolve(model, tier, principal.scopes)
         if meant.tier not in able and principal.scopes.shown() == "nothing":
             raise BadRequestError(f"model: it has no /v1{route.path}.", param="model")
         if meant.tier not in able:

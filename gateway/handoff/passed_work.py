@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,18 @@ from gateway.upstream.tier import UpstreamTier
 
 _MOST_IMAGES: Final = 64
 _MAX_DIGITS: Final = 3
+COUNTS: Final = frozenset(
+    {
+        *("n", "num_images", "n_images", "number_of_images", "images_per_prompt", "samplecount"),
+        *("num_outputs", "num_outputs_per_prompt", "num_images_per_prompt", "sample_count"),
+        *("samples", "num_samples", "batch_size", "batch_count", "n_iter", "count", "max_images"),
+    }
+)
+"""Names by which servers take the number of images; several of them multiply."""
+GIVEN: Final = ("image", "mask", "init_image", "input_image", "reference_image", "control_image")
+"""How the names of fields begin that hold images."""
+ELSEWHERE: Final = frozenset({"url", "uri", "file_url", "audio_url", "audio_uri"})
+"""Fields that tell where a sound is that is not in the request."""
 _TOKEN_LIMITS: Final = ("tokens_per_minute", "tokens_per_day")
 _MONEY_LIMITS: Final = ("usd_per_day", "usd_per_month")
 _PRICES: Final[Mapping[PassedUnit, str]] = {
@@ -44,8 +56,8 @@ class PassedSize:
     """Images in it."""
     num_spoken_bytes: int = 0
     """Bytes of the text to be spoken."""
-    num_sound_bytes: int = 0
-    """Bytes of its sound."""
+    num_sound_bytes: int | None = 0
+    """Bytes of its sound; None where its server fetches it."""
 
 
 def json_size(endpoint: PassedEndpoint, document: Mapping[str, Any]) -> PassedSize:
@@ -56,9 +68,11 @@ def json_size(endpoint: PassedEndpoint, document: Mapping[str, Any]) -> PassedSi
         # The model reads the query again with each document.
         num_text += size_bytes(query) * max(len(documents) - 1, 0)
     spoken = (document.get("input"), document.get("instructions"))
+    given = {name: value for name, value in document.items() if name.startswith(GIVEN)}
     return PassedSize(
         num_text_tokens=num_text,
-        num_images=number_of_images(document.get("n")) if endpoint == "images" else 1,
+        num_images=number_of_images(document) if endpoint == "images" else 1,
+        num_given=sum(map(_num_items, given.values())) if endpoint == "images" else 0,
         num_spoken_bytes=sum(map(_spoken_bytes, spoken)),
     )
 
@@ -70,15 +84,25 @@ def _spoken_bytes(value: object) -> int:
     return 0 if value is None else len(msgspec.json.encode(value))
 
 
-def number_of_images(told: object) -> int:
-    """Read a request's `n`. Raises BadRequestError."""
+def _num_items(value: object) -> int:
+    return len(value) if isinstance(value, list) else int(value is not None)
+
+
+def number_of_images(fields: Mapping[str, object]) -> int:
+    """Return the most images that a request can ask for. Raises BadRequestError."""
+    return prod(_number(name, fields[name]) for name in sorted(COUNTS & fields.keys()))
+
+
+def _number(name: str, told: object) -> int:
     if told is None:
         return 1
     if isinstance(told, str) and told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
         told = int(told)
     if isinstance(told, int) and not isinstance(told, bool) and 1 <= told <= _MOST_IMAGES:
         return told
-    raise BadRequestError(f"n: a whole number from 1 to {_MOST_IMAGES} is required.", param="n")
+    raise BadRequestError(
+        f"{name}: a whole number from 1 to {_MOST_IMAGES} is required.", param=name
+    )
 
 
 def work_of(
@@ -106,7 +130,7 @@ def work_of(
 def _most_seconds(size: PassedSize, bounds: PassedBounds) -> int | None:
     """Return the most seconds of a request's sound; None where no bound is set."""
     told = [] if bounds.audio_seconds is None else [bounds.audio_seconds]
-    if bounds.audio_bytes_per_second is not None:
+    if bounds.audio_bytes_per_second is not None and size.num_sound_bytes is not None:
         told.append(ceil(size.num_sound_bytes / bounds.audio_bytes_per_second))
     return min(told, default=None)
 

@@ -196,7 +196,7 @@ class RequestReader:
             options = assignment.overlay.merge(envelope.outrider) or options
             context = with_arms(context, assignment, envelope.outrider)
         self._serve_under(options, read.document, context)
-        meant = await self.names.resolve(envelope.model, options.tier)
+        meant = await self.names.resolve(envelope.model, options.tier, context.principal.scopes)
         parsed = ParsedRequest(
             endpoint=endpoint,
             context=context,

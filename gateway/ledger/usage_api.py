@@ -35,9 +35,14 @@ _MAX_AT_ONCE: Final = 2
 _FLUSH_TIMEOUT_S: Final = 2.0
 """While the database is slow to take new rows, a report comes without them after this time."""
 _DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
+_OF_TIERS: Final = frozenset({"tier", "model"})
+"""Dimensions that tell which server answered: the model is the server's name for it."""
 _WORD: Final = {"type": "string", "minLength": 1, "maxLength": _MAX_WORD_CHARS}
 _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "by": ("Group by this.", {"type": "string", "enum": list(_DIMENSIONS), "default": "tier"}),
+    "by": (
+        "Group by this; `day` if it is left out and the key does not see tiers.",
+        {"type": "string", "enum": list(_DIMENSIONS), "default": "tier"},
+    ),
     "since": (
         "Start: an age such as 7d, a date, or seconds since 1970.",
         {"type": "string", "pattern": PATTERN},
@@ -58,7 +63,7 @@ _RETRY_HEADERS: Final = ("retry-after", "retry-after-ms", "x-should-retry")
 _FAILURES: Final = {
     "400": "A parameter is unknown, or has a value that it cannot have; `param` names it.",
     "401": "No key, or none that is valid.",
-    "403": "The key may see its own usage only.",
+    "403": "The key may see its own usage only, or does not see tiers.",
     "404": "This gateway keeps no ledger.",
     "503": "The ledger is unavailable.",
 }
@@ -167,8 +172,14 @@ def read_question(parameters: dict[str, str], principal: Principal, now_s: float
     is_admin = principal.scopes.is_admin
     if not is_admin and key not in (None, principal.key_id):
         raise PermissionDeniedError("This key may read its own usage only.", param="key")
+    sees_tiers = principal.scopes.shown() != "nothing"
+    by = _dimension(parameters.get("by", "tier" if sees_tiers else "day"))
+    for name in () if sees_tiers else _OF_TIERS & {by, *parameters}:
+        raise PermissionDeniedError(
+            f"This key does not see {name}s; leave {name} out, or use by=day.", param=name
+        )
     return UsageQuestion(
-        by=_dimension(parameters.get("by", "tier")),
+        by=by,
         wanted=UsageFilter(
             since_s=_moment(parameters, "since", now_s),
             until_s=_moment(parameters, "until", now_s),

@@ -28,7 +28,7 @@ from gateway.planning.job import (
     escalated_requests,
     read_service_tier,
 )
-from gateway.planning.model_catalog import AUTO
+from gateway.planning.model_catalog import AUTO, local_tiers
 from gateway.planning.parsed_request import RequestContext, permitted
 from gateway.planning.prompts import ChatPrompts, CompletionPrompts, Prompts, continues_text
 from gateway.planning.route_report import describe_route
@@ -37,7 +37,7 @@ from gateway.planning.tier_choice import CandidateTiers, TierChoice, TierChooser
 from gateway.schema.chat import ChatRequest
 from gateway.slo.classes import SloClasses
 from gateway.telemetry.spans import record_route
-from gateway.tenants.keys import Principal
+from gateway.tenants.keys import Principal, Scopes
 from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_work import PromptSlots, PromptWork
 from router.cascade import CascadePlan
@@ -138,14 +138,14 @@ class JobBuilder:
         own, adapted = self._own_names, self.adapters.candidates(tiers)
         return own | {name: infos for name, infos in adapted.items() if name not in own}
 
-    async def _meant(self, model: str) -> tuple[TierInfo, ...]:
+    async def _meant(self, model: str, scopes: Scopes) -> tuple[TierInfo, ...]:
         """Return the checkpoints that may answer to a name. Raises ModelNotFoundError."""
         await self.engine_info()
         if (own := self._own_names.get(model)) is not None:  # by far the most requests
             return own
         names = await self.names()
         if model not in names:
-            raise ModelNotFoundError(model, list(names))
+            raise ModelNotFoundError(model, scopes.usable(local_tiers(names)))
         return names[model]
 
     async def job(
@@ -194,7 +194,7 @@ class JobBuilder:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
         await self.until_known()
-        meant = await self._meant(request.model)
+        meant = await self._meant(request.model, context.principal.scopes)
         candidates = permitted(context.principal, meant, prompts.options.tier)
         chosen_from_s = self.clock()
         info = await self.engine_info()

@@ -10,6 +10,7 @@ from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.planning.placement import Named
 from gateway.schema.kinds import ModelCapability, ServerKind
 from gateway.settings.tiers import RESERVED_NAMES
+from gateway.tenants.keys import ANONYMOUS, Scopes
 
 AUTO: Final = "auto"
 # Clients sort models by age; local and upstream models have no meaningful one.
@@ -121,20 +122,23 @@ class ModelCatalog:
         """The model to request from an upstream tier where the request names none of its own."""
         return self._tiers[tier].usual
 
-    def resolve(self, model: str, tier: str | None = None) -> ResolvedModel:
+    def resolve(
+        self, model: str, tier: str | None = None, scopes: Scopes = ANONYMOUS.scopes
+    ) -> ResolvedModel:
         """Return the models that a request with this `model` and this `outrider.tier` means.
 
+        `scopes`: of the key that is told of an error.
         Raises ModelNotFoundError, and BadRequestError for a tier that does not exist or contradicts
         the model.
         """
         meant = self._meant.get(model) or self._of_path(model)
         if meant is None:
-            raise ModelNotFoundError(model, self.all())
-        return meant if tier is None else self._narrowed(meant, tier)
+            raise ModelNotFoundError(model, scopes.usable(self._tiers_behind()))
+        return meant if tier is None else self._narrowed(meant, tier, scopes)
 
-    def card(self, name: str) -> dict[str, Any]:
+    def card(self, name: str, scopes: Scopes = ANONYMOUS.scopes) -> dict[str, Any]:
         """Return a name as GET /v1/models/NAME shows it. Raises ModelNotFoundError."""
-        return self._card(self.resolve(name))
+        return self._card(self.resolve(name, scopes=scopes))
 
     def cards(self) -> list[dict[str, Any]]:
         """Return all names, as GET /v1/models lists them."""
@@ -161,10 +165,16 @@ class ModelCatalog:
             return None
         return self._remote(name, self._tiers[tier], model)
 
-    def _narrowed(self, meant: ResolvedModel, tier: str) -> ResolvedModel:
+    def _tiers_behind(self) -> dict[str, list[str]]:
+        """Return the tiers that each card tells."""
+        return {
+            card["id"]: [behind["tier"] for behind in card["outrider"]] for card in self.cards()
+        }
+
+    def _narrowed(self, meant: ResolvedModel, tier: str, scopes: Scopes) -> ResolvedModel:
         """Restrict a resolved name to a tier."""
         if tier not in self.tiers():
-            known = ", ".join(self.tiers()) or "none"
+            known = ", ".join(filter(scopes.allows_tier, self.tiers())) or "none"
             raise _bad_tier(f"unknown tier {tier!r}; available: {known}")
         if meant.named == "auto" and tier in self._tiers:
             return self._remote(meant.name, self._tiers[tier], self.usual_model(tier))
@@ -191,6 +201,11 @@ class ModelCatalog:
             "owned_by": meant.tier or "outrider",
             "outrider": behind,
         }
+
+
+def local_tiers(names: Mapping[str, Sequence[TierInfo]]) -> dict[str, list[str]]:
+    """Return the tiers behind each name of the local models."""
+    return {name: [info.tier for info in infos] for name, infos in names.items()}
 
 
 def _tiers_of(meant: ResolvedModel) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class StatusEndpoints:
         principal = principal_of(request)
         check_model(principal, model_id)
         names = await self.catalog.refreshed()
-        card = _card_for(principal.scopes, names.card(model_id))
+        card = _card_for(principal.scopes, names.card(model_id, principal.scopes))
         if card is None:
             raise tier_not_allowed(model_id)
         return json_response(self._told(card, principal))

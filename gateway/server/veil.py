@@ -22,7 +22,10 @@ _ANSWER_FIELDS: Final = frozenset(
 )
 """Fields of an answer that say nothing of its server; others may name the provider."""
 
-_TIER_NAMED: Final = re.compile(r"\b([Tt]he )\S+ (?=tier\b)|\b(tiers\.)[^.\s]+(?=\.)")
+_TIER_NAMED: Final = re.compile(
+    r"\b([Tt]he )\S+ (?:or \S+ ){0,3}(?=tier\b)|\b(tiers\.)[^.\s]+(?=\.)"
+    r"|(unknown tier '[^']{0,64}'); available: [^;]*"
+)
 
 _read_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode: Final = msgspec.json.decode
@@ -111,7 +114,7 @@ def without_tiers(problem: Problem) -> Problem:
 
 
 def _unnamed(found: re.Match[str]) -> str:
-    return found[1] + "upstream " if found[1] else found[2] + "NAME"
+    return found[1] + "upstream " if found[1] else found[2] + "NAME" if found[2] else found[3] + "."
 
 
 _OF_COSTS: Final = Veil(model="", hides_tiers=False)

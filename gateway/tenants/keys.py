@@ -4,7 +4,7 @@ import hmac
 import random
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -109,6 +109,17 @@ class Scopes:
     def allows_tier(self, name: str) -> bool:
         """Return whether this tier may answer."""
         return self.tiers is None or name in self.tiers
+
+    def usable(self, tiers_of: Mapping[str, Collection[str]]) -> list[str]:
+        """Return the names that requests may use; `tiers_of`: each name's tiers, as far as known.
+
+        No text names others to the key.
+        """
+        return [
+            name
+            for name, tiers in tiers_of.items()
+            if self.allows_model(name) and (not tiers or any(map(self.allows_tier, tiers)))
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,8 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
     "gateway/server/veil.py:_TIER_NAMED": (
         (lambda text: _TIER_NAMED.sub("", text), "the "),
         (lambda text: _TIER_NAMED.sub("", f"The {text}"), "the"),
+        (lambda text: _TIER_NAMED.sub("", text), "the or "),
+        (lambda text: _TIER_NAMED.sub("", text), "unknown tier ''; available: "),
         (lambda text: _TIER_NAMED.sub("", text), "tiers."),
         (lambda text: _TIER_NAMED.sub("", text), "tiers.a "),
     ),

@@ -439,6 +439,45 @@ def test_images_take_their_price_from_a_budget(keyed: Any, far: Far) -> None:
         assert [row["cost_nanos"] for row in rows] == [40_000_000] * 2
 
 
+@pytest.mark.parametrize(
+    "fields", [{"num_images": 3}, {"n": 2, "samples": 2}, {"n": "1", "batch_size": 1, "n_iter": 3}]
+)
+def test_other_names_of_n_take_as_much(keyed: Any, far: Far, fields: dict[str, Any]) -> None:
+    """A server that knows `num_images` made eight for the price of one."""
+    with keyed(LimitSpec(usd_per_day=0.10), price={"image": 0.04}) as made:
+        assert draw(made, **fields) == 429
+        sent = {name: str(value) for name, value in fields.items()}
+        files = {"image": ("a.png", b"x", "image/png")}
+        form = made.world.http.post(
+            "/v1/images/edits", data={"model": "media", **sent}, files=files
+        )
+        assert form.status_code == 429
+        assert draw(made, **dict.fromkeys(fields, 10**9)) == 400
+        assert draw(made, **{name.upper(): 1 for name in fields}) == 400
+        assert not [path for path, *_ in far.asked if "images" in path]
+
+
+def test_images_that_a_server_fetches_count(keyed: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", IMAGE)
+    limits = LimitSpec(tokens_per_day=9000)
+    with keyed(limits, bounds={"image_tokens": 4200}) as made:
+        addresses = ["https://example.com/a.png"] * 3
+        for given in ({"image_url": addresses[0], "mask": {"file_id": "a"}}, {"images": addresses}):
+            assert draw(made, **given) == 429
+        assert draw(made, image_url=addresses[0]) == 200
+
+
+def test_a_sound_that_a_server_fetches_is_bounded_by_seconds_only(keyed: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", SOUND)
+    bounds = {"audio_bytes_per_second": 300, "audio_tokens": 0}
+    limits, price = LimitSpec(usd_per_day=0.03), {"audio_minute": 0.012}
+    with keyed(limits, price=price, bounds=bounds) as made:
+        assert hear(made) == 200
+        assert hear(made, url="https://example.com/hour.wav") == 403
+    with keyed(limits, price=price, bounds={**bounds, "audio_seconds": 1000}) as made:
+        assert hear(made, url="https://example.com/hour.wav") == 429
+
+
 def test_images_take_their_tokens_from_a_limit(keyed: Any, far: Far) -> None:
     far.answer = lambda path: (200, "application/json", IMAGE)
     price = {"prompt": 10.0, "completion": 40.0}

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,18 @@ def test_a_key_sees_what_it_pays_for_and_nothing_of_others(filled: Database) -> 
         assert not {"two", "draft", "mirror", "escalated", "failed", ""} & {*named}
     assert ask(filled, ONE, "key=one") == ask(filled, ONE)
     assert ask(filled, ANONYMOUS)["totals"]["attempts"] == 0
+
+
+@pytest.mark.parametrize("scopes", [Scopes(reveals="nothing"), Scopes(models=frozenset({"gpt"}))])
+def test_a_key_that_may_not_see_tiers_gets_no_usage_by_them(
+    filled: Database, scopes: Scopes
+) -> None:
+    veiled = replace(ONE, scopes=scopes)
+    report = ask(filled, veiled)
+    assert (report["by"], report["totals"]["charged_tokens"]) == ("day", 230)
+    for query in ("by=tier", "by=model", "by=day&tier=large", "by=kind&model=x"):
+        with pytest.raises(PermissionDeniedError, match="does not see"):
+            ask(filled, veiled, query)
 
 
 @pytest.mark.parametrize("query", ["key=two", "key=root", "key=ONE", "key=one'%20OR%20'1"])

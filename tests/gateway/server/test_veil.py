@@ -184,3 +184,36 @@ def test_refusals_of_tiers_name_none(opened: Any) -> None:
         answer = made.world.http.post("/v1/embeddings", json=asked, headers=headers)
         assert answer.status_code == 400
         assert "cloud" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("scopes", "asked", "told"),
+    [
+        (Scopes(models=frozenset({"assistant", "gone"})), {"model": "gone"}, "assistant."),
+        (Scopes(tiers=frozenset({"small"})), {"model": "gone"}, "small"),
+        (Scopes(tiers=frozenset({"small"})), {"outrider": {"tier": "gone"}}, "small."),
+        (Scopes(reveals="nothing"), {"outrider": {"tier": "gone"}}, "unknown tier 'gone'."),
+        (Scopes(reveals="nothing"), {"model": "small", "outrider": {"tier": "large"}}, "upstream"),
+    ],
+)
+def test_errors_list_only_names_that_the_key_may_know(
+    opened: Any, scopes: Scopes, asked: dict[str, Any], told: str
+) -> None:
+    with opened() as made:
+        key = made.new_key("x", scopes=scopes)
+        answer = ask(made, key, **{"model": "auto", **asked})
+        assert answer.status_code in (400, 404)
+        message = answer.json()["error"]["message"]
+        assert told in message
+        assert "cloud" not in message
+        if "model" in asked and scopes.reveals is None:
+            headers = {"authorization": f"Bearer {key}"}
+            listed = made.world.http.get("/v1/models", headers=headers).json()["data"]
+            names = message.partition("available: ")[2].rstrip(".").split(", ")
+            assert names == [card["id"] for card in listed]
+            lost = made.world.http.get("/v1/models/gone", headers=headers)
+            assert "cloud" not in lost.text
+            tokens = made.world.http.post(
+                "/v1/tokenize", json={"model": "gone", "prompt": "x"}, headers=headers
+            )
+            assert (tokens.status_code, "cloud" in tokens.text) == (404, False)
