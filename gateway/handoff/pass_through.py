@@ -14,6 +14,9 @@ from gateway.handoff.cloud_responder import blot_out
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
 from gateway.handoff.passed_work import (
+    COUNTS,
+    ELSEWHERE,
+    GIVEN,
     PassedSize,
     check_budget,
     json_size,
@@ -43,13 +46,13 @@ _AUDIO_TYPES: Final = {
 }
 _TEXT_FORMATS: Final = frozenset({"text", "srt", "vtt"})
 _LABELS: Final = frozenset({"user", "metadata", "safety_identifier"})
-_FILES: Final = ("file", "image", "mask")
+_FILES: Final = ("file", *GIVEN)
 _NO_OPTIONS: Final = frozenset({"outrider", "models", "privacy", "_charset_"})
 """Fields that a form may not have; the last would have a server read all others otherwise."""
 _READ: Final = frozenset(
     {
-        *("model", "models", "outrider", "n", "input", "instructions", "documents", "query"),
-        *("stream", "stream_format", "response_format"),
+        *("model", "models", "outrider", "input", "instructions", "documents", "query"),
+        *("stream", "stream_format", "response_format", *COUNTS),
     }
 )
 """Fields of a body in JSON that are read here."""
@@ -333,11 +336,12 @@ class _Form:
         files = [part for part in self._parts if _plain_name(part).startswith(_FILES)]
         num_file_bytes = sum(len(part.content) for part in files)
         num_bytes = sum(len(part.content) for part in self._parts)
+        counts = {name: self._value(name) for name in COUNTS & self._by_name.keys()}
         return PassedSize(
             num_text_tokens=num_bytes - num_file_bytes,
-            num_images=number_of_images(self._value("n")) if endpoint == "images" else 1,
+            num_images=number_of_images(counts) if endpoint == "images" else 1,
             num_given=len(files) if endpoint == "images" else 0,
-            num_sound_bytes=num_bytes,
+            num_sound_bytes=None if ELSEWHERE & self._by_name.keys() else num_bytes,
         )
 
     def _value(self, name: str) -> str | None:
