@@ -50,6 +50,8 @@ _SHAPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("minProperties", "maxProperties"), "whole number"),
     **dict.fromkeys(("pattern", "$ref", "format"), "text"),
     "uniqueItems": "boolean",
+    **dict.fromkeys(("items", "additionalProperties", "propertyNames"), "schema"),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), "schema"),
     "type": "type",
 }
 
@@ -94,6 +96,8 @@ def _has_shape(value: Any, shape: str) -> bool:
             return type(value) is int and 0 <= value < EXACT_BELOW
         case "text":
             return isinstance(value, str)
+        case "schema":  # looked into where it counts
+            return isinstance(value, dict | bool)
         case "boolean":
             return isinstance(value, bool)
         case _:

@@ -268,7 +268,7 @@ def _check_property_patterns(own: dict[str, Any], place: str) -> None:
     for name in ("patternProperties", "propertyNames"):
         if name in own and len(own.keys() - {"additionalProperties"}) > 1:
             raise unsupported(place, f"{name} beside other properties")
-    if own.get("patternProperties") and own.get("additionalProperties") not in {None, False}:
+    if own.get("patternProperties") and own.get("additionalProperties") not in (None, False):
         raise unsupported(place, "patternProperties beside additionalProperties")
     if len(own.get("patternProperties") or ()) > 1:
         raise unsupported(place, "more than one pattern in patternProperties")

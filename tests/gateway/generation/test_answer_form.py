@@ -4,6 +4,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -11,8 +12,11 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.fuzzed_schemas import random_schema
+from engine.grammar.grammar import InvalidGrammarError
+from engine.grammar.json_schema import prepare_schema
 from gateway.text.answer_form import AnswerForm
 from gateway.text.chat import ChatTokenizer
+from tests.engine.grammar.test_fuzz import hostile_schema
 from tests.gateway.conftest import Server, scripted_server
 from tests.sizes import repeats
 
@@ -230,3 +234,25 @@ def test_the_check_agrees_with_another_library() -> None:
         seen[right] += 1
         assert verdict(schema, value) == ("conforms" if right else "differs"), (schema, value)
     assert min(seen.values()) > 20
+
+
+def test_the_check_ends_for_every_schema_that_compiles() -> None:
+    """`items: null` passed the compiler, and its check answered 500."""
+    rng = random.Random(4)
+    num_checked = 0
+    for _ in range(repeats(20_000, 2000)):
+        schema = hostile_schema(rng)
+        with suppress(InvalidGrammarError, RecursionError):
+            prepare_schema(schema, [])
+            for value in ("name", 3, None, [], [1, "x"], {"name": 1, "x": [2]}):
+                AnswerForm(content=json.dumps(schema)).verdict(json.dumps(value), ())
+                num_checked += 1
+    assert num_checked > 500
+
+
+@pytest.mark.parametrize("name", ["items", "unevaluatedItems", "unevaluatedProperties"])
+@pytest.mark.parametrize("value", [None, 3, "x", [{}]])
+def test_what_is_no_schema_is_refused(name: str, value: Any) -> None:
+    for beside in ({}, {"items": True}, {"additionalProperties": {"type": "null"}}):
+        with pytest.raises(InvalidGrammarError, match=f"{name}=.* must be schema|set the `type`"):
+            prepare_schema({**beside, name: value}, [])
