@@ -26,6 +26,7 @@ from tests.draft.heads.head_files import (
     speculators_config,
     write_head,
 )
+from tests.mutated_checkpoints import damage
 from tests.sizes import repeats
 
 LIES: Final[tuple[Any, ...]] = (
@@ -254,3 +255,32 @@ def test_configs_that_lie(tmp_path: Path, target: DecoderModel) -> None:
             except Exception as error:
                 raise AssertionError(f"{place}: {lie} broke the reader") from error
     assert num_refused > 60
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
+def test_files_that_lie(kind: str, tmp_path: Path, target: DecoderModel) -> None:
+    """A head or a sentence, and its tokens are the large model's, whatever d2t holds."""
+    weights = {"eagle3": eagle3_weights, "peagle": peagle_weights, "dflash": dflash_weights}[kind]()
+    right = (
+        dflash_config(weights)
+        if kind == "dflash"
+        else speculators_config(weights, kind, mask_token_id=3)
+    )
+    write_head(tmp_path, weights, right)
+    file = tmp_path / "model.safetensors"
+    whole, rng, count = file.read_bytes(), random.Random(kind), repeats(150, 25)
+    refusals: list[str] = []
+    for _ in range(count):
+        file.write_bytes(whole)
+        told = damage(file, rng)
+        try:
+            head = read_head(str(tmp_path), target)
+        except HeadError as error:
+            refusals.append(str(error))
+        except Exception as error:
+            raise AssertionError(f"{told} broke the reader") from error
+        else:
+            if (ids := head.target_token_ids) is not None:
+                assert 0 <= int(ids.min()) <= int(ids.max()) < VOCAB
+    assert all(str(tmp_path) in refusal and "\n" not in refusal for refusal in refusals)
+    assert count / 4 < len(refusals) < count

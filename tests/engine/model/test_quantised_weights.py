@@ -1,6 +1,7 @@
 """Quantised checkpoints are read as their formats say, and run as their decoded weights do."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from engine.model.quantised.integers import unpack
 from engine.model.read_config import read_model_config
 from tests.engine.model.architectures import largest_difference
 from tests.models import edit_config, save_hf_model
+from tests.mutated_checkpoints import damage
 from tests.sizes import repeats
 
 GROUP = 16
@@ -299,6 +301,40 @@ def test_parts_that_do_not_fit_are_named(
     ) as caught:
         load_model(str(tmp_path))
     assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+_LIES = (
+    *(0, -1, 1, 3, 4.0, "4", None, True, 10**30, [], {}, float("nan"), [0, 0], [2**70, 1], "gemv"),
+    *({"group_0": {"weights": {"num_bits": 4.0, "type": "int", "strategy": "group"}}}, [[]], "x"),
+)
+
+
+@pytest.mark.parametrize("case", sorted(QUICK))
+def test_a_lie_in_a_file_or_its_config_is_told_in_one_sentence(case: str, tmp_path: Path) -> None:
+    quantise_folder(tmp_path, case)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    whole, right = file.read_bytes(), json.loads(config.read_text())
+    rng, count = random.Random(case), repeats(150, 16)
+    refusals: list[str] = []
+    for number in range(count):
+        file.write_bytes(whole)
+        config.write_text(json.dumps(right))
+        if number % 4:
+            told = damage(file, rng)
+        else:
+            told = rng.choice(["version", "checkpoint_format", *right["quantization_config"]])
+            edit_config(
+                tmp_path,
+                quantization_config=right["quantization_config"] | {told: rng.choice(_LIES)},
+            )
+        try:
+            load_model(str(tmp_path))
+        except UnsupportedModelError as error:
+            refusals.append(str(error))
+        except Exception as error:
+            raise AssertionError(f"{told} broke the reader") from error
+    assert all(str(tmp_path) in refusal and "\n" not in refusal for refusal in refusals)
+    assert count / 4 < len(refusals) < count
 
 
 @pytest.mark.parametrize("case", ["gptq-act-order", "awq"])
