@@ -21,6 +21,7 @@ LISTS: Final = ("http://", "https://")
 _LIST_TIMEOUT_S: Final = 5.0
 _MOST_LIST_BYTES: Final = 2**20
 _MOST_KINDS: Final = 64
+_MOST_ADDRESSES: Final = 1024  # each has connections and a lane of the index of blocks
 _ADDRESS: Final = re.compile(r"tcp://[\w.:\[\]-]{1,255}:\d{1,5}", re.ASCII)
 
 
@@ -45,9 +46,17 @@ def is_looked_up(entry: str) -> bool:
 
 
 async def resolve(entry: str, wanted: Wanted = ()) -> Found:
-    """Look a name up, or read a page, as `Resolve` says."""
+    """Look a name up, or read a page, as `Resolve` says; more than 1,024 addresses are an error."""
     if entry.startswith(LISTS):
-        return await asyncio.to_thread(_read_page, entry, wanted)
+        found = await asyncio.to_thread(_read_page, entry, wanted)
+    else:
+        found = await _look_up(entry)
+    if len(found.addresses) > _MOST_ADDRESSES:
+        raise OSError(f"{len(found.addresses)} addresses; at most {_MOST_ADDRESSES} are taken")
+    return found
+
+
+async def _look_up(entry: str) -> Found:
     host, _, port = entry.removeprefix(DNS).rpartition(":")
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return Found(
