@@ -24,7 +24,7 @@ _ANSWER_FIELDS: Final = frozenset(
 
 _TIER_NAMED: Final = re.compile(
     r"\b([Tt]he )\S+ (?:or \S+ ){0,3}(?=tier\b)|\b(tiers\.)[^.\s]+(?=\.)"
-    r"|(unknown tier '[^']{0,64}'); available: [^;]*"
+    r"|(unknown tier .{0,300}); available: .*"
 )
 
 _read_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

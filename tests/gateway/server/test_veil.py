@@ -193,6 +193,7 @@ def test_refusals_of_tiers_name_none(opened: Any) -> None:
         (Scopes(tiers=frozenset({"small"})), {"model": "gone"}, "small"),
         (Scopes(tiers=frozenset({"small"})), {"outrider": {"tier": "gone"}}, "small."),
         (Scopes(reveals="nothing"), {"outrider": {"tier": "gone"}}, "unknown tier 'gone'."),
+        (Scopes(reveals="nothing"), {"outrider": {"tier": "'; available: a;\"b"}}, "available: a"),
         (Scopes(reveals="nothing"), {"model": "small", "outrider": {"tier": "large"}}, "upstream"),
     ],
 )
