@@ -18,16 +18,16 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.installed-demo ## ask the bundled pair, grown, and compare with plain decoding
-	@$(PY) -m gateway.tools.demo.pair
+	@$(PY) -m outrider.gateway.tools.demo.pair
 
 demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a cloud, which is cut off
-	@$(PY) -m gateway.tools.demo.hybrid
+	@$(PY) -m outrider.gateway.tools.demo.hybrid
 
 demo-fleet: $(VENV)/.installed-fleet ## three engines by Ray Serve; one is killed, one is added
-	@$(PY) -m gateway.tools.demo.fleet
+	@$(PY) -m outrider.gateway.tools.demo.fleet
 
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
-	@$(PY) -m gateway.cli serve
+	@$(PY) -m outrider.gateway.cli serve
 
 # All tests, in two parts side by side; with ARGS those that it names, in one process.
 WORKERS ?= $(if $(HAS_GPU),0,2)

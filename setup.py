@@ -10,7 +10,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_namespace_packages, setup
 from setuptools.command.build_ext import build_ext
 
 
@@ -30,13 +30,20 @@ class BuildSideBySide(build_ext):
         super().build_extensions()
 
 
+PRODUCT = ("gateway", "router", "draft", "verifier", "engine", "kernels")
+
 setup(
+    packages=[
+        f"outrider.{name}"
+        for one in PRODUCT
+        for name in find_namespace_packages(include=[one, f"{one}.*"])
+    ],
     cmdclass={"build_ext": BuildSideBySide},
     # One wheel of a platform serves every Python from 3.11 on, as the extension does.
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     ext_modules=[
         Extension(
-            "kernels.cpu._products",
+            "outrider.kernels.cpu._products",
             sources=[
                 "kernels/cpu/attention.cpp",
                 "kernels/cpu/experts.cpp",

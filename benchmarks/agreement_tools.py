@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks.harness import without_engine_environment
 from benchmarks.record import ROOT
-from gateway.tools.bench.results import read_result
+from outrider.gateway.tools.bench.results import read_result
 
 OURS: Final = "outrider bench"
 GUIDELLM: Final = "guidellm"
@@ -101,7 +101,7 @@ def write_prompts(texts: Sequence[str], folder: Path) -> dict[str, Path]:
 
 def our_tool() -> Tool:
     """This repository's own."""
-    program = (sys.executable, "-m", "gateway.cli", "bench")
+    program = (sys.executable, "-m", "outrider.gateway.cli", "bench")
     return Tool(name=OURS, program=program, arguments=our_arguments, read=read_ours)
 
 

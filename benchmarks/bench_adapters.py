@@ -54,10 +54,10 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
-from engine.model.config import ModelConfig
-from engine.model.lora_modules import lora_modules
-from engine.passes.runner import ModelRunner
-from engine.request import AdapterRef, Tier
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.lora_modules import lora_modules
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import AdapterRef, Tier
 
 _TARGET = 0.15
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from benchmarks.harness import progress_bar, show_table, write_results
 from benchmarks.record import RESULTS
-from engine.cache.block_pool import prefix_hashes, prefix_root
-from engine.events import TierInfo
-from engine.request import EngineRequest, SamplingParams
-from gateway.backends.wire import BlocksChanged, BlocksReset
-from gateway.fleet.block_index import BlockIndex, Keys
-from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.placement import Loads, ReplicaLoad
+from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
+from outrider.engine.events import TierInfo
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.fleet.block_index import BlockIndex, Keys
+from outrider.gateway.fleet.cache_aware import CacheAware
+from outrider.gateway.fleet.placement import Loads, ReplicaLoad
 
 _BLOCK = 16
 _SHARED_BLOCKS = 6000

@@ -69,13 +69,13 @@ from benchmarks.intervals import Interval, bootstrap
 from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt, load_tokenizer, make_prompt, stop_token_ids
 from benchmarks.turns import Turns
-from draft.training.tasks.families import DIFFICULTIES
-from draft.training.tasks.files import distinct_tasks
-from engine.request import EngineRequest, Tier
-from gateway.settings.tree import bundled_pair
-from router.calibration import ALWAYS_LARGE
-from router.cascade import AnswerWatch, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
-from router.scorer import RouterScorer
+from outrider.draft.training.tasks.families import DIFFICULTIES
+from outrider.draft.training.tasks.files import distinct_tasks
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.settings.tree import bundled_pair
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.cascade import AnswerWatch, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
+from outrider.router.scorer import RouterScorer
 
 HOLD_BACK_TOKENS = 16
 _HARD = DIFFICULTIES[2:]

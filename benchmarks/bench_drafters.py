@@ -50,12 +50,12 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import load_tokenizer, stop_token_ids
-from draft.heads.read_head import read_head
-from draft.training.distill import DistillPlan
-from draft.training.head_distil import DepthAcceptance, measure_acceptance
-from draft.training.own_answers import AnswerPlan
-from engine.model.quantised.formats import SchemeName
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.draft.heads.read_head import read_head
+from outrider.draft.training.distill import DistillPlan
+from outrider.draft.training.head_distil import DepthAcceptance, measure_acceptance
+from outrider.draft.training.own_answers import AnswerPlan
+from outrider.engine.model.quantised.formats import SchemeName
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 
 _DEPTH = 7
 _SCHEMES: Mapping[str, SchemeName | None] = {"bfloat16": None, "int8": "int8"}

@@ -43,12 +43,12 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.record import RESULTS
-from gateway.wiring.engine import default_num_threads
-from kernels.cpu.huge_pages import HugePageMemory
-from kernels.cpu.product_library import product_support
-from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
-from kernels.experts.route import Routed
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
+from outrider.gateway.wiring.engine import default_num_threads
+from outrider.kernels.cpu.huge_pages import HugePageMemory
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
+from outrider.kernels.experts.route import Routed
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 _GOAL_SHARE: Final = 0.7
 _BUFFER_BYTES: Final = 1 << 30

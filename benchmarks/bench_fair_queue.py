@@ -43,12 +43,12 @@ from benchmarks.harness import (
 )
 from benchmarks.pair import Folders, Pair
 from benchmarks.prompts import Prompt
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import EngineEvent, Finished, TokensEmitted
-from engine.queue.fair_queue import FairQueue
-from engine.queue.policy import ArrivalOrder, QueuePolicy
-from engine.request import HIGH, NORMAL, EngineRequest
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.events import EngineEvent, Finished, TokensEmitted
+from outrider.engine.queue.fair_queue import FairQueue
+from outrider.engine.queue.policy import ArrivalOrder, QueuePolicy
+from outrider.engine.request import HIGH, NORMAL, EngineRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

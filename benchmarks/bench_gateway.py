@@ -60,8 +60,8 @@ from benchmarks.harness import (
 from benchmarks.http_stream import ChatConnection, StreamedAnswer
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from benchmarks.record import ROOT
-from engine.passes.runner import ModelRunner
-from engine.request import Tier
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import Tier
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 300.0
@@ -101,7 +101,16 @@ def serving(arguments: argparse.Namespace, folders: dict[str, str]) -> Iterator[
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--host", _HOST, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.gateway.cli",
+        "serve",
+        "--host",
+        _HOST,
+        "--port",
+        str(port),
+    ]
     command += ["--large", folders["large"], "--small", folders["small"]]
     command += ["--dtype", arguments.dtype, "--device", arguments.device]
     command += ["--num-threads", str(arguments.threads), "--log-level", "WARNING"]

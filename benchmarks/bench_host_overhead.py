@@ -58,11 +58,11 @@ from benchmarks.harness import (
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
 from benchmarks.record import ROOT
 from benchmarks.step_timer import StepRecord, StepTimer
-from draft.budget import TreeBudget
-from engine.config import EngineConfig
-from engine.passes.runner import ModelRunner
-from engine.passes.step_times import RunningStepTimes, StepTimeCurve
-from engine.request import Tier
+from outrider.draft.budget import TreeBudget
+from outrider.engine.config import EngineConfig
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.step_times import RunningStepTimes, StepTimeCurve
+from outrider.engine.request import Tier
 
 # As pstats keys its table: file, line, name; to calls, own and total seconds, and callers.
 _Function = tuple[str, int, str]
@@ -168,7 +168,7 @@ def hot_spots(profile: cProfile.Profile, num_steps: int) -> dict[str, list[dict[
         if function in inside:
             continue
         outside = [numbers for caller, numbers in callers.items() if caller not in inside]
-        path = Path(function[0])
+        path = Path(function[0]).resolve()
         is_ours = path.is_relative_to(ROOT) and ".venv" not in path.parts
         rows.append(
             {

@@ -36,23 +36,23 @@ from rich.console import Console
 
 from benchmarks.harness import CACHE, console, quiet_transformers, start, write_results
 from benchmarks.record import RESULTS, ROOT, git
-from gateway.experiments.measure_store import MeasureStore
-from gateway.experiments.reporting import Reporter
-from gateway.experiments.statistics.report import Analysis
-from gateway.experiments.statistics.report_png import PlotsMissingError, write_png
-from gateway.experiments.statistics.report_text import print_report
-from gateway.experiments.store import ExperimentStore
-from gateway.settings.tree import load_settings
-from gateway.storage.open import open_database
-from gateway.tools.bench.client import TargetSettings
-from gateway.tools.bench.plan import BenchPlan, LoadSettings
-from gateway.tools.bench.progress import LiveProgress
-from gateway.tools.bench.report_html import ReportSection, report_page, write_page
-from gateway.tools.bench.results import BenchResult, Objectives, write_result
-from gateway.tools.bench.runner import Session, run_bench
-from gateway.tools.bench.tables import print_result
-from gateway.tools.bench.workloads import PlannedRequest, WorkloadSettings
-from gateway.tools.demo.process import GatewayProcess
+from outrider.gateway.experiments.measure_store import MeasureStore
+from outrider.gateway.experiments.reporting import Reporter
+from outrider.gateway.experiments.statistics.report import Analysis
+from outrider.gateway.experiments.statistics.report_png import PlotsMissingError, write_png
+from outrider.gateway.experiments.statistics.report_text import print_report
+from outrider.gateway.experiments.store import ExperimentStore
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.storage.open import open_database
+from outrider.gateway.tools.bench.client import TargetSettings
+from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings
+from outrider.gateway.tools.bench.progress import LiveProgress
+from outrider.gateway.tools.bench.report_html import ReportSection, report_page, write_page
+from outrider.gateway.tools.bench.results import BenchResult, Objectives, write_result
+from outrider.gateway.tools.bench.runner import Session, run_bench
+from outrider.gateway.tools.bench.tables import print_result
+from outrider.gateway.tools.bench.workloads import PlannedRequest, WorkloadSettings
+from outrider.gateway.tools.demo.process import GatewayProcess
 
 NAME: Final = "draft-budget"
 DECIDED: Final = ("better", "worse", "equivalent")
@@ -114,7 +114,7 @@ def replay(url: str, trace: Path, arguments: argparse.Namespace) -> BenchResult:
 
 def outrider(*arguments: str) -> str:
     """Return what the command line prints. Raises SystemExit with its words where it fails."""
-    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    command = [sys.executable, "-m", "outrider.gateway.cli", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
     )

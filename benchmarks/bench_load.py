@@ -45,7 +45,7 @@ from benchmarks.load import ClosedLoop, Window
 from benchmarks.load_plot import draw
 from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt
-from engine.request import EngineRequest
+from outrider.engine.request import EngineRequest
 
 ON, OFF, CONTROL = "on", "off", "no drafter"
 PHASES = ("before", "rush", "full", "after")

@@ -31,8 +31,8 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.stored_checkpoints import store_quantised
-from engine.model.quantised.formats import DECODE, SCHEMES
-from kernels.quantised.weight import Bits
+from outrider.engine.model.quantised.formats import DECODE, SCHEMES
+from outrider.kernels.quantised.weight import Bits
 
 _MOST: Final = 1.3
 _STORED_BITS: Final[tuple[Bits, ...]] = (4, 8)

@@ -40,11 +40,11 @@ from benchmarks.harness import (
 )
 from benchmarks.mock_engine import MockEngine
 from benchmarks.record import RESULTS
-from gateway.settings.tree import load_settings
-from gateway.telemetry.logs import configure_logging
-from gateway.wiring.application import build_app
-from gateway.wiring.build import build_parts
-from gateway.wiring.serving import settle_process
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.telemetry.logs import configure_logging
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.build import build_parts
+from outrider.gateway.wiring.serving import settle_process
 
 GOAL_S: Final = 0.001
 _LENGTHS: Final = (1_000, 4_000, 10_000, 30_000, 100_000)

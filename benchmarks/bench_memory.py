@@ -31,13 +31,13 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import load_prompts, load_tokenizer
-from engine.events import TokensEmitted
-from engine.model.kv_cache import KVCache
-from engine.model.read_config import read_model_config
-from engine.request import EngineRequest
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.settings.tree import Settings
-from gateway.wiring.build import build_client
+from outrider.engine.events import TokensEmitted
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.request import EngineRequest
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.build import build_client
 
 _FACTOR = 1.15
 _ALLOWANCE_BYTES = 600 * 10**6

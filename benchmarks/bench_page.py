@@ -46,12 +46,12 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.paced_engine import PacedEngine
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.server.pages import load_page
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from router.policy import FixedPolicy
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.server.pages import load_page
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.router.policy import FixedPolicy
 
 GOAL_FRAMES_PER_S: Final = 60.0
 # A display's frames do not begin with our window: one of a second's may fall outside of it.

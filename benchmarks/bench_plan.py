@@ -29,16 +29,16 @@ from benchmarks.harness import (
     variant_name,
     write_results,
 )
-from gateway.settings.tree import Settings, load_settings
-from gateway.tools.bench.client import TargetSettings
-from gateway.tools.bench.plan import BenchPlan, LoadSettings
-from gateway.tools.bench.results import BenchResult
-from gateway.tools.bench.runner import run_bench
-from gateway.tools.bench.workloads import WorkloadSettings
-from gateway.tools.demo.process import GatewayProcess
-from gateway.tools.plan.check import Compared, compare
-from gateway.tools.plan.measure import Measurement, measure
-from gateway.tools.plan.simulate import System
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tools.bench.client import TargetSettings
+from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings
+from outrider.gateway.tools.bench.results import BenchResult
+from outrider.gateway.tools.bench.runner import run_bench
+from outrider.gateway.tools.bench.workloads import WorkloadSettings
+from outrider.gateway.tools.demo.process import GatewayProcess
+from outrider.gateway.tools.plan.check import Compared, compare
+from outrider.gateway.tools.plan.measure import Measurement, measure
+from outrider.gateway.tools.plan.simulate import System
 
 # The model that is asked for, and what each request says beside.
 WAYS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {

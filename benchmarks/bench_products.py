@@ -39,17 +39,17 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.record import Summary
-from engine.model.load import load_model
-from engine.model.quantised.formats import INT4_GROUP_SIZES, SCHEMES, Rounding
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.cpu.int4_panel_linear import Int4PanelLinear
-from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
-from kernels.cpu.product_library import product_support
-from kernels.cpu.stored_panel_linear import StoredPanelLinear
-from kernels.layers.linear import Linear
-from kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
-from kernels.quantised.weight import rounded_to_int4, rounded_to_int8
-from kernels.triton_support import KernelChoice, use_kernels
+from outrider.engine.model.load import load_model
+from outrider.engine.model.quantised.formats import INT4_GROUP_SIZES, SCHEMES, Rounding
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.cpu.int4_panel_linear import Int4PanelLinear
+from outrider.kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
+from outrider.kernels.quantised.weight import rounded_to_int4, rounded_to_int8
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PASS_ROWS = (1, 8, 16, 64, 256)

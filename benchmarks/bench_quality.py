@@ -41,12 +41,12 @@ from benchmarks.harness import (
 from benchmarks.prompts import load_tokenizer, stop_token_ids
 from benchmarks.quality import Answers, Text, answer_tasks, answer_texts, file_texts, perplexity
 from benchmarks.quality_plot import draw
-from draft.training.tasks.base import Task
-from draft.training.tasks.families import DIFFICULTIES, PLAIN_FAMILIES
-from draft.training.tasks.files import distinct_tasks
-from engine.model.quantised.formats import SCHEMES, SchemeName
-from engine.passes.runner import ModelRunner
-from engine.request import Tier
+from outrider.draft.training.tasks.base import Task
+from outrider.draft.training.tasks.families import DIFFICULTIES, PLAIN_FAMILIES
+from outrider.draft.training.tasks.files import distinct_tasks
+from outrider.engine.model.quantised.formats import SCHEMES, SchemeName
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import Tier
 
 FULL = "bfloat16"
 _MOST_LOST = 0.005

@@ -42,7 +42,7 @@ from benchmarks.pair import Folders, Pair
 from benchmarks.prompts import Prompt
 from benchmarks.repeats import Repeat
 from benchmarks.turns import Case, Turns, engine_case
-from engine.request import EngineRequest, Source
+from outrider.engine.request import EngineRequest, Source
 
 PLAIN = "plain"
 _ALL = "all sources"

@@ -47,12 +47,18 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import load_prompts, load_tokenizer
 from benchmarks.record import ROOT
-from gateway.backends.step_loop import no_progress
-from gateway.settings.tree import bundled_pair, load_settings
-from gateway.wiring.build import build_parts
-from gateway.wiring.serving import background_gateway
-from router.policy import CascadeOptions, RoutePolicy, TrainedPolicy, load_policy, own_setting
-from router.scorer import RouterScorer
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.settings.tree import bundled_pair, load_settings
+from outrider.gateway.wiring.build import build_parts
+from outrider.gateway.wiring.serving import background_gateway
+from outrider.router.policy import (
+    CascadeOptions,
+    RoutePolicy,
+    TrainedPolicy,
+    load_policy,
+    own_setting,
+)
+from outrider.router.scorer import RouterScorer
 
 LENGTHS = (100, 500, 2_000, 10_000, 100_000)
 _BOUND_LENGTH = 2_000
@@ -150,7 +156,7 @@ def timed_gateway(arguments: argparse.Namespace) -> Iterator[tuple[TimedPolicy, 
         flags |= {"models.router": str(arguments.router), "routing.force_router": True}
     settings = load_settings(flags={**flags, "log_level": "WARNING"}, environ={})
     with (
-        patch("gateway.wiring.serving.build_parts", timed_parts),
+        patch("outrider.gateway.wiring.serving.build_parts", timed_parts),
         background_gateway(settings, no_progress) as url,
     ):
         yield found[0], int(url.rpartition(":")[2])

@@ -71,16 +71,16 @@ from benchmarks.routing_runs import (
     label,
     latencies,
 )
-from draft.training.tasks.files import write_tasks
-from gateway.settings.tree import bundled_pair
-from gateway.tools.collect.data import CollectQuestion, read_questions
-from router.calibration import CalibrationTarget, Prices, Stage, StageRows
-from router.costs import prices_by_size
-from router.dataset import read_labelled_prompts
-from router.evaluation import RouterReport, evaluate
-from router.features import FloatRows
-from router.scorer import RouterScorer
-from router.stages import stage_rows
+from outrider.draft.training.tasks.files import write_tasks
+from outrider.gateway.settings.tree import bundled_pair
+from outrider.gateway.tools.collect.data import CollectQuestion, read_questions
+from outrider.router.calibration import CalibrationTarget, Prices, Stage, StageRows
+from outrider.router.costs import prices_by_size
+from outrider.router.dataset import read_labelled_prompts
+from outrider.router.evaluation import RouterReport, evaluate
+from outrider.router.features import FloatRows
+from outrider.router.scorer import RouterScorer
+from outrider.router.stages import stage_rows
 
 _TASK_SEED = 20_261_121
 _TARGET = CalibrationTarget(recovered_gap=0.95)
@@ -164,7 +164,7 @@ def labelled_data(arguments: argparse.Namespace) -> dict[str, Any]:
                 f"{name}_dev.csv by --data or $OUTRIDER_DATA"
             )
             continue
-        from router.estimator import TrainConfig, train_router
+        from outrider.router.estimator import TrainConfig, train_router
 
         gold, dev = (read_labelled_prompts(path) for path in files)
         with console.status(f"training a router on {name}"):

@@ -69,13 +69,13 @@ from benchmarks.slo_trace import (
     scaled,
     thinned,
 )
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import EngineEvent, Finished, TokensEmitted
-from engine.queue.fair_queue import FairQueue
-from engine.queue.policy import ArrivalOrder, QueuePolicy
-from engine.queue.slo_queue import SloQueue
-from engine.request import LOW, NORMAL, EngineRequest, LatencyObjective
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.events import EngineEvent, Finished, TokensEmitted
+from outrider.engine.queue.fair_queue import FairQueue
+from outrider.engine.queue.policy import ArrivalOrder, QueuePolicy
+from outrider.engine.queue.slo_queue import SloQueue
+from outrider.engine.request import LOW, NORMAL, EngineRequest, LatencyObjective
 
 ORDER, FAIR, SLO = "arrival order", "fair queue", "slo queue"
 MakePolicy = Callable[[], QueuePolicy]

@@ -57,17 +57,17 @@ from benchmarks.intervals import bootstrap
 from benchmarks.record import ROOT
 from benchmarks.routing_runs import HOLD_BACK_TOKENS, collecting, label
 from benchmarks.upstream_servers import HOST, Server, free_port, gateway_server
-from gateway.generation.second_look import shared_tokens
-from gateway.settings.tree import bundled_pair, load_settings
-from gateway.tools.collect.collecting import Collector
-from gateway.tools.collect.data import CollectQuestion
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.logprob_check import LogprobCheck
-from gateway.wiring.upstream import build_upstreams
-from router.dataset import read_labelled_prompts
-from router.features import FloatRows
-from router.label_free import EXPLORE_SHARE, AgreementModel, token_quantile
-from router.scorer import RouterScorer
+from outrider.gateway.generation.second_look import shared_tokens
+from outrider.gateway.settings.tree import bundled_pair, load_settings
+from outrider.gateway.tools.collect.collecting import Collector
+from outrider.gateway.tools.collect.data import CollectQuestion
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.logprob_check import LogprobCheck
+from outrider.gateway.wiring.upstream import build_upstreams
+from outrider.router.dataset import read_labelled_prompts
+from outrider.router.features import FloatRows
+from outrider.router.label_free import EXPLORE_SHARE, AgreementModel, token_quantile
+from outrider.router.scorer import RouterScorer
 
 _TASK_SEED: Final = 20_261_124
 _GOAL: Final = 0.03

@@ -48,9 +48,9 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
-from engine.events import EngineEvent, Finished, TokensEmitted
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest, Tier
+from outrider.engine.events import EngineEvent, Finished, TokensEmitted
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,10 +56,10 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
-from draft.budget import TreeBudget
-from draft.head_texts import Head
-from engine.passes.runner import ModelRunner
-from engine.request import Tier
+from outrider.draft.budget import TreeBudget
+from outrider.draft.head_texts import Head
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import Tier
 
 PLAIN = "outrider plain"
 _WARM_UP_PROMPTS = 2

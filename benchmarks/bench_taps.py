@@ -38,7 +38,7 @@ from benchmarks.harness import (
     verdict,
     write_results,
 )
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 
 _DECODING: Final = (1, 8, 64)
 _CHUNK: Final = 512

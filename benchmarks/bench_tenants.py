@@ -44,12 +44,12 @@ from benchmarks.harness import (
 )
 from benchmarks.record import RESULTS, ROOT, package_version
 from benchmarks.upstream_servers import Server, cores, tenant_server
-from gateway.settings.tree import load_settings
-from gateway.storage.open import open_database
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.parts import key_store
-from gateway.tenants.records import KeyOrder
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.parts import key_store
+from outrider.gateway.tenants.records import KeyOrder
 
 EVERYTHING: Final = "everything"
 NOTHING: Final = "nothing of it"

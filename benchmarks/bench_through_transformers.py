@@ -56,12 +56,12 @@ from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt
 from benchmarks.step_timer import ForwardCpu
 from benchmarks.turns import Case, Turn, Turns, engine_case
-from draft.budget import TreeBudget
-from engine.model.read_config import read_model_config
-from engine.model.transformers_decoder import TransformersModel
-from engine.passes.runner import ModelRunner
-from engine.passes.step_times import follow_step_times
-from engine.request import EngineRequest
+from outrider.draft.budget import TreeBudget
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.transformers_decoder import TransformersModel
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.step_times import follow_step_times
+from outrider.engine.request import EngineRequest
 
 NATIVE, THROUGH = "native", "through transformers"
 PLAIN, DRAFTED = "plain", "drafted"

@@ -48,8 +48,8 @@ from benchmarks.intervals import Interval
 from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt
 from benchmarks.turns import Case, Turns, engine_case
-from draft.config import DraftConfig
-from engine.request import EngineRequest, Source
+from outrider.draft.config import DraftConfig
+from outrider.engine.request import EngineRequest, Source
 
 PLAIN = "plain"
 ADAPTIVE = "adaptive"

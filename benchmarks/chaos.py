@@ -66,7 +66,16 @@ _LIMITED: Final = ("--requests-per-minute", "30", "--tokens-per-minute", "4000")
 
 
 def _new_key(database_url: str, *flags: str) -> str:
-    command = [sys.executable, "-m", "gateway.cli", "keys", "create", "--json", "--name", "chaos"]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.gateway.cli",
+        "keys",
+        "create",
+        "--json",
+        "--name",
+        "chaos",
+    ]
     command += [*flags, "--database-url", database_url]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return str(json.loads(made.stdout)["key"])

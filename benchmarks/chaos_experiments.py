@@ -52,7 +52,7 @@ def create_experiments(database_url: str) -> None:
 def _command(
     what: str, name: str, database_url: str, arms: Sequence[str] = (), *flags: str
 ) -> dict[str, Any]:
-    command = [sys.executable, "-m", "gateway.cli", "experiment", what, name, "--json"]
+    command = [sys.executable, "-m", "outrider.gateway.cli", "experiment", what, name, "--json"]
     command += [word for arm in arms for word in ("--arm", arm)]
     command += [*flags, "--database-url", database_url]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from benchmarks.fuzzed_schemas import random_object, random_schema
-from draft.training.tasks.families import stream
+from outrider.draft.training.tasks.families import stream
 
 Kind = Literal["chat", "schema", "tools", "auto", "chain", "experiment", "limited"]
 

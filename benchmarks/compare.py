@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.request import SamplingParams
-from engine.sequences.noise import SequenceNoise
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.request import SamplingParams
+from outrider.engine.sequences.noise import SequenceNoise
 
 NextLogits = Callable[[Sequence[int]], Tensor]
 """From the token ids of a text to the float32 logits of its next token, [vocab_size]."""

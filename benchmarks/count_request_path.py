@@ -29,16 +29,16 @@ from typing import Any, Final
 
 from benchmarks.harness import DEMO_PAIR, quiet_transformers
 from benchmarks.mock_engine import MockEngine
-from gateway.metering.metrics import GatewayMetrics
-from gateway.settings.tree import load_settings
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from gateway.wiring.tenancy import build_tenancy
-from router.policy import FixedPolicy
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.tenancy import build_tenancy
+from outrider.router.policy import FixedPolicy
 
-_PACKAGES: Final = frozenset({"gateway", "engine", "router"})
+_PACKAGES: Final = tuple(f"outrider.{name}." for name in ("gateway", "engine", "router"))
 _IS_COUNTED: Final[ContextVar[bool]] = ContextVar("is_counted", default=False)
 _PATH: Final = "/v1/chat/completions"
 _BODY: Final = json.dumps(
@@ -85,9 +85,9 @@ class _Recorder:
         if event != "call" or not self.is_open or not _IS_COUNTED.get():
             return
         module: str = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in _PACKAGES:
+        if not module.startswith(_PACKAGES):
             return
-        if module.startswith("gateway.") and module not in self.path.modules:
+        if module.startswith(_PACKAGES[0]) and module not in self.path.modules:
             self.path.modules.append(module)
         for given in _arguments(frame):
             kind = type(given)
@@ -101,7 +101,7 @@ def _arguments(frame: FrameType) -> Iterator[object]:
     code = frame.f_code
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         given = frame.f_locals.get(name)
-        if type(given).__module__.partition(".")[0] in _PACKAGES:
+        if type(given).__module__.startswith(_PACKAGES):
             yield given
 
 

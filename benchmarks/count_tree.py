@@ -8,12 +8,13 @@ files and of sub-packages; public type names that stand in more than one module.
     python -m benchmarks.count_tree --fail    # exit status 1 if there is a cycle
     python -m benchmarks.count_tree --reach gateway.planning.jobs    # and what its import loads
 
-A *loose file* lies directly in a top package, beside its folders. A *cycle of files* is a set of
-modules each of which imports, directly or not, all others of the set (a strongly connected
-component); imports inside functions and under TYPE_CHECKING count, as import-linter counts them.
-For a *cycle of sub-packages* every module counts as its folder: `gateway.upstream.call` is
-`gateway.upstream`; a loose file stands for itself. *Public types* are classes and aliases
-(`Event = A | B`) at the top of a module whose names do not begin with an underscore.
+Names are those within `outrider`. A *loose file* lies directly in a top package, beside its
+folders. A *cycle of files* is a set of modules each of which imports, directly or not, all others
+of the set (a strongly connected component); imports inside functions and under TYPE_CHECKING count,
+as import-linter counts them. For a *cycle of sub-packages* every module counts as its folder:
+`gateway.upstream.call` is `gateway.upstream`; a loose file stands for itself. *Public types* are
+classes and aliases (`Event = A | B`) at the top of a module whose names do not begin with an
+underscore.
 """
 
 import argparse
@@ -77,7 +78,7 @@ class TreeCounts:
 def count_tree(
     root: Path, packages: Iterable[str] = PRODUCT, reach: Iterable[str] = ()
 ) -> TreeCounts:
-    """Count the packages under `root`, which must be importable from there."""
+    """Count the packages under `root`, which must be the `outrider` that is imported."""
     packages = [name for name in packages if (root / name / "__init__.py").exists()]
     imports = read_imports(packages)
     squashed = squash(imports, depth=2)
@@ -94,11 +95,15 @@ def count_tree(
 
 def read_imports(packages: Iterable[str]) -> Graph:
     """Return the direct imports between modules of `packages`, by importer."""
-    graph = grimp.build_graph(*packages)
+    graph = grimp.build_graph(*(f"outrider.{name}" for name in packages))
     return {
-        module: frozenset(graph.find_modules_directly_imported_by(module))
+        _short(module): frozenset(map(_short, graph.find_modules_directly_imported_by(module)))
         for module in sorted(graph.modules)
     }
+
+
+def _short(module: str) -> str:
+    return module.removeprefix("outrider.")
 
 
 def squash(imports: Graph, depth: int) -> Graph:
@@ -248,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--reach", nargs="*", default=(), help="modules whose imports to count")
     options = parser.parse_args(arguments)
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path.insert(0, str(Path.cwd() / ".ci" / "src"))
     counts = count_tree(Path.cwd(), reach=options.reach)
     print(json.dumps(asdict(counts), indent=1) if options.json else render(counts))
     return int(options.fail and bool(counts.file_cycles or counts.package_cycles))

@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.harness import CACHE, console
-from draft.training.pair_evaluation import Model, answer_all
-from draft.training.tasks.base import Task
-from draft.training.tasks.families import stream
+from outrider.draft.training.pair_evaluation import Model, answer_all
+from outrider.draft.training.tasks.base import Task
+from outrider.draft.training.tasks.families import stream
 
 FIRST_CHOICE = 0.69
 """The share wanted: of a 409 M target and its drafter on questions that neither had seen."""

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 from benchmarks.driving import load_runner
-from draft.training.distill import (
+from outrider.draft.training.distill import (
     DistillPlan,
     collate,
     copy_tokenizer,
     distil,
     fresh_drafter,
 )
-from draft.training.head_distil import (
+from outrider.draft.training.head_distil import (
     DepthAcceptance,
     depth_acceptance,
     distil_head,
 )
-from draft.training.head_files import default_taps, write_head
-from draft.training.head_job import fresh_head, tapped_runner
-from draft.training.head_model import TrainedHead
-from draft.training.loop import publish_folder
-from draft.training.own_answers import (
+from outrider.draft.training.head_files import default_taps, write_head
+from outrider.draft.training.head_job import fresh_head, tapped_runner
+from outrider.draft.training.head_model import TrainedHead
+from outrider.draft.training.loop import publish_folder
+from outrider.draft.training.own_answers import (
     AnswerPlan,
     TappedRow,
     TaughtRow,
@@ -35,11 +35,11 @@ from draft.training.own_answers import (
     teach,
     write_answers,
 )
-from draft.training.prompt_file import PromptRow
-from draft.training.tasks.families import Split, stream
-from engine.core import Engine
-from engine.model.quantised.formats import SchemeName
-from verifier.coupled import CoupledVerifier
+from outrider.draft.training.prompt_file import PromptRow
+from outrider.draft.training.tasks.families import Split, stream
+from outrider.engine.core import Engine
+from outrider.engine.model.quantised.formats import SchemeName
+from outrider.verifier.coupled import CoupledVerifier
 
 CPU = torch.device("cpu")
 _NUM_BLOCKS = 4096

@@ -13,27 +13,27 @@ from torch import Tensor
 
 from benchmarks.prompts import Prompt
 from benchmarks.step_timer import ForwardCpu, StepRecord, StepTimer
-from draft.budget import PassTimeEstimate, TreeBudget
-from draft.config import DraftConfig
-from draft.head_texts import Head
-from draft.heads.protocol import HeadModel
-from draft.heads.read_head import read_head
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import Finished, RequestStats, TokensEmitted
-from engine.model.decoder import DtypeName
-from engine.model.load import load_model
-from engine.model.quantised.formats import Rounding, SchemeName
-from engine.passes.runner import ModelRunner
-from engine.passes.step_times import follow_step_times
-from engine.protocols import Verdict
-from engine.queue.policy import QueuePolicy
-from engine.request import EngineRequest, SamplingParams, Source, SpeculationParams, Tier
-from engine.sequences.sequence import Sequence as EngineSequence
-from engine.trees.token_tree import TokenTree
-from gateway.settings.tree import SpeculationSettings
-from verifier.coupled import CoupledVerifier
+from outrider.draft.budget import PassTimeEstimate, TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.head_texts import Head
+from outrider.draft.heads.protocol import HeadModel
+from outrider.draft.heads.read_head import read_head
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.events import Finished, RequestStats, TokensEmitted
+from outrider.engine.model.decoder import DtypeName
+from outrider.engine.model.load import load_model
+from outrider.engine.model.quantised.formats import Rounding, SchemeName
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.step_times import follow_step_times
+from outrider.engine.protocols import Verdict
+from outrider.engine.queue.policy import QueuePolicy
+from outrider.engine.request import EngineRequest, SamplingParams, Source, SpeculationParams, Tier
+from outrider.engine.sequences.sequence import Sequence as EngineSequence
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.gateway.settings.tree import SpeculationSettings
+from outrider.verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 16
 

@@ -31,17 +31,17 @@ from benchmarks.harness import (
     variant_name,
     write_results,
 )
-from draft.tree_drafter import TreeDrafter
-from engine.core import Engine
-from engine.events import EngineEvent, Failed, Finished, TokensEmitted
-from engine.model.load import load_model
-from engine.model.protocol import CausalModel
-from engine.passes.runner import ModelRunner
-from engine.request import TIERS, EngineRequest, SamplingParams, Tier
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
-from verifier.coupled import CoupledVerifier
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.core import Engine
+from outrider.engine.events import EngineEvent, Failed, Finished, TokensEmitted
+from outrider.engine.model.load import load_model
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import TIERS, EngineRequest, SamplingParams, Tier
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
+from outrider.verifier.coupled import CoupledVerifier
 
 _NUM_REQUESTS = 32
 _MOST_TOKENS = 16

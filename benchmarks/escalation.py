@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
 from benchmarks.turns import Turn
-from engine.core import Engine
-from engine.events import (
+from outrider.engine.core import Engine
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     Finished,
@@ -16,8 +16,8 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest
-from router.cascade import AnswerWatch
+from outrider.engine.request import EngineRequest
+from outrider.router.cascade import AnswerWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draft.training.expand import expand
-from draft.training.expand_files import Checkpoint
-from draft.training.expand_shape import Shape, shape_for_parameters
+from outrider.draft.training.expand import expand
+from outrider.draft.training.expand_files import Checkpoint
+from outrider.draft.training.expand_shape import Shape, shape_for_parameters
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

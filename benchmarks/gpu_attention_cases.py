@@ -12,8 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_timing import num_input_sets
-from kernels.attention.attention_tiles import TilePlan
-from kernels.attention.paged_attention import AttentionBatch, paged_attention, plan_attention
+from outrider.kernels.attention.attention_tiles import TilePlan
+from outrider.kernels.attention.paged_attention import (
+    AttentionBatch,
+    paged_attention,
+    plan_attention,
+)
 
 BLOCK_SIZE = 16
 _PARENT_REACH = 8  # a node's parent is one of so many before it

@@ -182,7 +182,7 @@ def collect_tests(ends_at: float) -> list[Outcome]:
 
 def build_products(ends_at: float, folder: Path = ROOT / "kernels" / "cpu") -> list[Outcome]:
     """Build the CPU's compiled library where it is missing: without it host trees run in Python."""
-    from kernels.cpu.product_library import library_path
+    from outrider.kernels.cpu.product_library import library_path
 
     if library_path(folder) is not None:
         return []

@@ -15,21 +15,21 @@ from benchmarks.gpu_attention_cases import random_tree
 from benchmarks.gpu_models import QWEN3_06B, QWEN3_8B, TINY_LARGE, TINY_SMALL
 from benchmarks.gpu_paired_models import Bigrams, paired_model, turn_head
 from benchmarks.gpu_timing import synchronize
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.draft_levels import capture_levels
-from draft.tree_drafter import TreeDrafter
-from engine.cache.kv_view import KVView
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import TokensEmitted
-from engine.model.config import ModelConfig
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.passes.step_times import RunningStepTimes, follow_step_times
-from engine.request import EngineRequest, SamplingParams, SpeculationParams
-from kernels.layers.linear import Linear
-from verifier.coupled import CoupledVerifier
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_levels import capture_levels
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.events import TokensEmitted
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.passes.step_times import RunningStepTimes, follow_step_times
+from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams
+from outrider.kernels.layers.linear import Linear
+from outrider.verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 16
 _CHUNK = 1024

@@ -36,7 +36,7 @@ from benchmarks.gpu_first_figures import PROFILED, Figures
 from benchmarks.gpu_report import chosen_device, gpu_environment, start
 from benchmarks.gpu_sections import ContextLostError, Facts, Sections
 from benchmarks.record import ROOT
-from kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.product_library import product_support
 
 LAWS = (
     "tests/laws/test_gpu_laws.py::test_levels_of_the_small_model",

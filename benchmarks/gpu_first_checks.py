@@ -27,20 +27,20 @@ from benchmarks.gpu_token_cases import (
     initial_trees,
     sampling_rows,
 )
-from engine.model.config import ModelConfig
-from engine.passes.runner import ModelRunner
-from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.split_k_linear import (
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.passes.runner import ModelRunner
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.split_k_linear import (
     SplitScratch,
     split_k_add_norm,
     split_k_linear,
     split_shape,
 )
-from kernels.sampling.sample import top_tokens
-from kernels.trees.build_tree import choose_frontier, expand_tree, select_trees
-from kernels.trees.tree_state import TreeState
-from kernels.triton_support import KernelChoice, use_kernels
+from outrider.kernels.sampling.sample import top_tokens
+from outrider.kernels.trees.build_tree import choose_frontier, expand_tree, select_trees
+from outrider.kernels.trees.tree_state import TreeState
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 
 Check = tuple[str, Callable[[], Facts]]
 

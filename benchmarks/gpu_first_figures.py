@@ -24,7 +24,7 @@ from benchmarks.gpu_engine_cases import Context, Mode, PairSizes, ServedPair, an
 from benchmarks.gpu_models import bytes_per_step
 from benchmarks.gpu_sections import Facts, Sections
 from benchmarks.gpu_timing import measure, measure_ceilings, synchronize
-from engine.core import Engine
+from outrider.engine.core import Engine
 
 COSINES = (0.97, 0.985, 0.993, 0.998)
 _COSINE = 0.99  # of what is not a point of the curve

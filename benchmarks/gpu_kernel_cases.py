@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_timing import num_input_sets
-from kernels.kv.compact_kv import compact_kv
-from kernels.kv.rope_write_kv import rope_write_kv
-from kernels.kv.write_kv import write_kv
-from kernels.layers.embedding import embed_tokens
-from kernels.layers.gated_mul import Activation, gated_mul
-from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
-from kernels.layers.rope import RopeConfig, RotaryTable
-from kernels.layers.row_invariant_linear import make_linear, row_invariant_linear
-from kernels.layers.split_k_linear import (
+from outrider.kernels.kv.compact_kv import compact_kv
+from outrider.kernels.kv.rope_write_kv import rope_write_kv
+from outrider.kernels.kv.write_kv import write_kv
+from outrider.kernels.layers.embedding import embed_tokens
+from outrider.kernels.layers.gated_mul import Activation, gated_mul
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from outrider.kernels.layers.rope import RopeConfig, RotaryTable
+from outrider.kernels.layers.row_invariant_linear import make_linear, row_invariant_linear
+from outrider.kernels.layers.split_k_linear import (
     FEW_ROWS,
     HalfNormed,
     SplitScratch,
@@ -27,7 +27,7 @@ from kernels.layers.split_k_linear import (
     split_k_linear,
     split_shape,
 )
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 BLOCK_SIZE = 16
 INT4_GROUP_SIZE = 32

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from engine.model.config import LayerConfig, ModelConfig
-from engine.model.decoder import DecoderModel
-from kernels.layers.rope import RopeConfig
+from outrider.engine.model.config import LayerConfig, ModelConfig
+from outrider.engine.model.decoder import DecoderModel
+from outrider.kernels.layers.rope import RopeConfig
 
 # Logits of a random model are normal; with this deviation its best guesses stand out as real ones
 # do, so that drafting has something to rank.
@@ -16,8 +16,8 @@ LOGIT_DEVIATION = 6.0
 
 
 class RandomReader:
-    """Stands in for `engine.model.weights.CheckpointReader`: every tensor that is asked for is
-    random.
+    """Stands in for `outrider.engine.model.weights.CheckpointReader`: every tensor that is asked
+    for is random.
 
     Norms are 1, matrices keep the size of what they multiply, and the head spreads the logits.
     """

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_models import LOGIT_DEVIATION, RandomReader
-from engine.model.config import ModelConfig
-from engine.model.decoder import DecoderModel
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.decoder import DecoderModel
 
 _BESIDE_EMBEDDING = 1e-3  # of what attention and feed-forward add
 _SEED = 5

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kernel_cases import Case, Cases
-from draft.calibration import EdgeCalibration
-from kernels.sampling.sample import SamplingRows, top_tokens
-from kernels.trees.build_tree import (
+from outrider.draft.calibration import EdgeCalibration
+from outrider.kernels.sampling.sample import SamplingRows, top_tokens
+from outrider.kernels.trees.build_tree import (
     EdgeTable,
     InitialTree,
     TreeState,
@@ -19,7 +19,7 @@ from kernels.trees.build_tree import (
     init_trees,
     select_trees,
 )
-from kernels.trees.verify_tree import verify_forest
+from outrider.kernels.trees.verify_tree import verify_forest
 
 MODEL_BIT = 1
 RECALLED_BIT = 1 << 5

@@ -31,16 +31,16 @@ from benchmarks.gpu_engine_cases import PairSizes
 from benchmarks.gpu_kernel_cases import TINY, Cases
 from benchmarks.gpu_models import QWEN3_06B, QWEN3_8B, RandomReader
 from benchmarks.gpu_token_cases import sampling_rows
-from draft.config import DraftConfig
-from draft.draft_levels import capture_levels
-from draft.tree_warm_up import warm_up_trees
-from engine.model.config import ModelConfig
-from engine.model.decoder import DecoderModel
-from engine.passes.cuda_capture import Run
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.sampling.sample import SamplingTable, top_tokens
-from kernels.trees.verify_tree import verify_forest
-from kernels.triton_support import Launch, record_launches
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_levels import capture_levels
+from outrider.draft.tree_warm_up import warm_up_trees
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.cuda_capture import Run
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.sampling.sample import SamplingTable, top_tokens
+from outrider.kernels.trees.verify_tree import verify_forest
+from outrider.kernels.triton_support import Launch, record_launches
 
 ARCHITECTURE = 90
 _CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ class EmptyReader(RandomReader):
 
 def recorded_variants(large: ModelConfig, small: ModelConfig) -> dict[str, Launch]:
     """All that differs for the compiler, of recorded and other passes, levels, tokens and trees."""
-    counts = patch("engine.passes.level_graphs.TREE_COUNTS", (1,))
+    counts = patch("outrider.engine.passes.level_graphs.TREE_COUNTS", (1,))
     products = patch("torch.nn.functional.linear", _unmultiplied)
     with torch.inference_mode(), counts, products, record_launches(ARCHITECTURE) as launches:
         runners = [_record_passes(one) for one in (large, small)]

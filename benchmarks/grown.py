@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.disagreeing import disagreeing
 from benchmarks.grown_head import grow_head
 from benchmarks.harness import CACHE, console
-from draft.training.expand import expand
-from draft.training.expand_shape import shape_for_parameters
+from outrider.draft.training.expand import expand
+from outrider.draft.training.expand_shape import shape_for_parameters
 
 _FOLDER = CACHE / "grown"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft.training.expand import spread
-from draft.training.expand_shape import Shape
-from draft.training.head_files import default_taps
-from engine.model.fingerprint import checkpoint_fingerprint
-from engine.model.weights import CheckpointReader
+from outrider.draft.training.expand import spread
+from outrider.draft.training.expand_shape import Shape
+from outrider.draft.training.head_files import default_taps
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.model.weights import CheckpointReader
 
 
 def grow_head(head: Path, source: Path, target: Path, out: Path) -> None:

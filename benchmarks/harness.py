@@ -29,10 +29,10 @@ from benchmarks.record import RESULTS, ROOT, cpu_info, cpu_model, git, package_v
 from benchmarks.record import Summary as Summary
 from benchmarks.record import paired_ratio as paired_ratio
 from benchmarks.record import percentile as percentile
-from gateway.settings.tree import Settings
-from gateway.wiring.engine import default_num_threads
-from gateway.wiring.hardware import usable_physical_cores
-from gateway.wiring.start import openmp_environment
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.engine import default_num_threads
+from outrider.gateway.wiring.hardware import usable_physical_cores
+from outrider.gateway.wiring.start import openmp_environment
 
 CACHE = ROOT / "runs"
 """Where benchmarks keep what they make: ignored by git."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.driving import Bench
-from engine.events import Finished, TokensEmitted
-from engine.request import EngineRequest
+from outrider.engine.events import Finished, TokensEmitted
+from outrider.engine.request import EngineRequest
 
 NewRequest = Callable[[int, int], EngineRequest]
 """From a client's number and how many requests it has sent to its next request."""

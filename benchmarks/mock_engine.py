@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from engine.errors import InvalidAdapterError
-from engine.events import (
+from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.events import (
     AdapterInfo,
     EngineEvent,
     EngineInfo,
@@ -17,8 +17,8 @@ from engine.events import (
     TierWork,
     TokensEmitted,
 )
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import OnEnd, PausedRequests, tell_end
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.backends.client import OnEnd, PausedRequests, tell_end
 
 _TOKEN_ID = 20
 _VOCAB_SIZE = 512

@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
-from engine.model.load import load_model
-from engine.model.quantised.formats import DECODE, SCHEMES, Rounding
+from outrider.engine.model.load import load_model
+from outrider.engine.model.quantised.formats import DECODE, SCHEMES, Rounding
 
 STATUS: Final = Path("/proc/self/status")
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from benchmarks.mock_engine import MockEngine
-from engine.events import (
+from outrider.engine.events import (
     EngineEvent,
     EngineInfo,
     Finished,
@@ -15,9 +15,9 @@ from engine.events import (
     TierInfo,
     TokensEmitted,
 )
-from engine.request import EngineRequest
-from engine.trace import StepTrace, TokenOrigin, TraceNode
-from gateway.backends.client import OnEnd, tell_end
+from outrider.engine.request import EngineRequest
+from outrider.engine.trace import StepTrace, TokenOrigin, TraceNode
+from outrider.gateway.backends.client import OnEnd, tell_end
 
 _DRAFTED: tuple[TokenOrigin, ...] = ("model", "suffix", "model", "prediction")
 

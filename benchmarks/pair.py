@@ -22,12 +22,12 @@ from benchmarks.grown import grown_head, grown_large, grown_small
 from benchmarks.harness import choose_threads, console
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from benchmarks.step_timer import ForwardCpu
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.head_texts import Head
-from engine.model.quantised.formats import SchemeName
-from engine.passes.runner import ModelRunner
-from engine.request import SamplingParams, Tier
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.head_texts import Head
+from outrider.engine.model.quantised.formats import SchemeName
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import SamplingParams, Tier
 
 
 @dataclass(kw_only=True)

@@ -20,8 +20,8 @@ from benchmarks.peers import Peer, PeerModels, PeerTask, peer_process
 from benchmarks.prompts import Prompt
 from benchmarks.record import package_version
 from benchmarks.turns import Case, Turn, engine_case
-from engine.model.quantised.formats import SCHEMES, SchemeName
-from engine.request import EngineRequest
+from outrider.engine.model.quantised.formats import SCHEMES, SchemeName
+from outrider.engine.request import EngineRequest
 
 OUTRIDER, TRANSFORMERS, OPENVINO, LLAMA = "outrider", "transformers", "openvino", "llama.cpp"
 

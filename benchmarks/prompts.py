@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from draft.training.tasks.families import DIFFICULTIES, stream
+from outrider.draft.training.tasks.families import DIFFICULTIES, stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.driving import Bench, Drive, drive, make_requests
 from benchmarks.prompts import Prompt, make_prompt
-from draft.training.tasks.base import Task
-from draft.training.tasks.families import check
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.request import Tier
+from outrider.draft.training.tasks.base import Task
+from outrider.draft.training.tasks.families import check
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.request import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.prompts import Prompt, make_prompt
-from draft.training.tasks.base import NAMES, Task
-from draft.training.tasks.families import stream
+from outrider.draft.training.tasks.base import NAMES, Task
+from outrider.draft.training.tasks.families import stream
 
 _HARDEST = 4
 # Of small talk: explanations, several sentences long.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.intervals import Interval, bootstrap
-from router.calibration import (
+from outrider.router.calibration import (
     CalibrationTarget,
     OperatingPoint,
     Prices,
@@ -21,7 +21,7 @@ from router.calibration import (
     request_costs,
     split,
 )
-from router.features import FloatRows
+from outrider.router.features import FloatRows
 
 Places = NDArray[np.int64]
 

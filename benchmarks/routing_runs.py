@@ -19,19 +19,19 @@ from benchmarks.grown import grown_large, grown_small
 from benchmarks.harness import console, progress_bar
 from benchmarks.routing_policies import ESCALATED, LARGE, SMALL
 from benchmarks.turns import Turn
-from engine.core import Engine
-from engine.events import EngineInfo, TierInfo
-from engine.request import CascadeParams, EngineRequest, Tier
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.backends.step_loop import no_progress
-from gateway.settings.tree import Settings, load_settings
-from gateway.text.chat import ChatTokenizer
-from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress
-from gateway.tools.collect.data import CollectQuestion, LabelFile
-from gateway.wiring import build as wiring
-from gateway.wiring import engine as engine_wiring
-from gateway.wiring.drafter import measure_budget
-from router.features import FloatRows
+from outrider.engine.core import Engine
+from outrider.engine.events import EngineInfo, TierInfo
+from outrider.engine.request import CascadeParams, EngineRequest, Tier
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress
+from outrider.gateway.tools.collect.data import CollectQuestion, LabelFile
+from outrider.gateway.wiring import build as wiring
+from outrider.gateway.wiring import engine as engine_wiring
+from outrider.gateway.wiring.drafter import measure_budget
+from outrider.router.features import FloatRows
 
 SPECULATIVE = "speculative cascade, alpha {alpha:g}"
 HOLD_BACK_TOKENS = 16

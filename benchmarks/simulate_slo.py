@@ -39,15 +39,15 @@ from benchmarks.slo_trace import (
     scaled,
     thinned,
 )
-from engine.cache.block_pool import BlockPool, root_hash
-from engine.cache.kv_view import KVView
-from engine.config import EngineConfig
-from engine.queue.fair_queue import FairQueue
-from engine.queue.policy import ArrivalOrder, QueuePolicy
-from engine.queue.scheduler import PassPlan, Scheduler
-from engine.queue.slo_queue import SloQueue
-from engine.request import LOW, NORMAL, EngineRequest, LatencyObjective, SamplingParams
-from engine.sequences.sequence import Sequence as EngineSequence
+from outrider.engine.cache.block_pool import BlockPool, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.config import EngineConfig
+from outrider.engine.queue.fair_queue import FairQueue
+from outrider.engine.queue.policy import ArrivalOrder, QueuePolicy
+from outrider.engine.queue.scheduler import PassPlan, Scheduler
+from outrider.engine.queue.slo_queue import SloQueue
+from outrider.engine.request import LOW, NORMAL, EngineRequest, LatencyObjective, SamplingParams
+from outrider.engine.sequences.sequence import Sequence as EngineSequence
 
 ORDER, FAIR, SLO = "arrival order", "fair queue", "slo queue"
 ASSUMED = "slo queue, assumed"

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from engine.cache.block_news import BlockFeed
-from engine.errors import InvalidAdapterError
-from engine.events import (
+from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.events import (
     AdapterInfo,
     EngineEvent,
     EngineInfo,
@@ -15,8 +15,8 @@ from engine.events import (
     TierInfo,
     TokensEmitted,
 )
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.step_loop import LoadingCallback
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.backends.step_loop import LoadingCallback
 
 TOKENS_A_CHUNK = 4
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from benchmarks.instructions import count_instructions
-from engine.core import Engine
-from engine.events import TokensEmitted
-from engine.model.protocol import CausalModel, ForwardOutput
-from engine.passes.runner import ModelRunner
-from engine.request import Tier
+from outrider.engine.core import Engine
+from outrider.engine.events import TokensEmitted
+from outrider.engine.model.protocol import CausalModel, ForwardOutput
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import Tier
 
 
 class ForwardCpu:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kernels.quantised.weight import Bits, rounded_to_int4, rounded_to_int8
+from outrider.kernels.quantised.weight import Bits, rounded_to_int4, rounded_to_int8
 
 _WORD_BITS = 32
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from benchmarks.mock_engine import MockEngine
-from gateway.server.listening import listen
-from gateway.settings.tree import load_settings
-from gateway.telemetry.logs import configure_logging
-from gateway.wiring.serving import GatewayRun
-from gateway.wiring.until_signalled import serve_until_signalled
+from outrider.gateway.server.listening import listen
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.telemetry.logs import configure_logging
+from outrider.gateway.wiring.serving import GatewayRun
+from outrider.gateway.wiring.until_signalled import serve_until_signalled
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = load_settings(flags=flags, environ={})
     configure_logging("WARNING", "text")
     engine = MockEngine(max_context=arguments.context)
-    with patch("gateway.wiring.serving.build_client", lambda *_: engine):
+    with patch("outrider.gateway.wiring.serving.build_client", lambda *_: engine):
         serve_until_signalled(GatewayRun(settings, listen("127.0.0.1", arguments.port)))
 
 

@@ -14,7 +14,7 @@ from benchmarks.driving import Bench, drive
 from benchmarks.harness import progress_bar
 from benchmarks.intervals import Interval, ratio_of_rates
 from benchmarks.prompts import Prompt
-from engine.request import EngineRequest
+from outrider.engine.request import EngineRequest
 
 # Threads of the program that answered last may still be waiting for work, and on a CPU.
 _PAUSE_S = 0.02

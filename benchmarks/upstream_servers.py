@@ -108,7 +108,16 @@ def gateway_server(
     `root`: the checkout whose gateway runs; `variables`: of its environment.
     """
     port = free_port()
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--host", HOST, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "outrider.gateway.cli",
+        "serve",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    ]
     command += [word for name, url in tiers for word in ("--tier", f"{name}={url}")]
     command += ["--log-level", "WARNING", *options]
     with _running(command, core=core, root=root, variables=variables) as (process, log):
@@ -165,6 +174,7 @@ def _running(
     root: Path = ROOT,
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """The program on its core, until the context ends; also its log."""
+    places = os.pathsep.join((str(root / ".ci" / "src"), str(root)))
     with tempfile.TemporaryFile() as log:
         with without_engine_environment():
             process = subprocess.Popen(
@@ -173,7 +183,7 @@ def _running(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": str(root)} | dict(variables or {}),
+                env=os.environ | {"PYTHONPATH": places} | dict(variables or {}),
             )
         if core is not None:
             os.sched_setaffinity(process.pid, {core})

@@ -12,13 +12,13 @@ import numpy as np
 
 from benchmarks.fleet_trace import BLOCK, Call
 from benchmarks.simulate_slo import Machine
-from engine.events import TierInfo
-from engine.request import EngineRequest, SamplingParams
-from gateway.backends.wire import BlocksChanged, BlocksReset
-from gateway.fleet.autoscaling import FleetFigures, ScaleToLatency
-from gateway.fleet.block_index import BlockIndex, Depths, Keys
-from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.placement import LeastWork, LoadBoard, Loads, Placement, ReplicaLoad
+from outrider.engine.events import TierInfo
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.fleet.autoscaling import FleetFigures, ScaleToLatency
+from outrider.gateway.fleet.block_index import BlockIndex, Depths, Keys
+from outrider.gateway.fleet.cache_aware import CacheAware
+from outrider.gateway.fleet.placement import LeastWork, LoadBoard, Loads, Placement, ReplicaLoad
 
 TICK_S: Final = 0.05
 """Between two looks at all replicas, and the delay of their news."""

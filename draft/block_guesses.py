@@ -12,16 +12,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from draft.config import DraftConfig
-from draft.draft_state import Draft
-from draft.head_guesses import HeadGuesses
-from draft.head_texts import Head, HeadTexts
-from draft.heads.protocol import BlockLayout
-from draft.model_guesses import Children, Slices
-from draft.tree_batch import DraftTree
-from engine.cache.block_pool import OutOfBlocksError
-from engine.passes.runner import ForwardSlice
-from engine.sequences.sampling import RowGroup
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_state import Draft
+from outrider.draft.head_guesses import HeadGuesses
+from outrider.draft.head_texts import Head, HeadTexts
+from outrider.draft.heads.protocol import BlockLayout
+from outrider.draft.model_guesses import Children, Slices
+from outrider.draft.tree_batch import DraftTree
+from outrider.engine.cache.block_pool import OutOfBlocksError
+from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.sequences.sampling import RowGroup
 
 _RANKED_TOGETHER: Final = 128
 """Rows of logits: as many as tens of trees have in a level, for memory's sake."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.protocols import DraftModel
+from outrider.engine.protocols import DraftModel
 
 # How far text is believed where the small model could be asked as well.
 MOST_BELIEVED = 0.7

@@ -1,7 +1,7 @@
-"""A sequence's tree in the compiled library: `draft.growing_tree` is the reference.
+"""A sequence's tree in the compiled library: `outrider.draft.growing_tree` is the reference.
 
 Its guesses lie in the library's memory, and what is asked of all trees of a step, after every draft
-pass, is one call for all of them (`draft.tree_batch`).
+pass, is one call for all of them (`outrider.draft.tree_batch`).
 """
 
 import ctypes
@@ -13,16 +13,16 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from draft.budget import MOST_BELIEVED, Floats
-from draft.calibration import MODEL_SILENT, RequestCalibration
-from draft.candidate import Candidate
-from draft.guess_tree import GuessTree
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice
-from engine.sequences.sequence import Candidates
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
-from kernels.cpu.tree_library import MASK_WORDS, TREE_SLOTS, TreeLibrary, TreeStruct
-from kernels.sampling.likeliest import Likeliest
+from outrider.draft.budget import MOST_BELIEVED, Floats
+from outrider.draft.calibration import MODEL_SILENT, RequestCalibration
+from outrider.draft.candidate import Candidate
+from outrider.draft.guess_tree import GuessTree
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.sequences.sequence import Candidates
+from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from outrider.kernels.cpu.tree_library import MASK_WORDS, TREE_SLOTS, TreeLibrary, TreeStruct
+from outrider.kernels.sampling.likeliest import Likeliest
 
 _MASK_BYTES = 8 * MASK_WORDS
 _MODEL, _GRAMMAR = SOURCE_BIT["model"], SOURCE_BIT["grammar"]
@@ -273,7 +273,7 @@ _EMPTY = TreeStruct(
 def grow_rows(
     trees: SequenceOf[CompiledTree], best: Likeliest, *, are_asked: SequenceOf[bool], floor: float
 ) -> None:
-    """Add the likeliest tokens of rows; see `draft.tree_batch.grow_rows`."""
+    """Add the likeliest tokens of rows; see `outrider.draft.tree_batch.grow_rows`."""
     # A GPU's rows come over first: the library reads the host's memory.
     tokens, probs = best.token_ids.cpu().contiguous(), best.probs.cpu().contiguous()
     which, asked = _addresses(trees), array("q", are_asked)
@@ -286,7 +286,7 @@ def grow_rows(
 def choose_frontiers(
     trees: SequenceOf[CompiledTree], *, max_frontier: int, min_path_prob: float
 ) -> list[tuple[int, float | None]]:
-    """Choose the next frontiers; see `draft.tree_batch.choose_frontiers`."""
+    """Choose the next frontiers; see `outrider.draft.tree_batch.choose_frontiers`."""
     which, rows, gains = _addresses(trees), _numbers("q", len(trees)), _numbers("d", len(trees))
     trees[0].library.choose(
         *(which.buffer_info()[0], len(trees), max_frontier, min_path_prob),
@@ -298,7 +298,7 @@ def choose_frontiers(
 def frontier_slices(
     trees: SequenceOf[CompiledTree], views: SequenceOf[KVView]
 ) -> list[ForwardSlice]:
-    """Make the rows of the frontiers; see `draft.tree_batch.frontier_slices`."""
+    """Make the rows of the frontiers; see `outrider.draft.tree_batch.frontier_slices`."""
     num_trees = len(trees)
     num_rows = sum([tree.num_ancestors + tree.num_frontier for tree in trees])
     firsts = [tree.root_slot + tree.num_slots for tree in trees]
@@ -344,7 +344,7 @@ def frontier_slices(
 def weigh(
     trees: SequenceOf[CompiledTree], weights: SequenceOf[float]
 ) -> tuple[Floats, list[float]]:
-    """Weigh what may be accepted; see `draft.tree_batch.weigh`."""
+    """Weigh what may be accepted; see `outrider.draft.tree_batch.weigh`."""
     probs = np.empty(max(sum([tree.max_nodes for tree in trees]), 1))
     which, sums, own = _addresses(trees), _numbers("d", len(trees)), array("d", weights)
     number = trees[0].library.weigh(
@@ -357,7 +357,7 @@ def weigh(
 def select(
     trees: SequenceOf[CompiledTree], weights: SequenceOf[float], *, floor: float
 ) -> list[TokenTree]:
-    """Select what is judged; see `draft.tree_batch.select`."""
+    """Select what is judged; see `outrider.draft.tree_batch.select`."""
     most = sum([tree.max_nodes + 1 for tree in trees])
     which, own, counts = _addresses(trees), array("d", weights), _numbers("q", len(trees))
     numbers = [_numbers("q", most) for _ in range(5)]

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 import torch
 
-from draft.level_host_times import LevelHostTimes
+from outrider.draft.level_host_times import LevelHostTimes
 
 
 class Mark(Protocol):

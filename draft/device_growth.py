@@ -8,25 +8,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from draft.budget import StepBudget
-from draft.config import DraftConfig
-from draft.device_clock import LevelClock, StepClock, mark_maker
-from draft.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
-from draft.draft_levels import level_config
-from draft.draft_state import Draft
-from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
-from draft.grown_trees import GrownTrees
-from draft.guess_tree import MAX_TREE_SLOTS
-from draft.host_growth import HostGrowth
-from draft.lessons import Lessons
-from draft.model_guesses import ModelGuesses, Slices
-from draft.node_selection import least_chance, select_nodes, weighted_probs
-from engine.cache.kv_view import KVView
-from engine.passes.level_graphs import RecordedTrees
-from engine.passes.runner import ModelRunner
-from engine.protocols import DraftLogits, DraftModel, DraftPass, Proposal, Trees
-from engine.sequences.sequence import Sequence
-from engine.trees.forest import (
+from outrider.draft.budget import StepBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.device_clock import LevelClock, StepClock, mark_maker
+from outrider.draft.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
+from outrider.draft.draft_levels import level_config
+from outrider.draft.draft_state import Draft
+from outrider.draft.forecast import Grower, TreeForecast, num_levels, share_nodes
+from outrider.draft.grown_trees import GrownTrees
+from outrider.draft.guess_tree import MAX_TREE_SLOTS
+from outrider.draft.host_growth import HostGrowth
+from outrider.draft.lessons import Lessons
+from outrider.draft.model_guesses import ModelGuesses, Slices
+from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.level_graphs import RecordedTrees
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import DraftLogits, DraftModel, DraftPass, Proposal, Trees
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.forest import (
     Forest,
     ForestVerdicts,
     HostForest,
@@ -34,14 +34,15 @@ from engine.trees.forest import (
     reserve_trees,
     slot_table,
 )
-from kernels.upload import upload
+from outrider.kernels.upload import upload
 
 
 class DeviceGrowth:
     """The growth of trees that the host mostly sees only when they are judged.
 
     How many passes a step has, and how many nodes, is decided before it, by what earlier trees came
-    to (`draft.forecast`). Sequences with rules, a grammar or a cascade need the host between the
+    to (`outrider.draft.forecast`). Sequences with rules, a grammar or a cascade need the host
+    between the
     levels: `host` grows their trees in the same passes. `source`: which model drafts; `target`: the
     large one's runner.
     """
@@ -271,7 +272,7 @@ class GrownDrafts:
         self._views: list[KVView | None] = []  # that keep accepted paths
 
     def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
-        """Move the accepted paths together; see `engine.trees.forest.ForestDrafts`."""
+        """Move the accepted paths together; see `outrider.engine.trees.forest.ForestDrafts`."""
         trees = self.trees
         views = self._views = [
             view if draft.state.view is view else None
@@ -286,7 +287,7 @@ class GrownDrafts:
         self._runner.compact(*path_moves(offsets, upload(slots, self._runner.device)))
 
     def commit(self, known: HostForest) -> Callable[[], None]:
-        """Note what the views hold; see `engine.trees.forest.ForestDrafts`."""
+        """Note what the views hold; see `outrider.engine.trees.forest.ForestDrafts`."""
         for tree, (draft, view) in enumerate(zip(self.trees.drafts, self._views, strict=True)):
             state = draft.state
             state.tree = None
@@ -321,7 +322,7 @@ class GrownHeadDrafts(GrownDrafts):
         """Keep nothing: accepted nodes are computed again with the large model's hidden states."""
 
     def commit(self, known: HostForest) -> Callable[[], None]:
-        """Give the trees' slots back; see `engine.trees.forest.ForestDrafts`."""
+        """Give the trees' slots back; see `outrider.engine.trees.forest.ForestDrafts`."""
         for draft in self.trees.drafts:
             draft.state.tree = None
             self.trees.model.drop_tree(draft)
@@ -330,7 +331,9 @@ class GrownHeadDrafts(GrownDrafts):
 
 @dataclass(frozen=True, slots=True)
 class _RecordedLevel:
-    """The next level of trees that have recorded ones; see `engine.protocols.DraftLevel`."""
+    """The next level of trees that have recorded ones; see
+    `outrider.engine.protocols.DraftLevel`.
+    """
 
     trees: DeviceTrees
     recorded: RecordedTrees

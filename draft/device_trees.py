@@ -7,31 +7,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft.budget import MOST_BELIEVED
-from draft.calibration import (
+from outrider.draft.budget import MOST_BELIEVED
+from outrider.draft.calibration import (
     BIN_EDGES,
     DEPTH_CLASS,
     LEAST_LIKELY,
     MOST_LIKELY,
     EdgeCalibration,
 )
-from draft.candidate import Candidate
-from draft.config import DraftConfig
-from draft.draft_state import Draft
-from draft.forecast import Grower
-from draft.grown_trees import pack_state
-from draft.model_guesses import ModelGuesses
-from engine.cache.block_pool import OutOfBlocksError
-from engine.cache.kv_view import KVView
-from engine.passes.device_rows import DeviceRows
-from engine.passes.level_graphs import LevelGraphs, RecordedTrees
-from engine.passes.runner import ModelRunner
-from engine.protocols import DraftModel
-from engine.sequences.sampling import forest_sampling_rows
-from engine.trees.forest import Forest, ForestDrafts, num_free_slots
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels.sampling.sample import SamplingTable, top_tokens
-from kernels.trees.build_tree import (
+from outrider.draft.candidate import Candidate
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_state import Draft
+from outrider.draft.forecast import Grower
+from outrider.draft.grown_trees import pack_state
+from outrider.draft.model_guesses import ModelGuesses
+from outrider.engine.cache.block_pool import OutOfBlocksError
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.level_graphs import LevelGraphs, RecordedTrees
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import DraftModel
+from outrider.engine.sequences.sampling import forest_sampling_rows
+from outrider.engine.trees.forest import Forest, ForestDrafts, num_free_slots
+from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from outrider.kernels.sampling.sample import SamplingTable, top_tokens
+from outrider.kernels.trees.build_tree import (
     EdgeTable,
     FrontierRows,
     InitialTree,
@@ -44,8 +44,8 @@ from kernels.trees.build_tree import (
     parent_rows,
     select_trees,
 )
-from kernels.trees.tree_state import MAX_CAPACITY
-from kernels.upload import upload
+from outrider.kernels.trees.tree_state import MAX_CAPACITY
+from outrider.kernels.upload import upload
 
 # The source that each model is.
 MODEL_BIT: Final[dict[DraftModel, int]] = {

@@ -2,17 +2,17 @@
 
 from torch import Tensor
 
-from draft.budget import MOST_BELIEVED
-from draft.calibration import EdgeCalibration
-from draft.config import DraftConfig
-from draft.device_trees import MAX_BRANCHING, DeviceCalibration
-from draft.head_texts import Head
-from engine.passes.level_graphs import LevelConfig
-from engine.passes.runner import ModelRunner
-from engine.protocols import DraftModel
-from engine.trees.token_tree import RECALLED_BIT
-from kernels.trees.build_tree import capacity_for
-from kernels.trees.tree_state import MAX_TREE_SLOTS
+from outrider.draft.budget import MOST_BELIEVED
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.config import DraftConfig
+from outrider.draft.device_trees import MAX_BRANCHING, DeviceCalibration
+from outrider.draft.head_texts import Head
+from outrider.engine.passes.level_graphs import LevelConfig
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import DraftModel
+from outrider.engine.trees.token_tree import RECALLED_BIT
+from outrider.kernels.trees.build_tree import capacity_for
+from outrider.kernels.trees.tree_state import MAX_TREE_SLOTS
 
 
 def capture_levels(

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from draft.budget import AcceptanceEstimate
-from draft.forecast import TreeForecast
-from draft.token_map import TokenMap
-from draft.tree_batch import DraftTree
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice
-from engine.protocols import DraftModel, Verdict
-from engine.request import Source
-from engine.sequences.sequence import Sequence
+from outrider.draft.budget import AcceptanceEstimate
+from outrider.draft.forecast import TreeForecast
+from outrider.draft.token_map import TokenMap
+from outrider.draft.tree_batch import DraftTree
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.protocols import DraftModel, Verdict
+from outrider.engine.request import Source
+from outrider.engine.sequences.sequence import Sequence
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

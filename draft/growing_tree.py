@@ -1,7 +1,7 @@
 """One sequence's tree while it grows: guesses of all sources in one prefix tree, best-first.
 
-`draft.compiled_tree` does the same in the compiled library, to the last bit; this is its reference,
-and what runs where the library was not built.
+`outrider.draft.compiled_tree` does the same in the compiled library, to the last bit; this is its
+reference, and what runs where the library was not built.
 """
 
 from collections.abc import Iterable
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from draft.budget import MOST_BELIEVED
-from draft.calibration import MODEL_SILENT, Calibrate, as_confident
-from draft.candidate import Candidate
-from draft.guess_tree import MAX_TREE_SLOTS, GuessTree
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice
-from engine.sequences.sequence import Candidates
-from engine.trees.token_tree import SOURCE_BIT
+from outrider.draft.budget import MOST_BELIEVED
+from outrider.draft.calibration import MODEL_SILENT, Calibrate, as_confident
+from outrider.draft.candidate import Candidate
+from outrider.draft.guess_tree import MAX_TREE_SLOTS, GuessTree
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.sequences.sequence import Candidates
+from outrider.engine.trees.token_tree import SOURCE_BIT
 
 # A text's chain may have to be computed before the model can go on behind it.
 _ROWS_PER_TARGET = 4

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draft.budget import Floats
-from draft.guess_tree import JudgedGuess
-from engine.trees.token_tree import SOURCE_BIT
-from kernels.trees.tree_state import (
+from outrider.draft.budget import Floats
+from outrider.draft.guess_tree import JudgedGuess
+from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.kernels.trees.tree_state import (
     CONFIDENCE,
     DEPTH,
     EVIDENCE,

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from draft.calibration import RequestCalibration
-from draft.candidate import Candidate
-from engine.trees.token_tree import RECALLED_BIT, TokenTree
+from outrider.draft.calibration import RequestCalibration
+from outrider.draft.candidate import Candidate
+from outrider.engine.trees.token_tree import RECALLED_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.
 MAX_TREE_SLOTS = 256

@@ -12,14 +12,14 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
-from draft.config import DraftConfig
-from draft.draft_state import Draft
-from draft.head_texts import Head, HeadText, HeadTexts
-from draft.model_guesses import ModelGuesses, Slices
-from engine.cache.block_pool import OutOfBlocksError
-from engine.cache.kv_view import KVView
-from engine.protocols import DraftPass
-from engine.trees.token_tree import SOURCE_BIT
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_state import Draft
+from outrider.draft.head_texts import Head, HeadText, HeadTexts
+from outrider.draft.model_guesses import ModelGuesses, Slices
+from outrider.engine.cache.block_pool import OutOfBlocksError
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.protocols import DraftPass
+from outrider.engine.trees.token_tree import SOURCE_BIT
 
 
 class HeadGuesses(ModelGuesses):

@@ -14,13 +14,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from draft.heads.protocol import HeadModel
-from engine.cache.block_pool import OutOfBlocksError
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.protocols import DraftPass, FeatureRows
-from engine.request import Source
-from engine.sequences.sequence import Sequence
+from outrider.draft.heads.protocol import HeadModel
+from outrider.engine.cache.block_pool import OutOfBlocksError
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.protocols import DraftPass, FeatureRows
+from outrider.engine.request import Source
+from outrider.engine.sequences.sequence import Sequence
 
 # Rows that may wait for the next draft pass; more are taken in by a pass of their own.
 _MOST_WAITING: Final = 32
@@ -111,7 +111,7 @@ class HeadText:
 
 
 class HeadTexts:
-    """The sequences that a head reads; an `engine.protocols.FeatureReader`.
+    """The sequences that a head reads; an `outrider.engine.protocols.FeatureReader`.
 
     sources: those that the engine's settings allow.
     """
@@ -157,13 +157,15 @@ class HeadTexts:
 
     @property
     def reads_any(self) -> bool:
-        """True if a sequence is read; see `engine.protocols.FeatureReader`."""
+        """True if a sequence is read; see `outrider.engine.protocols.FeatureReader`."""
         return bool(self._texts)
 
     # ---- the engine's protocol ------------------------------------------------------------
 
     def begin(self, sequence: Sequence, num_cached: int) -> int:
-        """Take the head's cached blocks of a text; see `engine.protocols.FeatureReader`."""
+        """Take the head's cached blocks of a text; see
+        `outrider.engine.protocols.FeatureReader`.
+        """
         self.forget(sequence)
         if not self._is_wanted(sequence):
             return num_cached
@@ -205,7 +207,7 @@ class HeadTexts:
             text.view.trim()
 
     def read(self, taps: Tensor, pieces: SequenceOf[FeatureRows]) -> None:
-        """Keep the taps of accepted rows; see `engine.protocols.FeatureReader`."""
+        """Keep the taps of accepted rows; see `outrider.engine.protocols.FeatureReader`."""
         found: list[tuple[HeadText, int]] = []
         index: list[int] = []
         for piece in pieces:

@@ -4,15 +4,15 @@ from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
-from draft.budget import StepBudget
-from draft.config import DraftConfig
-from draft.draft_state import Draft
-from draft.heads.protocol import BlockLayout
-from draft.level_host_times import LevelHostTimes
-from draft.model_guesses import ModelGuesses
-from draft.node_selection import least_chance, select_nodes, weighted_probs
-from draft.tree_batch import choose_frontiers
-from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
+from outrider.draft.budget import StepBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_state import Draft
+from outrider.draft.heads.protocol import BlockLayout
+from outrider.draft.level_host_times import LevelHostTimes
+from outrider.draft.model_guesses import ModelGuesses
+from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
+from outrider.draft.tree_batch import choose_frontiers
+from outrider.engine.protocols import DraftLogits, DraftPass, Proposal, Trees
 
 
 class Growth(Protocol):

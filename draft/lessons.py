@@ -3,12 +3,12 @@
 from collections import OrderedDict
 from typing import Final
 
-from draft.budget import AcceptanceEstimate
-from draft.calibration import EdgeCalibration, RequestCalibration
-from draft.draft_state import DraftState
-from draft.guess_tree import GuessTree, JudgedGuess
-from engine.protocols import DraftModel
-from engine.sequences.sequence import Sequence
+from outrider.draft.budget import AcceptanceEstimate
+from outrider.draft.calibration import EdgeCalibration, RequestCalibration
+from outrider.draft.draft_state import DraftState
+from outrider.draft.guess_tree import GuessTree, JudgedGuess
+from outrider.engine.protocols import DraftModel
+from outrider.engine.sequences.sequence import Sequence
 
 _MAX_CALIBRATIONS: Final = 64
 

@@ -5,17 +5,17 @@ from collections.abc import Sequence as SequenceOf
 
 from torch import Tensor
 
-from draft.config import DraftConfig
-from draft.draft_state import Draft
-from draft.heads.protocol import BlockLayout
-from draft.token_map import TokenMap
-from draft.tree_batch import DraftTree, frontier_slices, grow_rows
-from engine.cache.block_pool import OutOfBlocksError
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.protocols import DraftPass
-from engine.sequences.sampling import RowGroup, perturbed_scores, takes_greatest
-from kernels.sampling.likeliest import Likeliest, likeliest_tokens
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_state import Draft
+from outrider.draft.heads.protocol import BlockLayout
+from outrider.draft.token_map import TokenMap
+from outrider.draft.tree_batch import DraftTree, frontier_slices, grow_rows
+from outrider.engine.cache.block_pool import OutOfBlocksError
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.protocols import DraftPass
+from outrider.engine.sequences.sampling import RowGroup, perturbed_scores, takes_greatest
+from outrider.kernels.sampling.likeliest import Likeliest, likeliest_tokens
 
 Slices = list[tuple[Draft, ForwardSlice]]
 Children = list[tuple[int, float]]  # token ids and their chances

@@ -3,10 +3,10 @@
 from collections.abc import Sequence as SequenceOf
 from math import inf
 
-from draft.budget import Floats, StepBudget
-from draft.draft_state import Draft
-from draft.tree_batch import select, weigh
-from engine.trees.token_tree import TokenTree
+from outrider.draft.budget import Floats, StepBudget
+from outrider.draft.draft_state import Draft
+from outrider.draft.tree_batch import select, weigh
+from outrider.engine.trees.token_tree import TokenTree
 
 
 def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import Final
 
-from engine.sequences.sequence import Sequence
+from outrider.engine.sequences.sequence import Sequence
 
 # A request may be so much slower than without guesses, in all, and so many plain steps besides. By
 # more than that plain decoding's slowest requests differ from the usual ones.

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from draft.guess import Guess
+from outrider.draft.guess import Guess
 
 # Confidence after so many tokens in a row that were as predicted.
 _TRUST: Final = [1.0 - 0.5 / (1 + run) for run in range(512)]

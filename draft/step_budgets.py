@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
-from draft.budget import StepBudget, TreeBudget
-from draft.draft_state import Draft
-from draft.host_growth import Growth, HostGrowth
-from draft.own_pace import OwnPace
-from engine.protocols import NOTHING_BESIDE, Beside, DraftModel
-from engine.sequences.sequence import Sequence
+from outrider.draft.budget import StepBudget, TreeBudget
+from outrider.draft.draft_state import Draft
+from outrider.draft.host_growth import Growth, HostGrowth
+from outrider.draft.own_pace import OwnPace
+from outrider.engine.protocols import NOTHING_BESIDE, Beside, DraftModel
+from outrider.engine.sequences.sequence import Sequence
 
 
 class StepBudgets:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from math import exp, inf, log
 from typing import Final, Literal
 
-from draft.pace import Pace
-from engine.protocols import DraftModel, StretchCounts
-from engine.sequences.sequence import Sequence
+from outrider.draft.pace import Pace
+from outrider.engine.protocols import DraftModel, StretchCounts
+from outrider.engine.sequences.sequence import Sequence
 
 StepKind = Literal["head", "small", "text", "plain"]
 

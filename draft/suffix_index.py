@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from draft.guess import Guess
+from outrider.draft.guess import Guess
 
 MAX_MATCH: Final = 64
 """Matches are not measured beyond this length: 100 tokens give no more certainty than 64."""

@@ -3,11 +3,11 @@
 from collections.abc import Sequence as SequenceOf
 from typing import Final
 
-from draft.config import DraftConfig
-from draft.draft_state import Draft
-from draft.text_sources import TextSources
-from engine.sequences.own_failure import OwnFailure
-from engine.trees.token_tree import SOURCE_BIT
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_state import Draft
+from outrider.draft.text_sources import TextSources
+from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.trees.token_tree import SOURCE_BIT
 
 # The chance that a grammar's only token is the right one: the text may end before it.
 _FORCED: Final = 1.0

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from draft.guess import Guess
-from draft.prediction import PredictionCursor
-from draft.suffix_index import (
+from outrider.draft.guess import Guess
+from outrider.draft.prediction import PredictionCursor
+from outrider.draft.suffix_index import (
     MAX_CHAIN_DEPTH,
     Continuation,
     Match,
@@ -15,8 +15,8 @@ from draft.suffix_index import (
     continuation,
     vote,
 )
-from engine.request import Source
-from engine.sequences.sequence import Sequence
+from outrider.engine.request import Source
+from outrider.engine.sequences.sequence import Sequence
 
 __all__ = ["Guess", "TextSources"]
 

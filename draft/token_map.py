@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from draft.vocabulary import BYTE_TOKEN, vocabulary_bytes
-from engine.errors import EngineError
+from outrider.draft.vocabulary import BYTE_TOKEN, vocabulary_bytes
+from outrider.engine.errors import EngineError
 
 MIN_COVERED_SHARE = 0.10
 """Below this share in common a drafter could hardly ever say what the target wants to."""

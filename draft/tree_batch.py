@@ -8,16 +8,16 @@ from typing import TypeGuard
 
 import numpy as np
 
-from draft import compiled_tree
-from draft.budget import Floats
-from draft.calibration import RequestCalibration
-from draft.compiled_tree import CompiledTree
-from draft.growing_tree import GrowingTree
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice
-from engine.trees.token_tree import TokenTree
-from kernels.cpu.tree_library import tree_library
-from kernels.sampling.likeliest import Likeliest
+from outrider.draft import compiled_tree
+from outrider.draft.budget import Floats
+from outrider.draft.calibration import RequestCalibration
+from outrider.draft.compiled_tree import CompiledTree
+from outrider.draft.growing_tree import GrowingTree
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.kernels.cpu.tree_library import tree_library
+from outrider.kernels.sampling.likeliest import Likeliest
 
 DraftTree = GrowingTree | CompiledTree
 

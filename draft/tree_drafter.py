@@ -6,28 +6,28 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from math import inf
 
-from draft.block_guesses import BlockGuesses
-from draft.budget import AcceptanceEstimate, DraftGain, Floats, StepBudget, TreeBudget
-from draft.calibration import EdgeCalibration
-from draft.config import DraftConfig
-from draft.device_growth import DeviceGrowth
-from draft.draft_state import Draft, DraftState
-from draft.guess_tree import MAX_TREE_SLOTS
-from draft.head_guesses import HeadGuesses
-from draft.head_texts import Head, HeadTexts
-from draft.host_growth import Growth, HostGrowth
-from draft.lessons import Lessons
-from draft.model_guesses import ModelGuesses
-from draft.node_selection import least_chance, select_nodes, weighted_probs
-from draft.step_budgets import StepBudgets
-from draft.step_choice import MODELS, StepChoice, StepKind
-from draft.text_guesses import TextGuesses
-from draft.text_sources import TextSources
-from draft.token_map import TokenMap
-from draft.tree_batch import new_tree
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ModelRunner
-from engine.protocols import (
+from outrider.draft.block_guesses import BlockGuesses
+from outrider.draft.budget import AcceptanceEstimate, DraftGain, Floats, StepBudget, TreeBudget
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.config import DraftConfig
+from outrider.draft.device_growth import DeviceGrowth
+from outrider.draft.draft_state import Draft, DraftState
+from outrider.draft.guess_tree import MAX_TREE_SLOTS
+from outrider.draft.head_guesses import HeadGuesses
+from outrider.draft.head_texts import Head, HeadTexts
+from outrider.draft.host_growth import Growth, HostGrowth
+from outrider.draft.lessons import Lessons
+from outrider.draft.model_guesses import ModelGuesses
+from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
+from outrider.draft.step_budgets import StepBudgets
+from outrider.draft.step_choice import MODELS, StepChoice, StepKind
+from outrider.draft.text_guesses import TextGuesses
+from outrider.draft.text_sources import TextSources
+from outrider.draft.token_map import TokenMap
+from outrider.draft.tree_batch import new_tree
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import (
     NOTHING_BESIDE,
     Beside,
     DraftModel,
@@ -37,9 +37,9 @@ from engine.protocols import (
     Trees,
     Verdict,
 )
-from engine.sequences.own_failure import OwnFailure
-from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import TokenTree
+from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.token_tree import TokenTree
 
 # How far a request's pace may count for or against its nodes.
 _LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0
@@ -124,29 +124,29 @@ class TreeDrafter:
 
     @property
     def gives_logits(self) -> bool:
-        """True if a cascade is possible; see `engine.protocols.Drafter`."""
+        """True if a cascade is possible; see `outrider.engine.protocols.Drafter`."""
         return self._runner is not None and self._token_map is None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models that draft; see `engine.protocols.Drafter`."""
+        """The models that draft; see `outrider.engine.protocols.Drafter`."""
         small = () if self._runner is None else ("small",)
         return small if self._head is None else (*small, self._head.model.kind)
 
     @property
     def stretch(self) -> StretchCounts:
-        """Return how long steps lasted, in plain ones; see `engine.protocols.Drafter`."""
+        """Return how long steps lasted, in plain ones; see `outrider.engine.protocols.Drafter`."""
         return self._choice.stretches
 
     @property
     def features(self) -> FeatureReader | None:
-        """Where a head's features go; see `engine.protocols.Drafter`."""
+        """Where a head's features go; see `outrider.engine.protocols.Drafter`."""
         return self._head_texts
 
     def propose(
         self, sequences: SequenceOf[Sequence], *, beside: Beside = NOTHING_BESIDE
     ) -> Proposal:
-        """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
+        """Draft one tree for each sequence; see `outrider.engine.protocols.Drafter`."""
         kind = self._choice.choose(
             sequences, self._offered(sequences), has_prompts=beside.num_prompts > 0
         )
@@ -198,7 +198,9 @@ class TreeDrafter:
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
     ) -> TokenTree | None:
-        """Return what is predicted or was written before; see `engine.protocols.Drafter`."""
+        """Return what is predicted or was written before; see
+        `outrider.engine.protocols.Drafter`.
+        """
         expects = sequence.proposal_token_ids or sequence.request.prediction_token_ids
         if sequence.cascade is not None or not expects:
             return None
@@ -218,7 +220,9 @@ class TreeDrafter:
         return select_nodes([draft], floor)[sequence.request_id]
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
-        """Learn from the verdict, keep the accepted path; see `engine.protocols.Drafter`."""
+        """Learn from the verdict, keep the accepted path; see
+        `outrider.engine.protocols.Drafter`.
+        """
         state = self._states.get(sequence.request_id)
         if state is None or state.tree is None:
             return [], []

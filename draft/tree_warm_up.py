@@ -6,20 +6,20 @@ meet all of them, and the first that does would hold up every stream for a secon
 
 import torch
 
-from draft.budget import MOST_BELIEVED
-from draft.calibration import EdgeCalibration
-from draft.candidate import Candidate
-from draft.config import DraftConfig
-from draft.device_trees import MAX_BRANCHING, DeviceCalibration
-from engine.trees.token_tree import RECALLED_BIT
-from kernels.trees.build_tree import (
+from outrider.draft.budget import MOST_BELIEVED
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.candidate import Candidate
+from outrider.draft.config import DraftConfig
+from outrider.draft.device_trees import MAX_BRANCHING, DeviceCalibration
+from outrider.engine.trees.token_tree import RECALLED_BIT
+from outrider.kernels.trees.build_tree import (
     InitialTree,
     choose_frontier,
     expand_tree,
     init_trees,
     select_trees,
 )
-from kernels.trees.tree_state import MAX_CAPACITY, MIN_CAPACITY
+from outrider.kernels.trees.tree_state import MAX_CAPACITY, MIN_CAPACITY
 
 
 def warm_up_trees(config: DraftConfig, device: torch.device) -> None:

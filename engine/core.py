@@ -6,10 +6,15 @@ from functools import partial
 
 import torch
 
-from engine.cache.block_news import BlockFeed
-from engine.config import EngineConfig
-from engine.errors import InvalidRequestError, NotFiniteError, TierUnavailableError, as_utf8
-from engine.events import (
+from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.config import EngineConfig
+from outrider.engine.errors import (
+    InvalidRequestError,
+    NotFiniteError,
+    TierUnavailableError,
+    as_utf8,
+)
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     EngineInfo,
@@ -18,29 +23,29 @@ from engine.events import (
     Finished,
     FinishReason,
 )
-from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
-from engine.passes.runner import ModelRunner
-from engine.protocols import Drafter, StretchCounts, Verdict, Verifier
-from engine.queue.adapter_queue import AdapterQueue, OnPrepared
-from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, tier_info
-from engine.queue.fair_queue import FairQueue
-from engine.queue.grammar_queue import GrammarQueue
-from engine.queue.policy import QueuePolicy
-from engine.queue.preparation import Preparation
-from engine.queue.room import check_room
-from engine.queue.scheduler import PassPlan, Scheduler
-from engine.request import AdapterRef, EngineRequest, Tier
-from engine.sequences.logit_rules import build_rules
-from engine.sequences.own_failure import OwnFailure
-from engine.sequences.sequence import Sequence, SequenceStatus
-from engine.step.deferred_host_work import DeferredHostWork
-from engine.step.drafting import Drafting
-from engine.step.large_pass import LargePass
-from engine.step.snapshot import StepCounts, snapshot
-from engine.step.tier_switch import TierSwitcher
-from engine.step.timed_passes import TimedPasses
-from engine.trees.speculation_counts import SpeculationCounts
-from engine.trees.verify_items import (
+from outrider.engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import Drafter, StretchCounts, Verdict, Verifier
+from outrider.engine.queue.adapter_queue import AdapterQueue, OnPrepared
+from outrider.engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, tier_info
+from outrider.engine.queue.fair_queue import FairQueue
+from outrider.engine.queue.grammar_queue import GrammarQueue
+from outrider.engine.queue.policy import QueuePolicy
+from outrider.engine.queue.preparation import Preparation
+from outrider.engine.queue.room import check_room
+from outrider.engine.queue.scheduler import PassPlan, Scheduler
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.sequences.logit_rules import build_rules
+from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.engine.step.deferred_host_work import DeferredHostWork
+from outrider.engine.step.drafting import Drafting
+from outrider.engine.step.large_pass import LargePass
+from outrider.engine.step.snapshot import StepCounts, snapshot
+from outrider.engine.step.tier_switch import TierSwitcher
+from outrider.engine.step.timed_passes import TimedPasses
+from outrider.engine.trees.speculation_counts import SpeculationCounts
+from outrider.engine.trees.verify_items import (
     VerifiedPass,
     VerifyItem,
     cut_at_end,

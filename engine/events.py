@@ -9,8 +9,8 @@ stay. `AnswerHeld` may stand before `Finished`, or before a `TierSwitched`.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.request import AdapterRef, Source, Tier
-from engine.trace import StepTrace
+from outrider.engine.request import AdapterRef, Source, Tier
+from outrider.engine.trace import StepTrace
 
 FinishReason = Literal["stop", "length", "abort"]
 

@@ -7,16 +7,16 @@ from typing import Final, Literal, Protocol
 
 from torch import Tensor
 
-from engine.cache.kv_view import KVView
-from engine.passes.device_rows import DeviceRows
-from engine.passes.level_graphs import RecordedTrees
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.sequences.next_tokens import NextRow, NextToken
-from engine.sequences.sequence import Sequence
-from engine.trees.forest import Forest, ForestVerdicts
-from engine.trees.token_tree import TokenTree
-from engine.trees.verdict import Verdict
-from kernels.sampling.sampling_rows import SamplingTable
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.level_graphs import RecordedTrees
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.sequences.next_tokens import NextRow, NextToken
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.forest import Forest, ForestVerdicts
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.engine.trees.verdict import Verdict
+from outrider.kernels.sampling.sampling_rows import SamplingTable
 
 __all__ = [
     "NOTHING_BESIDE",

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from engine.answer_pace import AnswerPace
-from engine.config import EngineConfig
-from engine.request import Tier
-from engine.sequences.sequence import Sequence
+from outrider.engine.answer_pace import AnswerPace
+from outrider.engine.config import EngineConfig
+from outrider.engine.request import Tier
+from outrider.engine.sequences.sequence import Sequence
 
 _ROW_WEIGHT: Final = 0.2
 _STEP_WEIGHT: Final = 0.1

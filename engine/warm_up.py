@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from engine.core import Engine
-from engine.events import AnswerHeld
-from engine.request import CascadeParams, EngineRequest, SamplingParams, Tier
+from outrider.engine.core import Engine
+from outrider.engine.events import AnswerHeld
+from outrider.engine.request import CascadeParams, EngineRequest, SamplingParams, Tier
 
 # A row of a decode, chunks of a prompt as they come; text that repeats lets every source guess.
 _PROMPT_LENGTHS = (5, 40, 300)

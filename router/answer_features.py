@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from router.features import FloatRows
+from outrider.router.features import FloatRows
 
 ANSWER_FEATURE_VERSION: Final = 1
 _QUANTILES: Final = np.array([0.0, 0.05, 0.1, 0.25, 0.5])

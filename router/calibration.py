@@ -15,9 +15,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from router.costs import TokenPrices
-from router.features import FloatRows
-from router.words import Tier
+from outrider.router.costs import TokenPrices
+from outrider.router.features import FloatRows
+from outrider.router.words import Tier
 
 Stage = Literal["text", "prompt", "answer"]
 Prices = Mapping[Tier, TokenPrices]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from router.calibration import ALWAYS_LARGE
-from router.scorer import QualityEstimate
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.scorer import QualityEstimate
 
 Action = Literal["hold", "commit", "escalate"]
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from router.features import FloatRows
+from outrider.router.features import FloatRows
 
 _TRUE = frozenset({"1", "1.0", "true"})
 _FALSE = frozenset({"0", "0.0", "false"})

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint
+from outrider.router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint
 
 ScoreBand = tuple[float, float]
 

@@ -22,13 +22,13 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from router.calibration import CalibrationTarget, StageRows, calibrate
-from router.dataset import LabelledPrompts, RouterDataError
-from router.evaluation import NoGapError, apgr
-from router.familiarity import Familiarity
-from router.features import FeatureConfig, FloatRows, prompt_features
-from router.scorer import MAX_PROMPT_HASHES, RouterScorer, prompt_hashes
-from router.stacking import (
+from outrider.router.calibration import CalibrationTarget, StageRows, calibrate
+from outrider.router.dataset import LabelledPrompts, RouterDataError
+from outrider.router.evaluation import NoGapError, apgr
+from outrider.router.familiarity import Familiarity
+from outrider.router.features import FeatureConfig, FloatRows, prompt_features
+from outrider.router.scorer import MAX_PROMPT_HASHES, RouterScorer, prompt_hashes
+from outrider.router.stacking import (
     ANSWER_PREFIXES,
     MIN_PER_CLASS,
     FittedStage,
@@ -44,7 +44,7 @@ from router.stacking import (
     is_one_sided,
     logits_of,
 )
-from router.stages import labelled_rows
+from outrider.router.stages import labelled_rows
 
 _MIN_ROWS = 20
 

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from router.calibration import OperatingPoint, Stage, StageRows, measure, split
-from router.features import FloatRows
+from outrider.router.calibration import OperatingPoint, Stage, StageRows, measure, split
+from outrider.router.features import FloatRows
 
 _Ints = NDArray[np.intp]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from router.features import FeatureConfig, SparseVector, prompt_features
+from outrider.router.features import FeatureConfig, SparseVector, prompt_features
 
 _WITHIN: Final = 0.99
 

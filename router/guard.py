@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.calibration import ALWAYS_LARGE
-from router.dial import Dial, Setting, quantile
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.dial import Dial, Setting, quantile
 
 log = logging.getLogger(__name__)
 

@@ -24,15 +24,15 @@ from typing import Final
 
 import numpy as np
 
-from router.calibration import ALWAYS_LARGE
-from router.cascade import CascadePlan, WatchedAnswer, WatchRules
-from router.policy import (
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.cascade import CascadePlan, WatchedAnswer, WatchRules
+from outrider.router.policy import (
     NO_CONSTRAINTS,
     CascadeOptions,
     Route,
     RouteConstraints,
 )
-from router.scorer import QualityEstimate
+from outrider.router.scorer import QualityEstimate
 
 AGREEMENT: Final = 0.95
 """The share of its tokens that the large model has to agree with, in the mean, at a score."""

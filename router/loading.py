@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from router.calibration import ALWAYS_LARGE
-from router.costs import TokenPrices, TypicalRequest
-from router.dial import Dial, Setting
-from router.guard import Autopilot, GuardOutcome, RouteGuard
-from router.label_free import AGREEMENT, EXPLORE_SHARE, AgreementModel, LabelFreePolicy
-from router.policy import (
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.costs import TokenPrices, TypicalRequest
+from outrider.router.dial import Dial, Setting
+from outrider.router.guard import Autopilot, GuardOutcome, RouteGuard
+from outrider.router.label_free import AGREEMENT, EXPLORE_SHARE, AgreementModel, LabelFreePolicy
+from outrider.router.policy import (
     CascadeOptions,
     RoutePolicy,
     TrainedPolicy,
@@ -19,8 +19,8 @@ from router.policy import (
     fixed_policy,
     own_setting,
 )
-from router.scorer import RouterScorer
-from router.words import Tier
+from outrider.router.scorer import RouterScorer
+from outrider.router.words import Tier
 
 log = logging.getLogger(__name__)
 

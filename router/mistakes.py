@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from router.calibration import OperatingPoint, StageRows, split
+from outrider.router.calibration import OperatingPoint, StageRows, split
 
 _WORD: Final = re.compile(r"\w+")
 _DIGIT: Final = re.compile(r"\d")

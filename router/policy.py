@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from router.calibration import ALWAYS_LARGE, Stage
-from router.cascade import CascadePlan, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
-from router.dial import Dial, ScoreBand, Setting
-from router.scorer import QualityEstimate, RouterScorer
-from router.words import CascadeMode
-from router.words import Tier as Tier
+from outrider.router.calibration import ALWAYS_LARGE, Stage
+from outrider.router.cascade import CascadePlan, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
+from outrider.router.dial import Dial, ScoreBand, Setting
+from outrider.router.scorer import QualityEstimate, RouterScorer
+from outrider.router.words import CascadeMode
+from outrider.router.words import Tier as Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

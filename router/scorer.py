@@ -18,23 +18,23 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from router.answer_features import (
+from outrider.router.answer_features import (
     ANSWER_FEATURE_VERSION,
     answer_features,
     answer_inputs,
     num_answer_inputs,
 )
-from router.calibration import ALWAYS_LARGE, Calibration
-from router.familiarity import Familiarity, num_ngrams
-from router.features import (
+from outrider.router.calibration import ALWAYS_LARGE, Calibration
+from outrider.router.familiarity import Familiarity, num_ngrams
+from outrider.router.features import (
     FEATURE_VERSION,
     FeatureConfig,
     FloatRows,
     SparseVector,
     prompt_features,
 )
-from router.files import CONFIG_NAME, RouterFiles, read_files, record_from, write_files
-from router.files import RouterFileError as RouterFileError
+from outrider.router.files import CONFIG_NAME, RouterFiles, read_files, record_from, write_files
+from outrider.router.files import RouterFileError as RouterFileError
 
 Hashes = NDArray[np.uint64]
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from router.calibration import StageRows
-from router.dataset import LabelledPrompts
-from router.features import FloatRows
-from router.scorer import QualityEstimate, RouterScorer
+from outrider.router.calibration import StageRows
+from outrider.router.dataset import LabelledPrompts
+from outrider.router.features import FloatRows
+from outrider.router.scorer import QualityEstimate, RouterScorer
 
 
 def stage_rows(

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draft.heads.protocol import HeadModel
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.request import EngineRequest
+from outrider.draft.heads.protocol import HeadModel
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.request import EngineRequest
 from tests.draft.heads.head_files import (
     VOCAB,
     Weights,

@@ -5,7 +5,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
+# Programs that tests start find the product and the tests' helpers where the tests find them.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    str(Path(__file__).resolve().parents[1] / place) for place in (".ci/src", ".")
+)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a hub
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # Tiny products: further threads only wait for each other, and for the other process of the tests.

@@ -7,7 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from gateway.storage.database import Database
+from outrider.gateway.storage.database import Database
 
 
 def with_tables(path: Path) -> str:

@@ -17,16 +17,16 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from draft.budget import TreeBudget
-from draft.calibration import EdgeCalibration
-from draft.config import DraftConfig
-from draft.training.tasks.families import stream
-from draft.tree_drafter import TreeDrafter
-from engine.cache.kv_view import KVView
-from engine.cache.recurrent_lines import RecurrentSizes
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import (
+from outrider.draft.budget import TreeBudget
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.config import DraftConfig
+from outrider.draft.training.tasks.families import stream
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.recurrent_lines import RecurrentSizes
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     Finished,
@@ -36,16 +36,16 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
-from engine.grammar.grammar import GrammarCompiler
-from engine.model.decoder import DtypeName
-from engine.model.load import load_model
-from engine.model.protocol import CausalModel
-from engine.model.shared_vocabulary import PickedRows
-from engine.parallel.ranks import Ranks
-from engine.parallel.runner import ParallelRunner
-from engine.passes.device_rows import DeviceRows
-from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.protocols import (
+from outrider.engine.grammar.grammar import GrammarCompiler
+from outrider.engine.model.decoder import DtypeName
+from outrider.engine.model.load import load_model
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.parallel.ranks import Ranks
+from outrider.engine.parallel.runner import ParallelRunner
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from outrider.engine.protocols import (
     NOTHING_BESIDE,
     Beside,
     Drafter,
@@ -55,12 +55,12 @@ from engine.protocols import (
     Verdict,
     Verifier,
 )
-from engine.queue.policy import QueuePolicy
-from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
-from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import TokenTree
+from outrider.engine.queue.policy import QueuePolicy
+from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.verifier.coupled import CoupledVerifier
 from tests.models import make_hf_model
-from verifier.coupled import CoupledVerifier
 
 PAIR_FOLDER = Path(__file__).parents[1] / "draft" / "pair"
 

@@ -10,9 +10,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.gguf.tensors import _PARTS, _WHOLE
-from kernels.layers.rope import RopeConfig, rope_frequencies
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.gguf.tensors import _PARTS, _WHOLE
+from outrider.kernels.layers.rope import RopeConfig, rope_frequencies
 
 _STORED = {ours: theirs for theirs, ours in _WHOLE.items()}
 _STORED_PARTS = {ours: theirs for theirs, ours in _PARTS.items()}

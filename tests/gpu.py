@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from engine.model.load import load_model
-from engine.model.protocol import CausalModel
-from engine.passes.cuda_capture import CaptureFn
+from outrider.engine.model.load import load_model
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.passes.cuda_capture import CaptureFn
 from tests.engine.passes.twins import record_eagerly
 from tests.engines import Pair, engine_model
 

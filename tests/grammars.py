@@ -3,9 +3,9 @@
 import json
 from functools import cache
 
-from draft.vocabulary import vocabulary_bytes
-from engine.grammar.xgrammar_backend import XGrammarCompiler
-from engine.request import GrammarSpec
+from outrider.draft.vocabulary import vocabulary_bytes
+from outrider.engine.grammar.xgrammar_backend import XGrammarCompiler
+from outrider.engine.request import GrammarSpec
 from tests.engines import shipped_tokenizer
 
 

@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.head_guesses import HeadGuesses
-from draft.head_texts import Head
-from draft.heads.protocol import HeadKind, HeadModel
-from draft.heads.read_head import read_head
-from draft.model_guesses import Slices
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.grammar.grammar import GrammarCompiler
-from engine.model.protocol import CausalModel
-from engine.model.whole_ends import ends_of
-from engine.parallel.ranks import Ranks
-from engine.parallel.runner import ParallelRunner
-from engine.passes.runner import ModelRunner
-from engine.protocols import Verifier
-from engine.request import Tier
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.head_guesses import HeadGuesses
+from outrider.draft.head_texts import Head
+from outrider.draft.heads.protocol import HeadKind, HeadModel
+from outrider.draft.heads.read_head import read_head
+from outrider.draft.model_guesses import Slices
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.grammar.grammar import GrammarCompiler
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.whole_ends import ends_of
+from outrider.engine.parallel.ranks import Ranks
+from outrider.engine.parallel.runner import ParallelRunner
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import Verifier
+from outrider.engine.request import Tier
+from outrider.verifier.coupled import CoupledVerifier
 from tests.draft.heads.head_files import (
     dflash_config,
     dflash_weights,
@@ -38,7 +39,6 @@ from tests.draft.heads.head_files import (
 )
 from tests.engines import Pair, engine_model, tiny_pair
 from tests.models import make_hf_model
-from verifier.coupled import CoupledVerifier
 
 TextAndPath = tuple[tuple[int, ...], tuple[int, ...]]
 

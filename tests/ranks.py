@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from engine.core import Engine
-from engine.model.load import load_model
-from engine.model.protocol import CausalModel
-from engine.parallel.messages import ModelSource
-from engine.parallel.ranks import Ranks
+from outrider.engine.core import Engine
+from outrider.engine.model.load import load_model
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.parallel.messages import ModelSource
+from outrider.engine.parallel.ranks import Ranks
 from tests.engines import (
     Pair,
     assert_idle,

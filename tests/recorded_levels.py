@@ -5,13 +5,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from draft.draft_levels import capture_levels
-from draft.tree_drafter import TreeDrafter
-from engine.core import Engine
-from engine.passes.cuda_capture import CaptureFn
-from engine.passes.level_graphs import TREE_COUNTS, LevelGraphs
-from engine.passes.runner import ModelRunner
-from kernels.triton_support import KernelChoice, use_kernels
+from outrider.draft.draft_levels import capture_levels
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.core import Engine
+from outrider.engine.passes.cuda_capture import CaptureFn
+from outrider.engine.passes.level_graphs import TREE_COUNTS, LevelGraphs
+from outrider.engine.passes.runner import ModelRunner
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 from tests.engine.passes.twins import record_eagerly
 
 
@@ -27,7 +27,7 @@ def record_levels(
     assert isinstance(drafter, TreeDrafter)
     head = drafter._head
     runner = engine._runners["small"] if head is None else head.runner
-    counts = patch("engine.passes.level_graphs.TREE_COUNTS", tree_counts)
+    counts = patch("outrider.engine.passes.level_graphs.TREE_COUNTS", tree_counts)
     # A recording runs on whatever its memory held before; what comes of that is read by nobody.
     junk = np.errstate(over="ignore", invalid="ignore")
     with use_kernels(kernels), counts, junk:

@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft.heads.protocol import HeadKind, HeadModel
-from draft.heads.read_head import OWN, read_head
-from draft.training.distill import DistillPlan
-from draft.training.head_distil import distil_head
-from draft.training.head_files import default_taps, write_head
-from draft.training.head_job import fresh_head, tapped_runner
-from draft.training.head_model import HeadKind as TrainedKind
-from draft.training.head_model import TrainedHead
-from draft.training.own_answers import TappedRow, TokenRow, teach
-from engine.model.load import load_model
-from engine.passes.runner import ModelRunner
+from outrider.draft.heads.protocol import HeadKind, HeadModel
+from outrider.draft.heads.read_head import OWN, read_head
+from outrider.draft.training.distill import DistillPlan
+from outrider.draft.training.head_distil import distil_head
+from outrider.draft.training.head_files import default_taps, write_head
+from outrider.draft.training.head_job import fresh_head, tapped_runner
+from outrider.draft.training.head_model import HeadKind as TrainedKind
+from outrider.draft.training.head_model import TrainedHead
+from outrider.draft.training.own_answers import TappedRow, TokenRow, teach
+from outrider.engine.model.load import load_model
+from outrider.engine.passes.runner import ModelRunner
 from tests.engines import (
     PAIR_FOLDER,
     Pair,

@@ -35,10 +35,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sequences.sampling import RowGroup, add_noise, log_targets, process_logits
-from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import TokenTree
-from kernels.upload import upload
+from outrider.engine.sequences.sampling import RowGroup, add_noise, log_targets, process_logits
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.kernels.upload import upload
 
 # The sides of eq. 10 are equal by themselves where the models agree (alpha 0) or where two tokens
 # have all the mass (alpha 1): rounding must not decide there, it differs from tree to tree.

@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sequences.next_tokens import NextRow, NextToken, next_tokens
-from engine.sequences.sampling import (
+from outrider.engine.sequences.next_tokens import NextRow, NextToken, next_tokens
+from outrider.engine.sequences.sampling import (
     RowGroup,
     choose_tokens,
     mark_not_finite,
     process_logits,
 )
-from engine.sequences.sequence import Sequence
-from engine.trees.forest import Forest, ForestVerdicts
-from engine.trees.token_tree import TokenTree
-from engine.trees.verdict import Verdict
-from kernels.sampling.sample import SamplingTable, top_tokens
-from kernels.trees.verify_tree import verify_forest
-from kernels.triton_support import uses_triton
-from kernels.upload import upload_all
-from verifier.cascade import UNDECIDED, cascade_choices
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.forest import Forest, ForestVerdicts
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.engine.trees.verdict import Verdict
+from outrider.kernels.sampling.sample import SamplingTable, top_tokens
+from outrider.kernels.trees.verify_tree import verify_forest
+from outrider.kernels.triton_support import uses_triton
+from outrider.kernels.upload import upload_all
+from outrider.verifier.cascade import UNDECIDED, cascade_choices
 
 
 class CoupledVerifier:
@@ -56,7 +56,7 @@ class CoupledVerifier:
         return _walk(trees, chosen)
 
     def next_tokens(self, rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
-        """One token a row; see `engine.protocols.Verifier`."""
+        """One token a row; see `outrider.engine.protocols.Verifier`."""
         return next_tokens(rows, logits)
 
     def judge_forest(

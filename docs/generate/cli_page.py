@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import typer
 
-from gateway.cli import COMMANDS
+from outrider.gateway.cli import COMMANDS
 
 HEAD: Final = """\
 # Commands

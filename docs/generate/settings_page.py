@@ -8,9 +8,9 @@ from typing import Final, cast
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from gateway.settings.paths import named_sections
-from gateway.settings.toml_text import toml_value
-from gateway.settings.tree import Settings, to_toml
+from outrider.gateway.settings.paths import named_sections
+from outrider.gateway.settings.toml_text import toml_value
+from outrider.gateway.settings.tree import Settings, to_toml
 
 HEAD: Final = """\
 # Settings

@@ -9,24 +9,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from draft.heads.head_reader import HeadReader
-from draft.heads.protocol import BlockLayout, HeadKind
-from engine.model.config import ModelConfig
-from engine.model.experts import read_experts
-from engine.model.kv_cache import KVCache
-from engine.model.layer_attention import LayerAttention, SharedInputs
-from engine.model.layers import LayerReader, Norm, normalise
-from engine.model.numerics import numerics_fingerprint
-from engine.model.protocol import ForwardOutput
-from engine.model.quantised.scheme import StoredWeights
-from engine.model.recurrent_cache import RecurrentPass
-from kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
-from kernels.layers.compiled_rows import can_place_heads
-from kernels.layers.embedding import embed_tokens
-from kernels.layers.lora import LoraRows
-from kernels.layers.rope import RotaryTable
-from kernels.layers.row_invariant_ops import softcap
-from kernels.triton_support import is_automatic, uses_triton
+from outrider.draft.heads.head_reader import HeadReader
+from outrider.draft.heads.protocol import BlockLayout, HeadKind
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.experts import read_experts
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.layer_attention import LayerAttention, SharedInputs
+from outrider.engine.model.layers import LayerReader, Norm, normalise
+from outrider.engine.model.numerics import numerics_fingerprint
+from outrider.engine.model.protocol import ForwardOutput
+from outrider.engine.model.quantised.scheme import StoredWeights
+from outrider.engine.model.recurrent_cache import RecurrentPass
+from outrider.kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
+from outrider.kernels.layers.compiled_rows import can_place_heads
+from outrider.kernels.layers.embedding import embed_tokens
+from outrider.kernels.layers.lora import LoraRows
+from outrider.kernels.layers.rope import RotaryTable
+from outrider.kernels.layers.row_invariant_ops import softcap
+from outrider.kernels.triton_support import is_automatic, uses_triton
 
 
 class Entry(Protocol):

@@ -10,20 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draft.heads.decoder_head import HeadBase, HeadParts, layer_reader
-from draft.heads.eagle3 import IGNORED, renamed
-from draft.heads.head_config import HeadConfig
-from draft.heads.head_reader import HeadReader
-from draft.heads.protocol import BlockLayout, HeadError, TargetModel
-from engine.model.kv_cache import KVCache
-from engine.model.layers import normalise
-from engine.model.protocol import ForwardOutput
-from engine.model.recurrent_cache import RecurrentPass
-from engine.model.weights import ProgressCallback
-from kernels.attention.paged_attention import Plan
-from kernels.layers.lora import LoraRows
-from kernels.layers.row_invariant_linear import make_linear
-from kernels.triton_support import uses_triton
+from outrider.draft.heads.decoder_head import HeadBase, HeadParts, layer_reader
+from outrider.draft.heads.eagle3 import IGNORED, renamed
+from outrider.draft.heads.head_config import HeadConfig
+from outrider.draft.heads.head_reader import HeadReader
+from outrider.draft.heads.protocol import BlockLayout, HeadError, TargetModel
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.layers import normalise
+from outrider.engine.model.protocol import ForwardOutput
+from outrider.engine.model.recurrent_cache import RecurrentPass
+from outrider.engine.model.weights import ProgressCallback
+from outrider.kernels.attention.paged_attention import Plan
+from outrider.kernels.layers.lora import LoraRows
+from outrider.kernels.layers.row_invariant_linear import make_linear
+from outrider.kernels.triton_support import uses_triton
 
 
 class DFlashHead(HeadBase):

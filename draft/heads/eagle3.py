@@ -13,13 +13,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from draft.heads.decoder_head import DecoderHead, HeadParts, layer_reader
-from draft.heads.head_config import HeadConfig
-from draft.heads.head_reader import HeadReader
-from draft.heads.protocol import BlockLayout, TargetModel
-from engine.model.layers import LayerReader, Norm, normalise
-from engine.model.weights import ProgressCallback
-from kernels.layers.row_invariant_linear import Product, make_linear, make_norm
+from outrider.draft.heads.decoder_head import DecoderHead, HeadParts, layer_reader
+from outrider.draft.heads.head_config import HeadConfig
+from outrider.draft.heads.head_reader import HeadReader
+from outrider.draft.heads.protocol import BlockLayout, TargetModel
+from outrider.engine.model.layers import LayerReader, Norm, normalise
+from outrider.engine.model.weights import ProgressCallback
+from outrider.kernels.layers.row_invariant_linear import Product, make_linear, make_norm
 
 _FIRST = "model.layers.0."
 IGNORED: Final = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from draft.heads.protocol import HeadError, HeadKind, TargetModel
-from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import read_object
-from engine.model.config import ModelConfig
-from engine.model.read_config import describe
+from outrider.draft.heads.protocol import HeadError, HeadKind, TargetModel
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import read_object
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.read_config import describe
 
 MAX_LAYERS: Final = 64
 """Far above any drafter's."""

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draft.heads.head_config import HeadConfig
-from draft.heads.protocol import HeadError, TargetModel
-from engine.model.quantised.formats import WeightFormat
-from engine.model.weights import CheckpointReader, ProgressCallback
-from kernels.layers.row_invariant_linear import make_linear
+from outrider.draft.heads.head_config import HeadConfig
+from outrider.draft.heads.protocol import HeadError, TargetModel
+from outrider.engine.model.quantised.formats import WeightFormat
+from outrider.engine.model.weights import CheckpointReader, ProgressCallback
+from outrider.kernels.layers.row_invariant_linear import make_linear
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TARGET_OF_DRAFT, DRAFT_OF_TARGET = "d2t", "t2d"

@@ -14,13 +14,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from draft.heads.decoder_head import DecoderHead, HeadParts, layer_reader
-from draft.heads.head_reader import HeadReader
-from draft.heads.protocol import HeadError, TargetModel
-from engine.model.config import LayerConfig, ModelConfig
-from engine.model.layers import LayerReader, Norm, normalise
-from engine.model.weights import ProgressCallback
-from kernels.layers.row_invariant_linear import make_linear
+from outrider.draft.heads.decoder_head import DecoderHead, HeadParts, layer_reader
+from outrider.draft.heads.head_reader import HeadReader
+from outrider.draft.heads.protocol import HeadError, TargetModel
+from outrider.engine.model.config import LayerConfig, ModelConfig
+from outrider.engine.model.layers import LayerReader, Norm, normalise
+from outrider.engine.model.weights import ProgressCallback
+from outrider.kernels.layers.row_invariant_linear import make_linear
 
 _PROJECTION: Final = "fc.weight"
 _TOKEN_NORM, _HIDDEN_NORM = "token_norm.weight", "hidden_norm.weight"

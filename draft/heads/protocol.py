@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
-from engine.model.protocol import CausalModel
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.protocol import CausalModel
 
 HeadKind = Literal["eagle3", "mtp", "peagle", "dflash"]
 

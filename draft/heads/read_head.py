@@ -5,13 +5,13 @@ from typing import Final
 
 import torch
 
-from draft.heads.dflash import read_dflash
-from draft.heads.eagle3 import read_eagle3
-from draft.heads.head_config import is_saved_mtp, read_head_config
-from draft.heads.mtp import read_mtp
-from draft.heads.protocol import HeadError, HeadModel, TargetModel
-from engine.errors import UnsupportedModelError
-from engine.model.weights import ProgressCallback, resolve_checkpoint
+from outrider.draft.heads.dflash import read_dflash
+from outrider.draft.heads.eagle3 import read_eagle3
+from outrider.draft.heads.head_config import is_saved_mtp, read_head_config
+from outrider.draft.heads.mtp import read_mtp
+from outrider.draft.heads.protocol import HeadError, HeadModel, TargetModel
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.weights import ProgressCallback, resolve_checkpoint
 
 OWN: Final = "mtp"
 """In the place of a path: the head inside the large model's checkpoint."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from draft.training.tasks.base import TaskMessage, TaskTool
+from outrider.draft.training.tasks.base import TaskMessage, TaskTool
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant")

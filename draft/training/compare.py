@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from draft.training.tune import DraftLimits, RunFigures, Traffic, run_traffic
-from engine.core import Engine
-from engine.passes.runner import ModelRunner
-from engine.request import Tier
+from outrider.draft.training.tune import DraftLimits, RunFigures, Traffic, run_traffic
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from draft.training.chat_format import (
+from outrider.draft.training.chat_format import (
     BOS,
     CHAT_TEMPLATE,
     END,
@@ -19,9 +19,16 @@ from draft.training.chat_format import (
     SPECIAL_TOKENS,
     with_tools,
 )
-from draft.training.tasks.base import TaskMessage
-from draft.training.tasks.facts import interview
-from draft.training.tasks.families import DIFFICULTIES, FAMILIES, Task, generate, split_of, stream
+from outrider.draft.training.tasks.base import TaskMessage
+from outrider.draft.training.tasks.facts import interview
+from outrider.draft.training.tasks.families import (
+    DIFFICULTIES,
+    FAMILIES,
+    Task,
+    generate,
+    split_of,
+    stream,
+)
 
 # Trained to answer under any of these, so that a system prompt does no harm.
 _SYSTEM_PROMPTS = (

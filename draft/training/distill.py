@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, LlamaForCausalLM, PreTrainedModel
 
-from draft.training.loop import (
+from outrider.draft.training.loop import (
     Draw,
     LossFunction,
     ModelShape,
@@ -29,7 +29,7 @@ from draft.training.loop import (
     TrainingPlan,
     build_llama,
 )
-from draft.training.own_answers import TaughtRow
+from outrider.draft.training.own_answers import TaughtRow
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

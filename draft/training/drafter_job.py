@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from draft.training.distill import (
+from outrider.draft.training.distill import (
     DistillError,
     DistillPlan,
     DistillReport,
@@ -29,9 +29,9 @@ from draft.training.distill import (
     distil,
     fresh_drafter,
 )
-from draft.training.loop import load_model, publish_folder
-from draft.training.model_card import drafter_card
-from draft.training.own_answers import (
+from outrider.draft.training.loop import load_model, publish_folder
+from outrider.draft.training.model_card import drafter_card
+from outrider.draft.training.own_answers import (
     AnswerPlan,
     TaughtRow,
     TokenRow,
@@ -40,11 +40,11 @@ from draft.training.own_answers import (
     teach,
     write_answers,
 )
-from draft.training.prompt_file import PromptDataError, read_prompts
-from draft.vocabulary import describe_difference
-from engine.core import Engine
-from engine.model.weights import resolve_checkpoint
-from engine.passes.runner import ModelRunner
+from outrider.draft.training.prompt_file import PromptDataError, read_prompts
+from outrider.draft.vocabulary import describe_difference
+from outrider.engine.core import Engine
+from outrider.engine.model.weights import resolve_checkpoint
+from outrider.engine.passes.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from typing import Any
 
 import torch
 
-from draft.training.expand_files import Checkpoint, ExpandError, write_shards
-from draft.training.expand_shape import Shape
+from outrider.draft.training.expand_files import Checkpoint, ExpandError, write_shards
+from outrider.draft.training.expand_shape import Shape
 
 # What a projection reads and writes: hidden (the residual stream), query, key (key-value heads) or
 # unit (MLP).

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draft.training.distill import (
+from outrider.draft.training.distill import (
     DistillPlan,
     collate,
     measured_once,
     shuffled_batches,
     split_rows,
 )
-from draft.training.head_model import TrainedHead, UnrollRows
-from draft.training.loop import LossFunction, Trainer
-from draft.training.own_answers import TappedRow
+from outrider.draft.training.head_model import TrainedHead, UnrollRows
+from outrider.draft.training.loop import LossFunction, Trainer
+from outrider.draft.training.own_answers import TappedRow
 
 _LEVEL_DECAY = 0.8
 _MEASURED_ROWS = 8

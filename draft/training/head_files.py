@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draft.training.distill import DistillError
-from draft.training.head_model import HeadKind, HeadSizes, TargetEnds, TrainedHead
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
-from engine.model.decoder import DTYPES
-from engine.model.fingerprint import checkpoint_fingerprint
-from engine.model.read_config import read_model_config
-from engine.model.weights import CheckpointReader
+from outrider.draft.training.distill import DistillError
+from outrider.draft.training.head_model import HeadKind, HeadSizes, TargetEnds, TrainedHead
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.decoder import DTYPES
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.weights import CheckpointReader
 
 DEFAULT_DRAFT_VOCAB = 32000
 _WIDE = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")

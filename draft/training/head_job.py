@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from draft.training.distill import DistillError
-from draft.training.drafter_job import DrafterJob, card_facts, open_folder, taught_rows
-from draft.training.head_distil import HeadReport, distil_head, frequent_tokens
-from draft.training.head_files import (
+from outrider.draft.training.distill import DistillError
+from outrider.draft.training.drafter_job import DrafterJob, card_facts, open_folder, taught_rows
+from outrider.draft.training.head_distil import HeadReport, distil_head, frequent_tokens
+from outrider.draft.training.head_files import (
     DEFAULT_DRAFT_VOCAB,
     begin_from_target,
     check_can_have_mtp,
@@ -23,15 +23,15 @@ from draft.training.head_files import (
     read_target_ends,
     write_head,
 )
-from draft.training.head_model import HEADS, HeadKind, TrainedHead
-from draft.training.model_card import head_card
-from draft.training.own_answers import TappedRow, given_answers, render_prompts
-from draft.training.prompt_file import read_prompts
-from engine.core import Engine
-from engine.model.config import ModelConfig
-from engine.model.read_config import read_model_config
-from engine.model.weights import resolve_checkpoint
-from engine.passes.runner import ModelRunner
+from outrider.draft.training.head_model import HEADS, HeadKind, TrainedHead
+from outrider.draft.training.model_card import head_card
+from outrider.draft.training.own_answers import TappedRow, given_answers, render_prompts
+from outrider.draft.training.prompt_file import read_prompts
+from outrider.engine.core import Engine
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.weights import resolve_checkpoint
+from outrider.engine.passes.runner import ModelRunner
 
 _BLOCK_SIZE = 16
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draft.training.distill import DistillReport
-    from draft.training.head_distil import HeadReport
+    from outrider.draft.training.distill import DistillReport
+    from outrider.draft.training.head_distil import HeadReport
 
 _TEMPLATE = """---
 license: apache-2.0
@@ -17,11 +17,11 @@ library_name: transformers
 
 # The shipped pair
 
-Two language models with one tokenizer, trained from nothing by `python -m draft.training.pretrain`:
-the *large* one ({large_parameters:,} parameters) answers, the *small* one ({small_parameters:,})
-answers easy prompts and drafts for the large. They are {ratio:.1f} times apart and exist so
-that the gateway, its demo and its tests run anywhere, offline, on models that can do something.
-They are no general assistants.
+Two language models with one tokenizer, trained from nothing by
+`python -m outrider.draft.training.pretrain`: the *large* one ({large_parameters:,} parameters)
+answers, the *small* one ({small_parameters:,}) answers easy prompts and drafts for the large.
+They are {ratio:.1f} times apart and exist so that the gateway, its demo and its tests run
+anywhere, offline, on models that can do something. They are no general assistants.
 
 ## What they can do
 

@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from draft.training.prompt_file import PromptDataError, PromptRow
-from engine.core import Engine
-from engine.errors import EngineError
-from engine.events import Failed, Finished, TokensEmitted
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.request import EngineRequest, SamplingParams
+from outrider.draft.training.prompt_file import PromptDataError, PromptRow
+from outrider.engine.core import Engine
+from outrider.engine.errors import EngineError
+from outrider.engine.events import Failed, Finished, TokensEmitted
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.request import EngineRequest, SamplingParams
 
 _IN_FLIGHT = 64
 _SHARD_ROWS = 64

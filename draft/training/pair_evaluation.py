@@ -10,10 +10,10 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draft.training.corpus import load_tokenizer
-from draft.training.loop import load_model
-from draft.training.tasks.families import DIFFICULTIES, FAMILIES, Task, check
-from draft.training.tasks.files import distinct_tasks
+from outrider.draft.training.corpus import load_tokenizer
+from outrider.draft.training.loop import load_model
+from outrider.draft.training.tasks.families import DIFFICULTIES, FAMILIES, Task, check
+from outrider.draft.training.tasks.files import distinct_tasks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from draft.training.corpus import Mix, Packer
-from draft.training.loop import Draw, LossFunction, ModelShape, Progress, TrainingPlan, build_llama
+from outrider.draft.training.corpus import Mix, Packer
+from outrider.draft.training.loop import (
+    Draw,
+    LossFunction,
+    ModelShape,
+    Progress,
+    TrainingPlan,
+    build_llama,
+)
 
 
 def build_model(

@@ -16,12 +16,24 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from draft.training.chat_format import CHAT_TEMPLATE
-from draft.training.corpus import Mix, Packer, load_tokenizer, save_tokenizer, train_tokenizer
-from draft.training.loop import ModelShape, Trainer, TrainingPlan, load_model, publish_folder
-from draft.training.model_card import Facts, model_card
-from draft.training.pair_evaluation import EvaluationPlan, evaluate_pair
-from draft.training.pair_training import (
+from outrider.draft.training.chat_format import CHAT_TEMPLATE
+from outrider.draft.training.corpus import (
+    Mix,
+    Packer,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from outrider.draft.training.loop import (
+    ModelShape,
+    Trainer,
+    TrainingPlan,
+    load_model,
+    publish_folder,
+)
+from outrider.draft.training.model_card import Facts, model_card
+from outrider.draft.training.pair_evaluation import EvaluationPlan, evaluate_pair
+from outrider.draft.training.pair_training import (
     build_model,
     distillation_loss,
     folder_size_bytes,
@@ -29,9 +41,9 @@ from draft.training.pair_training import (
     packed_batches,
     use_causal_attention,
 )
-from draft.training.tasks.families import DIFFICULTIES, FAMILIES
+from outrider.draft.training.tasks.families import DIFFICULTIES, FAMILIES
 
-logger = logging.getLogger("draft.training.pretrain")
+logger = logging.getLogger("outrider.draft.training.pretrain")
 
 # Looking up, ordering and spelling are learnt late and have few telling tokens each: in the second
 # half of a run they are drawn this many times as often as the others.
@@ -64,20 +76,22 @@ QUICK_SMALL = replace(SMALL, hidden_size=32, num_layers=1, num_heads=1, num_kv_h
 
 _EXAMPLES = """examples:
   train everything, about two and a half hours on two cores:
-    python -m draft.training.pretrain --out draft/pair --run-dir runs/pair
+    python -m outrider.draft.training.pretrain --out draft/pair --run-dir runs/pair
 
   train the large model on one core, longer (an interrupted run resumes by itself):
-    taskset -c 1 python -m draft.training.pretrain --stages large --threads 1 --minutes-large 120
+    taskset -c 1 python -m outrider.draft.training.pretrain --stages large --threads 1 \\
+      --minutes-large 120
 
   see that it works, in half a minute:
-    python -m draft.training.pretrain --quick --out runs/quick/pair --run-dir runs/quick/run
+    python -m outrider.draft.training.pretrain --quick --out runs/quick/pair \\
+      --run-dir runs/quick/run
 """
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line of `python -m draft.training.pretrain`."""
+    """Command line of `python -m outrider.draft.training.pretrain`."""
     parser = argparse.ArgumentParser(
-        prog="python -m draft.training.pretrain",
+        prog="python -m outrider.draft.training.pretrain",
         description=__doc__,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -111,7 +125,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--card-command",
-        default="python -m draft.training.pretrain --out draft/pair",
+        default="python -m outrider.draft.training.pretrain --out draft/pair",
         help="the command that the model card shows",
     )
     parser.add_argument(

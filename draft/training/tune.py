@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final, Literal
 
-from draft.config import DraftConfig
-from draft.training.own_answers import render_prompts
-from draft.training.prompt_file import PromptDataError, PromptRow
-from engine.core import Engine
-from engine.errors import EngineError
-from engine.events import EngineStats, Failed, Finished, TokensEmitted
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from outrider.draft.config import DraftConfig
+from outrider.draft.training.own_answers import render_prompts
+from outrider.draft.training.prompt_file import PromptDataError, PromptRow
+from outrider.engine.core import Engine
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineStats, Failed, Finished, TokensEmitted
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 
 Limit = Literal["max_draft_depth", "max_draft_nodes", "max_branching", "max_frontier"]
 

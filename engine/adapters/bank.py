@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.adapters.read_adapter import Adapter
-from engine.errors import InvalidAdapterError
-from engine.events import AdapterInfo
-from engine.request import AdapterRef
+from outrider.engine.adapters.read_adapter import Adapter
+from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.events import AdapterInfo
+from outrider.engine.request import AdapterRef
 
 ReadAdapter = Callable[[Path], Adapter]
 

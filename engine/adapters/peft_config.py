@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.errors import InvalidAdapterError
+from outrider.engine.errors import InvalidAdapterError
 
 _MAX_ALPHA: Final = 1e6
 _MAX_PATTERNS: Final = 4096
@@ -128,7 +128,7 @@ def _matching(pattern: Mapping[str, Any], module: str) -> str:
 
 
 def _rank(value: object, name: str) -> int:
-    from kernels.layers.lora import MAX_RANK  # torch, which a gateway has not
+    from outrider.kernels.layers.lora import MAX_RANK  # torch, which a gateway has not
 
     if type(value) is not int or not 1 <= value <= MAX_RANK:
         raise InvalidAdapterError(f"{name} is {_shown(value)}; ranks from 1 to {MAX_RANK} are run")

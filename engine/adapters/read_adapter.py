@@ -17,14 +17,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from engine.adapters.peft_config import LoraScales, read_scales
-from engine.errors import InvalidAdapterError
-from engine.events import AdapterInfo
-from engine.model.config import ModelConfig
-from engine.model.lora_modules import LoraModule, lora_modules, num_sites
-from engine.model.shard import Shard
-from engine.model.shard_reader import Cuts
-from kernels.layers.lora import LoraPart, LoraWeights
+from outrider.engine.adapters.peft_config import LoraScales, read_scales
+from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.events import AdapterInfo
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.lora_modules import LoraModule, lora_modules, num_sites
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.shard_reader import Cuts
+from outrider.kernels.layers.lora import LoraPart, LoraWeights
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from engine.adapters.read_adapter import Adapter, read_adapter_file
-from engine.model.shard import Shard
-from engine.model.shared_config import share_of
-from engine.model.whole_ends import whole_config
-from engine.parallel.runner import ParallelRunner
+from outrider.engine.adapters.read_adapter import Adapter, read_adapter_file
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.shared_config import share_of
+from outrider.engine.model.whole_ends import whole_config
+from outrider.engine.parallel.runner import ParallelRunner
 
 
 def read_shared_adapter(folder: Path, runner: ParallelRunner, *, max_bytes: int) -> Adapter:

@@ -2,9 +2,9 @@
 
 import torch
 
-from engine.model.lora_modules import lora_modules, num_sites
-from engine.model.protocol import CausalModel
-from kernels.layers.lora import LoraPart, LoraWeights
+from outrider.engine.model.lora_modules import lora_modules, num_sites
+from outrider.engine.model.protocol import CausalModel
+from outrider.kernels.layers.lora import LoraPart, LoraWeights
 
 
 def adapter_of_nothing(model: CausalModel) -> LoraWeights | None:

@@ -7,7 +7,7 @@ listener, nothing is collected.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.cache.block_pool import BlockHash, BlockPool
+from outrider.engine.cache.block_pool import BlockHash, BlockPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

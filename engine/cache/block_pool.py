@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from engine.cache.window_blocks import WindowBlocks
+from outrider.engine.cache.window_blocks import WindowBlocks
 
 BlockHash = bytes
 PRIVATE_SALT: Final = "private\0"

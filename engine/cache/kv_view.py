@@ -4,17 +4,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.cache.block_pool import (
+from outrider.engine.cache.block_pool import (
     BlockHash,
     BlockPool,
     OutOfBlocksError,
     chain_hash,
     prefix_hashes,
 )
-from engine.cache.recurrent_lines import TREE_SLOTS, RecurrentLine, RecurrentPool
+from outrider.engine.cache.recurrent_lines import TREE_SLOTS, RecurrentLine, RecurrentPool
 
 if TYPE_CHECKING:  # it loads torch, which the queue does without
-    from kernels.layers.lora import LoraWeights
+    from outrider.kernels.layers.lora import LoraWeights
 
 
 class KVView:

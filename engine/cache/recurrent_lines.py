@@ -1,15 +1,15 @@
 """Lines and states of recurrent layers: which sequence has which, and what later prefixes find.
 
 A sequence's state at its last boundary is kept, and in a line of its own what later rows contribute
-(`engine.model.recurrent_cache`). A state that others may find, or hold, is not written: the next
-one gets a place of its own. So a checkpoint costs no copy.
+(`outrider.engine.model.recurrent_cache`). A state that others may find, or hold, is not written:
+the next one gets a place of its own. So a checkpoint costs no copy.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from engine.cache.block_pool import BlockHash, BlockPool
+from outrider.engine.cache.block_pool import BlockHash, BlockPool
 
 BOUNDARY: Final = 64
 """Tokens between two states of a sequence."""

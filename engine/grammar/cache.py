@@ -8,8 +8,8 @@ grammars that no client wrote are shared.
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from engine.grammar.grammar import TokenGrammar
-from engine.request import GrammarSpec
+from outrider.engine.grammar.grammar import TokenGrammar
+from outrider.engine.request import GrammarSpec
 
 _Future = Future[TokenGrammar]
 _Entries = OrderedDict[GrammarSpec, _Future]

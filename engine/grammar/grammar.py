@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.request import GrammarSpec
+from outrider.engine.request import GrammarSpec
 
 _WORD_BITS = 32
 # Processor time that one answer's way through its grammar may take: a reserve, and so much more

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.grammar import InvalidGrammarError
 
 EXACT_BELOW: Final = 2**53
 """The compiler reads numbers as doubles, which are exact up to here."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.json_keywords import unsupported
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.json_keywords import unsupported
 
 FORMATS: Final[Mapping[str, tuple[int, int | None]]] = {
     "date": (10, 10), "uuid": (36, 36), "ipv4": (7, 15), "ipv6": (2, 45),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.grammar import InvalidGrammarError
 
 _TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\w+|.', re.S)
 _CHARACTER: Final = re.compile(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.json_disjoint import types_of
-from engine.grammar.json_keywords import EXACT_BELOW, shown, unsupported
-from engine.grammar.json_lengths import DATES, FORMATS, Lengths, of_length
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.json_disjoint import types_of
+from outrider.engine.grammar.json_keywords import EXACT_BELOW, shown, unsupported
+from outrider.engine.grammar.json_lengths import DATES, FORMATS, Lengths, of_length
 
 MAX_PATTERN_CHARS: Final = 2048
 

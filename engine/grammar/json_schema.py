@@ -11,9 +11,9 @@ import re
 from typing import Any, Final
 from urllib.parse import unquote
 
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.json_disjoint import are_disjoint
-from engine.grammar.json_keywords import (
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.json_disjoint import are_disjoint
+from outrider.engine.grammar.json_keywords import (
     COMBINING,
     OF_TYPE,
     UNSUPPORTED,
@@ -22,7 +22,7 @@ from engine.grammar.json_keywords import (
     implied_types,
     unsupported,
 )
-from engine.grammar.json_scalars import (
+from outrider.engine.grammar.json_scalars import (
     StringRule,
     checked_pattern,
     prepare_number,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.source import GrammarSource
-from engine.request import GrammarSpec
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.source import GrammarSource
+from outrider.engine.request import GrammarSpec
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
                     sys.executable,
                     "-P",
                     "-c",
-                    "from engine.grammar.worker import main; main()",
+                    "from outrider.engine.grammar.worker import main; main()",
                     str(theirs.fileno()),
                 ],
                 pass_fds=[theirs.fileno()],

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.json_lengths import Lengths
-from engine.grammar.json_pattern import exact, json_string_rules, length_rules
-from engine.grammar.json_scalars import StringRule
-from engine.grammar.json_schema import marker, prepare_schema
-from engine.request import GrammarKind
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.json_lengths import Lengths
+from outrider.engine.grammar.json_pattern import exact, json_string_rules, length_rules
+from outrider.engine.grammar.json_scalars import StringRule
+from outrider.engine.grammar.json_schema import marker, prepare_schema
+from outrider.engine.request import GrammarKind
 
 if TYPE_CHECKING:
     import xgrammar

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from engine.grammar.import_xgrammar import Placeholder
-from engine.request import GrammarKind
+from outrider.engine.grammar.import_xgrammar import Placeholder
+from outrider.engine.request import GrammarKind
 
 if TYPE_CHECKING:
     import xgrammar
@@ -68,7 +68,7 @@ class _Trial:
     def __init__(self, hello: dict[str, Any]) -> None:
         import xgrammar
 
-        import engine.grammar.source  # noqa: F401 - not within the first grammar's bounds
+        import outrider.engine.grammar.source  # noqa: F401 - not within the first grammar's bounds
 
         info = xgrammar.TokenizerInfo(
             [text.encode("latin-1") for text in hello["vocabulary"]],
@@ -97,8 +97,8 @@ class _Trial:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _try(self, asked: dict[str, str]) -> dict[str, str]:
-        from engine.grammar.grammar import InvalidGrammarError
-        from engine.grammar.source import compile_source, prepare_source, reason
+        from outrider.engine.grammar.grammar import InvalidGrammarError
+        from outrider.engine.grammar.source import compile_source, prepare_source, reason
 
         try:
             source = prepare_source(cast(GrammarKind, asked["kind"]), asked["text"])
@@ -132,7 +132,7 @@ class _Trial:
         """
         import xgrammar
 
-        from engine.grammar.grammar import InvalidGrammarError
+        from outrider.engine.grammar.grammar import InvalidGrammarError
 
         matcher = xgrammar.GrammarMatcher(compiled)
         mask = np.full(-(-self._vocab_size // 32), -1, dtype=np.int32)

@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import QueueFullError
-from engine.grammar.cache import GrammarCache
-from engine.grammar.fair_threads import FairThreads, TooManyJobsError
-from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
-from engine.grammar.import_xgrammar import import_xgrammar
-from engine.grammar.process import (
+from outrider.engine.errors import QueueFullError
+from outrider.engine.grammar.cache import GrammarCache
+from outrider.engine.grammar.fair_threads import FairThreads, TooManyJobsError
+from outrider.engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from outrider.engine.grammar.import_xgrammar import import_xgrammar
+from outrider.engine.grammar.process import (
     DEFAULT_BOUNDS,
     CompileBounds,
     GrammarProcess,
     UnfinishedGrammarError,
 )
-from engine.grammar.source import compile_source, reason
-from engine.request import GrammarSpec
+from outrider.engine.grammar.source import compile_source, reason
+from outrider.engine.request import GrammarSpec
 
 if TYPE_CHECKING:
     import xgrammar

@@ -5,14 +5,14 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.kv_cache import KVCache
-from engine.model.layers import GatedMlp, Layer
-from kernels.attention.paged_attention import Plan
-from kernels.attention.row_plan import RowPlan
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.layers.compiled_layer import CompiledLayer
-from kernels.layers.compiled_pass import (
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.layers import GatedMlp, Layer
+from outrider.kernels.attention.paged_attention import Plan
+from outrider.kernels.attention.row_plan import RowPlan
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.layers.compiled_layer import CompiledLayer
+from outrider.kernels.layers.compiled_pass import (
     MAX_ROWS,
     CompiledPass,
     LayerCaches,
@@ -20,10 +20,10 @@ from kernels.layers.compiled_pass import (
     ModelEnds,
     PassRows,
 )
-from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
-from kernels.layers.lora import CompiledLoraRows, LoraRows
-from kernels.layers.rope import RotaryTable
-from kernels.layers.taps import Taps
+from outrider.kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
+from outrider.kernels.layers.lora import CompiledLoraRows, LoraRows
+from outrider.kernels.layers.rope import RotaryTable
+from outrider.kernels.layers.taps import Taps
 
 # A last layer of so many rows more than are wanted costs less than the way through Python.
 _FEW_SPARE_ROWS = 8

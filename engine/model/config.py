@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from engine.cache.recurrent_lines import LINE_ROWS
-from engine.errors import UnsupportedModelError
-from engine.model.quantised.formats import WeightFormat
-from kernels.experts.grouped_mlp import GateKind
-from kernels.experts.route import RoutingRule
-from kernels.layers.gated_mul import Activation
-from kernels.layers.rope import RopeConfig
+from outrider.engine.cache.recurrent_lines import LINE_ROWS
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.quantised.formats import WeightFormat
+from outrider.kernels.experts.grouped_mlp import GateKind
+from outrider.kernels.experts.route import RoutingRule
+from outrider.kernels.layers.gated_mul import Activation
+from outrider.kernels.layers.rope import RopeConfig
 
 _SIZES: Final = (
     *("hidden_size", "num_query_heads", "num_kv_heads", "head_dim", "intermediate_size"),
@@ -140,7 +140,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The description of a decoder, which `engine.model.decoder` builds and runs.
+    """The description of a decoder, which `outrider.engine.model.decoder` builds and runs.
 
     `dtype` is the checkpoint's own ("bfloat16", "float16" or "float32"). `model_id` is the folder
     or hub id it was read from.
@@ -262,7 +262,7 @@ class ModelConfig:
     def check_taps(self, layers: Sequence[int]) -> None:
         """Raise ValueError unless the model has these hidden states and each is named once.
 
-        They are numbered as `kernels.layers.taps.Taps` says.
+        They are numbered as `outrider.kernels.layers.taps.Taps` says.
         """
         wrong = [layer for layer in layers if not 0 <= layer <= self.num_layers]
         if wrong:

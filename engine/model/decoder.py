@@ -8,47 +8,51 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.compiled_layers import CompiledLayers, pass_rows
-from engine.model.config import ModelConfig
-from engine.model.delta_net import refuse_modes
-from engine.model.experts import read_experts
-from engine.model.few_row_layers import FewRowLayers
-from engine.model.kv_cache import KVCache
-from engine.model.layer_attention import LayerAttention, SharedInputs
-from engine.model.layers import LayerReader, Norm, normalise
-from engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
-from engine.model.protocol import ForwardOutput
-from engine.model.quantised.formats import DECODE, Decode, Rounding
-from engine.model.quantised.scheme import (
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.compiled_layers import CompiledLayers, pass_rows
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.delta_net import refuse_modes
+from outrider.engine.model.experts import read_experts
+from outrider.engine.model.few_row_layers import FewRowLayers
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.layer_attention import LayerAttention, SharedInputs
+from outrider.engine.model.layers import LayerReader, Norm, normalise
+from outrider.engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
+from outrider.engine.model.protocol import ForwardOutput
+from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding
+from outrider.engine.model.quantised.scheme import (
     RoundedWeights,
     StoredWeights,
     computing_dtype,
     stored_dtype,
 )
-from engine.model.read_config import read_model_config
-from engine.model.recurrent_cache import RecurrentPass
-from engine.model.shard import WHOLE, Shard, SummedProduct
-from engine.model.shard_reader import ShardReader
-from engine.model.shared_config import share_of
-from engine.model.shared_vocabulary import PickedRows, SharedVocabulary
-from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
-from kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.row_attention import can_attend_rows
-from kernels.layers.compiled_pass import ModelEnds
-from kernels.layers.compiled_rows import CompiledNorm, can_place_heads
-from kernels.layers.embedding import embed_tokens
-from kernels.layers.lora import LayerLora, LoraRows, Projection, project
-from kernels.layers.rope import RotaryTable
-from kernels.layers.row_invariant_linear import Product, can_keep_stored, keeps_stored_weights
-from kernels.layers.row_invariant_ops import (
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.recurrent_cache import RecurrentPass
+from outrider.engine.model.shard import WHOLE, Shard, SummedProduct
+from outrider.engine.model.shard_reader import ShardReader
+from outrider.engine.model.shared_config import share_of
+from outrider.engine.model.shared_vocabulary import PickedRows, SharedVocabulary
+from outrider.engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
+from outrider.kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.row_attention import can_attend_rows
+from outrider.kernels.layers.compiled_pass import ModelEnds
+from outrider.kernels.layers.compiled_rows import CompiledNorm, can_place_heads
+from outrider.kernels.layers.embedding import embed_tokens
+from outrider.kernels.layers.lora import LayerLora, LoraRows, Projection, project
+from outrider.kernels.layers.rope import RotaryTable
+from outrider.kernels.layers.row_invariant_linear import (
+    Product,
+    can_keep_stored,
+    keeps_stored_weights,
+)
+from outrider.kernels.layers.row_invariant_ops import (
     row_invariant_softcap,
     softcap,
 )
-from kernels.layers.split_k_linear import HalfNormed
-from kernels.layers.taps import Taps
-from kernels.triton_support import is_automatic, uses_triton
+from outrider.kernels.layers.split_k_linear import HalfNormed
+from outrider.kernels.layers.taps import Taps
+from outrider.kernels.triton_support import is_automatic, uses_triton
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 # Of a drafter inside the checkpoint, which nothing here reads.

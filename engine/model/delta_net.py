@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig, Recurrence
-from engine.model.recurrent_cache import RecurrentPass
-from engine.model.weights import CheckpointReader
-from kernels.recurrent.delta_rows import DeltaInputs, delta_rows
-from kernels.recurrent.fold_states import fold_states
-from kernels.recurrent.tree_conv import tree_conv
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ModelConfig, Recurrence
+from outrider.engine.model.recurrent_cache import RecurrentPass
+from outrider.engine.model.weights import CheckpointReader
+from outrider.kernels.recurrent.delta_rows import DeltaInputs, delta_rows
+from outrider.kernels.recurrent.fold_states import fold_states
+from outrider.kernels.recurrent.tree_conv import tree_conv
 
 _NORM_EPS = 1e-6  # of the lengths of queries and keys, as transformers has it
 

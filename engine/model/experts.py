@@ -6,16 +6,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.model.config import ExpertsConfig, ModelConfig
-from engine.model.layers import GatedMlp
-from engine.model.quantised.scheme import WeightSource
-from engine.model.weights import CheckpointReader
-from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
-from kernels.experts.route import RoutingRule, route
-from kernels.layers.lora import LayerLora
-from kernels.layers.row_invariant_linear import Product, make_linear
-from kernels.quantised.stored_weight import StoredWeight
-from kernels.quantised.weight import QuantisedWeight
+from outrider.engine.model.config import ExpertsConfig, ModelConfig
+from outrider.engine.model.layers import GatedMlp
+from outrider.engine.model.quantised.scheme import WeightSource
+from outrider.engine.model.weights import CheckpointReader
+from outrider.kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
+from outrider.kernels.experts.route import RoutingRule, route
+from outrider.kernels.layers.lora import LayerLora
+from outrider.kernels.layers.row_invariant_linear import Product, make_linear
+from outrider.kernels.quantised.stored_weight import StoredWeight
+from outrider.kernels.quantised.weight import QuantisedWeight
 
 Weight = Tensor | QuantisedWeight
 # Rows are spread to so many equal values: a vector loop leaves nothing of them over.

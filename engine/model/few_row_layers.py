@@ -7,12 +7,12 @@ adds to the residual stream, one with the gate, and again one that adds.
 
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.layer_attention import LayerAttention, SharedInputs
-from engine.model.layers import GatedMlp, Layer
-from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm, rms_norm
-from kernels.layers.split_k_linear import (
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.layer_attention import LayerAttention, SharedInputs
+from outrider.engine.model.layers import GatedMlp, Layer
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.rms_norm import RmsNorm, rms_norm
+from outrider.kernels.layers.split_k_linear import (
     FEW_ROWS,
     HalfNormed,
     SplitScratch,
@@ -22,7 +22,7 @@ from kernels.layers.split_k_linear import (
     split_k_linear,
     split_shape,
 )
-from kernels.layers.taps import Taps
+from outrider.kernels.layers.taps import Taps
 
 
 class FewRowLayers:

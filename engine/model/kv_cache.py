@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.config import HeadShape, ModelConfig
+from outrider.engine.model.config import HeadShape, ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,13 @@ class KVCache:
 
     With `num_window_blocks`, layers with a window have a group of their own, of so many blocks:
     `window_blocks`, int32 [num_blocks], says which of them each block has (0: none, see
-    `engine.cache.window_blocks`), and `slots_of` turns slots into the group's. `full` and `window`
-    are the groups; one of them is None if the model has no such layers or they are not apart.
+    `outrider.engine.cache.window_blocks`), and `slots_of` turns slots into the group's. `full` and
+    `window` are the groups; one of them is None if the model has no such layers or they are not
+    apart.
 
-    In float8_e4m3fn each head of a slot has a scale (`kernels.kv.write_kv`): `layer_scales[i]` is
-    (k_scale, v_scale), each [num_blocks, block_size, num_kv_heads]. Otherwise both are None.
+    In float8_e4m3fn each head of a slot has a scale (`outrider.kernels.kv.write_kv`):
+    `layer_scales[i]` is (k_scale, v_scale), each [num_blocks, block_size, num_kv_heads]. Otherwise
+    both are None.
 
     Recurrent layers have no keys here: their tensors are empty.
     """

@@ -6,19 +6,19 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.kv_cache import KVCache
-from engine.model.layers import Layer
-from engine.model.recurrent_cache import RecurrentPass
-from kernels.attention.paged_attention import Plan, paged_attention
-from kernels.kv.rope_write_kv import rope_write_kv
-from kernels.kv.write_kv import write_kv_reference
-from kernels.layers.compiled_pass import PassRows
-from kernels.layers.compiled_rows import place_heads
-from kernels.layers.lora import LayerLora, LoraRows, Projection, project
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import RotaryTable, rotate
-from kernels.layers.row_invariant_ops import row_invariant_rotate
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.layers import Layer
+from outrider.engine.model.recurrent_cache import RecurrentPass
+from outrider.kernels.attention.paged_attention import Plan, paged_attention
+from outrider.kernels.kv.rope_write_kv import rope_write_kv
+from outrider.kernels.kv.write_kv import write_kv_reference
+from outrider.kernels.layers.compiled_pass import PassRows
+from outrider.kernels.layers.compiled_rows import place_heads
+from outrider.kernels.layers.lora import LayerLora, LoraRows, Projection, project
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import RotaryTable, rotate
+from outrider.kernels.layers.row_invariant_ops import row_invariant_rotate
 
 
 @dataclass(slots=True, kw_only=True)

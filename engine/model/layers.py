@@ -7,20 +7,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
-from engine.model.delta_net import DeltaNet, read_delta_net
-from engine.model.quantised.scheme import Weight, WeightSource
-from engine.model.shard import WHOLE, Shard, SummedMlp, SummedProduct
-from engine.model.weights import CheckpointReader
-from kernels.layers.gated_mul import Activation, gated_mul
-from kernels.layers.layer_norm import LayerNorm
-from kernels.layers.lora import LayerLora, Projection, project
-from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
-from kernels.layers.rope import RopeConfig
-from kernels.layers.row_invariant_linear import Product, make_linear, make_norm
-from kernels.layers.row_invariant_ops import make_gate
-from kernels.quantised.stored_weight import StoredWeight, joined
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.delta_net import DeltaNet, read_delta_net
+from outrider.engine.model.quantised.scheme import Weight, WeightSource
+from outrider.engine.model.shard import WHOLE, Shard, SummedMlp, SummedProduct
+from outrider.engine.model.weights import CheckpointReader
+from outrider.kernels.layers.gated_mul import Activation, gated_mul
+from outrider.kernels.layers.layer_norm import LayerNorm
+from outrider.kernels.layers.lora import LayerLora, Projection, project
+from outrider.kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from outrider.kernels.layers.rope import RopeConfig
+from outrider.kernels.layers.row_invariant_linear import Product, make_linear, make_norm
+from outrider.kernels.layers.row_invariant_ops import make_gate
+from outrider.kernels.quantised.stored_weight import StoredWeight, joined
 
 Norm = RmsNorm | LayerNorm
 # A tied head gets a packed copy of the embedding table (look-ups need plain rows) while the copy

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import UnsupportedModelError
-from engine.model.decoder import DTYPES, DecoderModel, DtypeName
-from engine.model.protocol import CausalModel
-from engine.model.quantised.formats import Decode, Rounding
-from engine.model.read_config import read_model_config
-from engine.model.shard import WHOLE, Shard
-from engine.model.shared_config import check_shares
-from engine.model.weights import ProgressCallback, resolve_checkpoint
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.decoder import DTYPES, DecoderModel, DtypeName
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.quantised.formats import Decode, Rounding
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.shard import WHOLE, Shard
+from outrider.engine.model.shared_config import check_shares
+from outrider.engine.model.weights import ProgressCallback, resolve_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _through_transformers(
     device: torch.device,
     on_progress: ProgressCallback | None,
 ) -> CausalModel:
-    from engine.model.transformers_decoder import TransformersModel
+    from outrider.engine.model.transformers_decoder import TransformersModel
 
     config = read_model_config(folder)
     name = config.dtype if dtype == "auto" else dtype

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.layers import turned_rows
-from kernels.layers.lora import Projection, site_of
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.layers import turned_rows
+from outrider.kernels.layers.lora import Projection, site_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ import os
 
 import torch
 
-from kernels.cpu.product_library import product_support
-from kernels.cpu.row_attention import can_attend_rows
-from kernels.layers.compiled_rows import can_place_heads
-from kernels.layers.row_invariant_linear import computes_in_panels
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.row_attention import can_attend_rows
+from outrider.kernels.layers.compiled_rows import can_place_heads
+from outrider.kernels.layers.row_invariant_linear import computes_in_panels
 
 
 def is_deterministic_anyway(dtype: torch.dtype, device: torch.device, *, head_dim: int) -> bool:

@@ -6,11 +6,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.kv_cache import KVCache
-from engine.model.recurrent_cache import RecurrentPass
-from kernels.attention.paged_attention import AttentionBatch, Plan
-from kernels.layers.lora import LoraRows
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.recurrent_cache import RecurrentPass
+from outrider.kernels.attention.paged_attention import AttentionBatch, Plan
+from outrider.kernels.layers.lora import LoraRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class CausalModel(Protocol):
         lora: the rows' adapters, None where no row has one.
         recurrent: for models with recurrent layers (`ModelConfig.recurrence`).
         taps: the hidden states to be returned of all rows, numbered as `output_hidden_states` of
-        transformers numbers them (`engine.model.taps`).
+        transformers numbers them (`outrider.engine.model.taps`).
         features: [n, feature_size], of the model's type; None for a model that reads none.
         """
         ...

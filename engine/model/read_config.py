@@ -6,13 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import read_object
-from engine.model.config import ModelConfig
-from engine.model.families.source import ConfigSource
-from engine.model.families.table import FAMILIES
-from engine.model.families.text_parts import family_of_text, text_config
-from engine.model.quantised.formats import METHODS, WeightFormat, weight_format
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import read_object
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.families.source import ConfigSource
+from outrider.engine.model.families.table import FAMILIES
+from outrider.engine.model.families.text_parts import family_of_text, text_config
+from outrider.engine.model.quantised.formats import METHODS, WeightFormat, weight_format
 
 # With all of these, a config.json leaves nothing to a default of its architecture.
 _NAMED: Final[Mapping[str, tuple[type, ...]]] = {
@@ -68,7 +68,7 @@ def read_model_config(path_or_id: str | Path) -> ModelConfig:
                 f"{model_id} is quantised ({quantised.method}), and {architecture} would run "
                 f"through transformers, where only unquantised weights do. {_SUPPORTED}"
             )
-        from engine.model.transformers_probe import describe_by_probe
+        from outrider.engine.model.transformers_probe import describe_by_probe
 
         return describe_by_probe(model_id, raw)
     has_part = isinstance(raw.get("text_config"), dict)

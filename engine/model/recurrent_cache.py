@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cache.recurrent_lines import LINE_ROWS
-from engine.model.config import Recurrence
-from engine.model.kv_cache import lazy_zeros
-from kernels.recurrent.delta_rows import DeltaBatch, RowContributions
-from kernels.recurrent.fold_states import StateFolds
-from kernels.recurrent.tree_conv import ConvPlan
+from outrider.engine.cache.recurrent_lines import LINE_ROWS
+from outrider.engine.model.config import Recurrence
+from outrider.engine.model.kv_cache import lazy_zeros
+from outrider.kernels.recurrent.delta_rows import DeltaBatch, RowContributions
+from outrider.kernels.recurrent.fold_states import StateFolds
+from outrider.kernels.recurrent.tree_conv import ConvPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from kernels.layers.lora import LayerLora, Projection, project
+from outrider.kernels.layers.lora import LayerLora, Projection, project
 
 
 class Collectives(Protocol):

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.model.config import ExpertsConfig, ModelConfig
-from engine.model.shard import Shard
-from engine.model.shared_config import kv_head_span
-from engine.model.weights import CheckpointReader
-from kernels.quantised.stored_weight import StoredWeight
+from outrider.engine.model.config import ExpertsConfig, ModelConfig
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.shared_config import kv_head_span
+from outrider.engine.model.weights import CheckpointReader
+from outrider.kernels.quantised.stored_weight import StoredWeight
 
 _LAYER = re.compile(r"model\.layers\.\d+\.(.*)")
 _WHOLE_TABLES = ("model.embed_tokens.weight", "lm_head.weight")

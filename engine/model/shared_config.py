@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
-from engine.model.shard import Shard
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.shard import Shard
 
 
 def check_shares(config: ModelConfig, count: int) -> None:

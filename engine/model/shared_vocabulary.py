@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.shard import Collectives, Shard
-from kernels.layers.embedding import embed_tokens
-from kernels.sampling.sample import top_tokens
-from kernels.sampling.sampling_rows import SamplingRows, field_stride
-from kernels.upload import upload
+from outrider.engine.model.shard import Collectives, Shard
+from outrider.kernels.layers.embedding import embed_tokens
+from outrider.kernels.sampling.sample import top_tokens
+from outrider.kernels.sampling.sampling_rows import SamplingRows, field_stride
+from outrider.kernels.upload import upload
 
 # Of each rank. One would do, if all ranks' arithmetic gave the same bits for columns in any place.
 _NUM_CANDIDATES: Final = 4

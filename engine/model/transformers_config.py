@@ -9,9 +9,9 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import end_token_ids, merged_ids
-from engine.model.families.text_parts import THROUGH_TRANSFORMERS, text_config
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import end_token_ids, merged_ids
+from outrider.engine.model.families.text_parts import THROUGH_TRANSFORMERS, text_config
 
 # Frequencies that change as a sequence grows would make cached keys wrong.
 _GROWING_ROPES: Final = ("dynamic", "longrope")

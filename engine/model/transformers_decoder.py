@@ -17,18 +17,27 @@ import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import HeadShape, ModelConfig
-from engine.model.fingerprint import checkpoint_fingerprint
-from engine.model.kv_cache import KVCache
-from engine.model.numerics import numerics_fingerprint
-from engine.model.protocol import ForwardOutput
-from engine.model.recurrent_cache import RecurrentPass
-from engine.model.transformers_probe import is_tied, rows_of_heads
-from engine.model.transformers_weights import ATTENTION_NAME, pack_linear_layers, read_model
-from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
-from kernels.kv.write_kv import write_kv
-from kernels.layers.lora import LoraRows
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import HeadShape, ModelConfig
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.numerics import numerics_fingerprint
+from outrider.engine.model.protocol import ForwardOutput
+from outrider.engine.model.recurrent_cache import RecurrentPass
+from outrider.engine.model.transformers_probe import is_tied, rows_of_heads
+from outrider.engine.model.transformers_weights import (
+    ATTENTION_NAME,
+    pack_linear_layers,
+    read_model,
+)
+from outrider.kernels.attention.paged_attention import (
+    AttentionBatch,
+    Plan,
+    paged_attention,
+    plan_attention,
+)
+from outrider.kernels.kv.write_kv import write_kv
+from outrider.kernels.layers.lora import LoraRows
 
 _CHECKED_ROWS: Final = 7
 # Of the deviation of the logits: a pass may differ so much from transformers' own.

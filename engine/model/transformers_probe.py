@@ -22,10 +22,10 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import HeadShape, LayerConfig, ModelConfig
-from engine.model.families.text_parts import THROUGH_TRANSFORMERS
-from engine.model.transformers_config import (
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import HeadShape, LayerConfig, ModelConfig
+from outrider.engine.model.families.text_parts import THROUGH_TRANSFORMERS
+from outrider.engine.model.transformers_config import (
     CannotRunError,
     eos_token_ids,
     inner_size,
@@ -34,7 +34,7 @@ from engine.model.transformers_config import (
     read_transformers_config,
     refuse_by_config,
 )
-from kernels.layers.rope import RopeConfig
+from outrider.kernels.layers.rope import RopeConfig
 
 _PROBE: Final = "outrider_probe"
 _NUM_ROWS: Final = 5

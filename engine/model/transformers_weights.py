@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import read_object
-from engine.model.transformers_config import quiet_transformers, read_transformers_config
-from engine.model.weights import required_text_prefix
-from kernels.layers.row_invariant_linear import make_linear
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import read_object
+from outrider.engine.model.transformers_config import quiet_transformers, read_transformers_config
+from outrider.engine.model.weights import required_text_prefix
+from outrider.kernels.layers.row_invariant_linear import make_linear
 
 # Under which the engine's attention is registered with transformers.
 ATTENTION_NAME: Final = "outrider"

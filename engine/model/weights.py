@@ -8,17 +8,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import read_object
-from engine.model.families.text_parts import HEADS, PREFIXES, text_prefix
-from engine.model.fingerprint import checkpoint_fingerprint
-from engine.model.freed_memory import give_back_freed_memory
-from engine.model.gguf.folder import LINK
-from engine.model.gguf.header import read_header
-from engine.model.gguf.tensors import GgufFile, tensor_names
-from engine.model.quantised.decoders import decoder_of
-from engine.model.quantised.formats import WeightFormat
-from kernels.quantised.stored_weight import StoredWeight
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import read_object
+from outrider.engine.model.families.text_parts import HEADS, PREFIXES, text_prefix
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.model.freed_memory import give_back_freed_memory
+from outrider.engine.model.gguf.folder import LINK
+from outrider.engine.model.gguf.header import read_header
+from outrider.engine.model.gguf.tensors import GgufFile, tensor_names
+from outrider.engine.model.quantised.decoders import decoder_of
+from outrider.engine.model.quantised.formats import WeightFormat
+from outrider.kernels.quantised.stored_weight import StoredWeight
 
 ProgressCallback = Callable[[int, int], None]
 

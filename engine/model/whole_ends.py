@@ -11,17 +11,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.decoder import DecoderModel
-from engine.model.read_config import read_model_config
-from engine.model.weights import CheckpointReader, resolve_checkpoint
-from kernels.layers.row_invariant_linear import make_linear
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.weights import CheckpointReader, resolve_checkpoint
+from outrider.kernels.layers.row_invariant_linear import make_linear
 
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class WholeEnds:
-    """A large model as its heads see it (`draft.heads.protocol.TargetModel`)."""
+    """A large model as its heads see it (`outrider.draft.heads.protocol.TargetModel`)."""
 
     def __init__(self, model: DecoderModel) -> None:
         """Read the description anew: the model's own is that of its part."""

@@ -10,14 +10,14 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch
 
-from engine.cache.kv_view import KVView
-from engine.model.decoder import DtypeName
-from engine.model.quantised.formats import Decode, Rounding
-from engine.model.shared_vocabulary import PickedRows
-from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.pass_memory import LargestPass
-from kernels.layers.lora import LoraWeights
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.model.decoder import DtypeName
+from outrider.engine.model.quantised.formats import Decode, Rounding
+from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.pass_memory import LargestPass
+from outrider.kernels.layers.lora import LoraWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.errors import EngineError, RankLostError, UnsupportedModelError
-from engine.model.protocol import CausalModel
-from engine.model.shard import Shard
-from engine.parallel.collectives import TorchCollectives
-from engine.parallel.messages import (
+from outrider.engine.errors import EngineError, RankLostError, UnsupportedModelError
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.shard import Shard
+from outrider.engine.parallel.collectives import TorchCollectives
+from outrider.engine.parallel.messages import (
     Command,
     Failed,
     Loaded,
@@ -33,7 +33,7 @@ from engine.parallel.messages import (
     RankSpec,
     Room,
 )
-from engine.passes.pass_memory import LargestPass
+from outrider.engine.passes.pass_memory import LargestPass
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ def _spawn() -> tuple["subprocess.Popen[bytes]", Connection]:
                     sys.executable,
                     "-P",
                     "-c",
-                    "from engine.parallel.worker import main; main()",
+                    "from outrider.engine.parallel.worker import main; main()",
                     str(theirs.fileno()),
                 ],
                 pass_fds=[theirs.fileno()],

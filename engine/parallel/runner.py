@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from engine.cache.block_pool import BlockPool
-from engine.model.decoder import DecoderModel
-from engine.model.kv_cache import KVCache
-from engine.model.shared_vocabulary import PickedRows
-from engine.parallel.messages import (
+from outrider.engine.cache.block_pool import BlockPool
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.parallel.messages import (
     AddAdapter,
     ChangeWindow,
     Command,
@@ -23,12 +23,12 @@ from engine.parallel.messages import (
     OpenCache,
     SentViews,
 )
-from engine.parallel.ranks import Ranks
-from engine.passes.cache_moves import CacheMoves
-from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.runner import ModelRunner, PassOutput
-from kernels.layers.lora import LoraWeights
+from outrider.engine.parallel.ranks import Ranks
+from outrider.engine.passes.cache_moves import CacheMoves
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.runner import ModelRunner, PassOutput
+from outrider.kernels.layers.lora import LoraWeights
 
 
 @dataclass(kw_only=True)

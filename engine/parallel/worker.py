@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.kv_view import KVView
-from engine.errors import EngineError, UnsupportedModelError
-from engine.model.load import load_model
-from engine.model.protocol import CausalModel
-from engine.model.shard import Shard
-from engine.model.shared_vocabulary import PickedRows
-from engine.parallel.collectives import TorchCollectives
-from engine.parallel.messages import (
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.errors import EngineError, UnsupportedModelError
+from outrider.engine.model.load import load_model
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.parallel.collectives import TorchCollectives
+from outrider.engine.parallel.messages import (
     AddAdapter,
     ChangeWindow,
     CopyBlocks,
@@ -38,11 +38,11 @@ from engine.parallel.messages import (
     RunPass,
     SentView,
 )
-from engine.parallel.runner import RankRunner, num_packed, unpacked_rows
-from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.pass_memory import run_largest_pass
-from kernels.layers.lora import LoraWeights
+from outrider.engine.parallel.runner import RankRunner, num_packed, unpacked_rows
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.pass_memory import run_largest_pass
+from outrider.kernels.layers.lora import LoraWeights
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.cache.block_pool import BlockPool
-from engine.model.kv_cache import KVCache, LayerGroup
-from engine.passes.recurrent_states import RecurrentStates
-from engine.passes.step_buffers import upload
-from kernels.kv.compact_kv import compact_kv
+from outrider.engine.cache.block_pool import BlockPool
+from outrider.engine.model.kv_cache import KVCache, LayerGroup
+from outrider.engine.passes.recurrent_states import RecurrentStates
+from outrider.engine.passes.step_buffers import upload
+from outrider.kernels.kv.compact_kv import compact_kv
 
 
 class CacheMoves:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.cache.kv_view import KVView
+from outrider.engine.cache.kv_view import KVView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

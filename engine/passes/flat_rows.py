@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import torch
 
-from engine.cache.kv_view import KVView
-from engine.passes.device_rows import DeviceRows
-from engine.passes.recurrent_plan import RecurrentRows
-from kernels.attention.paged_attention import AttentionBatch
-from kernels.layers.lora import LoraRows, LoraWeights, gather_lora
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.recurrent_plan import RecurrentRows
+from outrider.kernels.attention.paged_attention import AttentionBatch
+from outrider.kernels.layers.lora import LoraRows, LoraWeights, gather_lora
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,17 +19,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.cache.kv_view import KVView
-from engine.model.kv_cache import KVCache
-from engine.model.protocol import CausalModel
-from engine.passes.cuda_capture import BYTES_PER_GRAPH, CaptureFn, Run, no_garbage_collection
-from engine.passes.pass_graphs import MAX_BLOCK_IDS, MOST_LOGIT_ROWS
-from engine.passes.step_buffers import PassLayout, StepBuffers, tree_rows
-from engine.passes.tile_plans import TilePlanner, prepare_plan
-from kernels.attention.attention_tiles import TilePlan
-from kernels.attention.stage_rows import PassInputs, stage_rows
-from kernels.sampling.sample import SamplingTable, top_tokens
-from kernels.trees.build_tree import (
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.passes.cuda_capture import (
+    BYTES_PER_GRAPH,
+    CaptureFn,
+    Run,
+    no_garbage_collection,
+)
+from outrider.engine.passes.pass_graphs import MAX_BLOCK_IDS, MOST_LOGIT_ROWS
+from outrider.engine.passes.step_buffers import PassLayout, StepBuffers, tree_rows
+from outrider.engine.passes.tile_plans import TilePlanner, prepare_plan
+from outrider.kernels.attention.attention_tiles import TilePlan
+from outrider.kernels.attention.stage_rows import PassInputs, stage_rows
+from outrider.kernels.sampling.sample import SamplingTable, top_tokens
+from outrider.kernels.trees.build_tree import (
     EdgeTable,
     InitialTree,
     TreeState,
@@ -41,7 +46,7 @@ from kernels.trees.build_tree import (
     parent_rows,
     write_trees,
 )
-from kernels.trees.tree_state import (
+from outrider.kernels.trees.tree_state import (
     MAX_CAPACITY,
     MAX_TREE_SLOTS,
     NUM_FIELDS,

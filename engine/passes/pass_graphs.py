@@ -26,14 +26,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from engine.model.kv_cache import KVCache
-from engine.model.protocol import CausalModel, ForwardOutput
-from engine.passes.cuda_capture import BYTES_PER_GRAPH, CaptureFn, Run, no_garbage_collection
-from engine.passes.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
-from engine.passes.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
-from kernels.attention.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
-from kernels.attention.stage_rows import PassInputs, stage_rows
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.protocol import CausalModel, ForwardOutput
+from outrider.engine.passes.cuda_capture import (
+    BYTES_PER_GRAPH,
+    CaptureFn,
+    Run,
+    no_garbage_collection,
+)
+from outrider.engine.passes.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
+from outrider.engine.passes.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
+from outrider.kernels.attention.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
+from outrider.kernels.attention.stage_rows import PassInputs, stage_rows
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import torch
 
-from engine.model.protocol import CausalModel
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 
 # A pass asks for logits of at most so many rows for each sequence: a tree's.
 _LOGIT_ROWS: Final = 16

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.cache.kv_view import KVView
-from engine.cache.recurrent_lines import BOUNDARY, LINE_ROWS, RecurrentLine
-from engine.model.recurrent_cache import RecurrentCache, RecurrentPass, RecurrentStep
-from kernels.recurrent.delta_rows import DeltaBatch
-from kernels.recurrent.fold_states import StateFolds
-from kernels.recurrent.tree_conv import ConvPlan
-from kernels.triton_support import next_power_of_2
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.recurrent_lines import BOUNDARY, LINE_ROWS, RecurrentLine
+from outrider.engine.model.recurrent_cache import RecurrentCache, RecurrentPass, RecurrentStep
+from outrider.kernels.recurrent.delta_rows import DeltaBatch
+from outrider.kernels.recurrent.fold_states import StateFolds
+from outrider.kernels.recurrent.tree_conv import ConvPlan
+from outrider.kernels.triton_support import next_power_of_2
 
 Ints = npt.NDArray[np.int64]
 

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
-from engine.model.protocol import CausalModel
-from engine.model.recurrent_cache import RecurrentCache, RecurrentPass
-from engine.passes.flat_rows import FlatRows
-from engine.passes.recurrent_plan import RecurrentPlanner
+from outrider.engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.recurrent_cache import RecurrentCache, RecurrentPass
+from outrider.engine.passes.flat_rows import FlatRows
+from outrider.engine.passes.recurrent_plan import RecurrentPlanner
 
 
 class RecurrentStates:

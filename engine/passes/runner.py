@@ -9,29 +9,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.block_news import BlockNews
-from engine.cache.block_pool import BlockPool, prefix_root
-from engine.cache.kv_view import KVView
-from engine.cache.recurrent_lines import RecurrentSizes
-from engine.cache.window_blocks import WindowBlocks
-from engine.model.kv_cache import KVCache
-from engine.model.protocol import CausalModel
-from engine.model.shared_vocabulary import PickedRows
-from engine.passes.cache_moves import CacheMoves
-from engine.passes.cuda_capture import CaptureFn, CudaCapture
-from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import FlatRows, ForwardSlice
-from engine.passes.level_graphs import TREE_COUNTS, LevelConfig, LevelGraphs, RecordedTrees
-from engine.passes.padding import Padding
-from engine.passes.pass_clock import PassClock, PassTime, PassTimes
-from engine.passes.pass_graphs import BUCKETS, MAX_BLOCK_IDS, PassGraphs
-from engine.passes.recurrent_states import RecurrentStates
-from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows
-from engine.passes.tile_plans import TilePlanner, prepare_plan
-from kernels.attention.attention_tiles import MAX_SEQUENCES
-from kernels.attention.stage_rows import stage_rows
-from kernels.layers.lora import LoraWeights
-from kernels.triton_support import uses_triton
+from outrider.engine.cache.block_news import BlockNews
+from outrider.engine.cache.block_pool import BlockPool, prefix_root
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.recurrent_lines import RecurrentSizes
+from outrider.engine.cache.window_blocks import WindowBlocks
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.passes.cache_moves import CacheMoves
+from outrider.engine.passes.cuda_capture import CaptureFn, CudaCapture
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.flat_rows import FlatRows, ForwardSlice
+from outrider.engine.passes.level_graphs import TREE_COUNTS, LevelConfig, LevelGraphs, RecordedTrees
+from outrider.engine.passes.padding import Padding
+from outrider.engine.passes.pass_clock import PassClock, PassTime, PassTimes
+from outrider.engine.passes.pass_graphs import BUCKETS, MAX_BLOCK_IDS, PassGraphs
+from outrider.engine.passes.recurrent_states import RecurrentStates
+from outrider.engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows
+from outrider.engine.passes.tile_plans import TilePlanner, prepare_plan
+from outrider.kernels.attention.attention_tiles import MAX_SEQUENCES
+from outrider.kernels.attention.stage_rows import stage_rows
+from outrider.kernels.layers.lora import LoraWeights
+from outrider.kernels.triton_support import uses_triton
 
 __all__ = ["ForwardSlice", "ModelRunner", "PassOutput", "PassTime", "PassTimes"]
 
@@ -56,9 +56,11 @@ class ModelRunner:
     """A model, its KV cache and the pool of the cache's blocks.
 
     kv_dtype: of the cache, the model's where it is None. num_window_blocks: of the layers that have
-    a window, where they get a smaller cache of their own (see `engine.cache.window_blocks`).
+    a window, where they get a smaller cache of their own (see
+    `outrider.engine.cache.window_blocks`).
     recurrent_sizes: of what recurrent layers keep, where the model has some.
-    taps: the hidden states that every pass yields of all its rows (see `kernels.layers.taps`).
+    taps: the hidden states that every pass yields of all its rows (see
+    `outrider.kernels.layers.taps`).
     cuda_graphs: whether `capture_graphs` records passes; before it is called, and for passes that
     are none of the recorded ones, kernels are launched one by one.
     """

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import torch
 
-from engine.passes.runner import ModelRunner
-from engine.passes.step_times import StepTimeCurve
-from kernels.cpu.product_library import product_support
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.step_times import StepTimeCurve
+from outrider.kernels.cpu.product_library import product_support
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.cache.kv_view import KVView
-from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import ForwardSlice, number_adapters
-from kernels.arrays import Ints32, Ints64
-from kernels.attention.attention_tiles import MAX_TREE_NODES
-from kernels.attention.stage_rows import NUM_WORDS, PassInputs, TreeRows
-from kernels.layers.lora import TritonLoraRows
-from kernels.trees.choose_frontier import FrontierRows
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.flat_rows import ForwardSlice, number_adapters
+from outrider.kernels.arrays import Ints32, Ints64
+from outrider.kernels.attention.attention_tiles import MAX_TREE_NODES
+from outrider.kernels.attention.stage_rows import NUM_WORDS, PassInputs, TreeRows
+from outrider.kernels.layers.lora import TritonLoraRows
+from outrider.kernels.trees.choose_frontier import FrontierRows
 
 # Parts begin at multiples of so many 8-byte words: Triton compiles a kernel anew for pointers that
 # are not divisible by 16, and a row of 64 bytes is read at once.

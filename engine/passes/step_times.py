@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 
 _PROFILED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _NUM_REPEATS = 5

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
-from kernels.attention.attention_tiles import (
+from outrider.engine.model.config import ModelConfig
+from outrider.kernels.attention.attention_tiles import (
     MAX_TREE_NODES,
     TilePlan,
     TileShape,
@@ -12,8 +12,8 @@ from kernels.attention.attention_tiles import (
     tile_shape,
     workspace_size,
 )
-from kernels.attention.stage_rows import PassInputs, tree_paths
-from kernels.triton_support import architecture
+from outrider.kernels.attention.stage_rows import PassInputs, tree_paths
+from outrider.kernels.triton_support import architecture
 
 # Of partial sums. Only deterministic passes over many keys could use more; they get their own.
 MAX_WORKSPACE_BYTES = 256 << 20

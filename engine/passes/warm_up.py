@@ -1,8 +1,8 @@
 """Passes of every size before the first request: tiles follow the number of rows."""
 
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.runner import ModelRunner
-from kernels.layers.lora import LoraWeights
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.runner import ModelRunner
+from outrider.kernels.layers.lora import LoraWeights
 
 _SALT = "warm-up"
 

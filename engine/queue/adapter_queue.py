@@ -6,16 +6,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from engine.adapters.bank import AdapterBank
-from engine.adapters.read_adapter import Adapter, read_adapter
-from engine.adapters.shared_adapter import read_shared_adapter
-from engine.config import EngineConfig
-from engine.errors import InvalidAdapterError, InvalidRequestError
-from engine.events import AdapterInfo
-from engine.parallel.runner import ParallelRunner
-from engine.passes.runner import ModelRunner
-from engine.request import AdapterRef, EngineRequest, Tier
-from engine.sequences.sequence import Sequence
+from outrider.engine.adapters.bank import AdapterBank
+from outrider.engine.adapters.read_adapter import Adapter, read_adapter
+from outrider.engine.adapters.shared_adapter import read_shared_adapter
+from outrider.engine.config import EngineConfig
+from outrider.engine.errors import InvalidAdapterError, InvalidRequestError
+from outrider.engine.events import AdapterInfo
+from outrider.engine.parallel.runner import ParallelRunner
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.sequences.sequence import Sequence
 
 OnPrepared = Callable[[AdapterInfo | InvalidAdapterError], None]
 

@@ -2,21 +2,21 @@
 
 from typing import Final
 
-from engine.cache.recurrent_lines import BOUNDARY
-from engine.config import EngineConfig
-from engine.errors import (
+from outrider.engine.cache.recurrent_lines import BOUNDARY
+from outrider.engine.config import EngineConfig
+from outrider.engine.errors import (
     InfeasibleObjectiveError,
     InvalidRequestError,
     PromptTooLongError,
 )
-from engine.events import TierInfo
-from engine.model.protocol import CausalModel
-from engine.passes.runner import ModelRunner
-from engine.protocols import Drafter
-from engine.queue.scheduler import Scheduler
-from engine.request import EngineRequest, Tier
-from engine.sequences.sequence import Sequence
-from engine.ttft_predictor import ForecastCorrection, RemainingWork, predict_ttft_s
+from outrider.engine.events import TierInfo
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import Drafter
+from outrider.engine.queue.scheduler import Scheduler
+from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.ttft_predictor import ForecastCorrection, RemainingWork, predict_ttft_s
 
 # A refused request is told to come back after about this long.
 # The least retry time of a refusal.

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping, Reversible
 from typing import Protocol
 
-from engine.cache.block_pool import BlockPool, OutOfBlocksError
-from engine.cache.kv_view import KVView
-from engine.request import Tier
-from engine.sequences.sequence import Sequence
+from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.request import Tier
+from outrider.engine.sequences.sequence import Sequence
 
 
 class BlockCache(Protocol):
@@ -21,7 +21,7 @@ class BlockCache(Protocol):
 
 
 class HeadBlocks(Protocol):
-    """Blocks of a head's cache; see `engine.protocols.FeatureReader`."""
+    """Blocks of a head's cache; see `outrider.engine.protocols.FeatureReader`."""
 
     def begin(self, sequence: Sequence, num_cached: int) -> int:
         """Take what the cache has; returns how many cached tokens the sequence is to begin with."""
@@ -31,7 +31,9 @@ class HeadBlocks(Protocol):
 
 
 class DraftBlocks(Protocol):
-    """Blocks of the small cache that are held for drafts; see `engine.protocols.Drafter`."""
+    """Blocks of the small cache that are held for drafts; see
+    `outrider.engine.protocols.Drafter`.
+    """
 
     @property
     def features(self) -> HeadBlocks | None:

@@ -14,10 +14,10 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 from typing import Final
 
-from engine.queue.policy import QueuePolicy
-from engine.request import HIGH, LOW, Tier
-from engine.sequences.sequence import Sequence
-from engine.ttft_predictor import ServiceTimes
+from outrider.engine.queue.policy import QueuePolicy
+from outrider.engine.request import HIGH, LOW, Tier
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.ttft_predictor import ServiceTimes
 
 _FIRST_GUESS_TOKENS: Final = 128.0
 _LENGTH_WEIGHT: Final = 0.1

@@ -6,10 +6,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Final
 
-from engine.errors import InvalidRequestError
-from engine.grammar.grammar import GrammarCompiler, GrammarState, InvalidGrammarError, TokenGrammar
-from engine.request import EngineRequest, Tier
-from engine.sequences.sequence import Sequence
+from outrider.engine.errors import InvalidRequestError
+from outrider.engine.grammar.grammar import (
+    GrammarCompiler,
+    GrammarState,
+    InvalidGrammarError,
+    TokenGrammar,
+)
+from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.sequences.sequence import Sequence
 
 COMPILE_TIMEOUT_S: Final = 20.0
 

@@ -1,10 +1,10 @@
 """Rows of a pass that prompts may have, those of batch requests counted apart."""
 
-from engine.config import EngineConfig
-from engine.queue.policy import StepThrottle
-from engine.request import Tier
-from engine.sequences.sequence import Sequence
-from engine.ttft_predictor import ServiceTimes
+from outrider.engine.config import EngineConfig
+from outrider.engine.queue.policy import StepThrottle
+from outrider.engine.request import Tier
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.ttft_predictor import ServiceTimes
 
 # A batch prompt that may be computed at all gets so many rows, or it would never end.
 _MIN_BATCH_ROWS = 16

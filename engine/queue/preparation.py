@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from engine.errors import EngineError
-from engine.grammar.grammar import InvalidGrammarError
-from engine.queue.adapter_queue import AdapterQueue
-from engine.queue.grammar_queue import GrammarQueue
-from engine.request import EngineRequest, Tier
-from engine.sequences.sequence import Sequence
+from outrider.engine.errors import EngineError
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.queue.adapter_queue import AdapterQueue
+from outrider.engine.queue.grammar_queue import GrammarQueue
+from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.sequences.sequence import Sequence
 
 
 class Preparation:

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from engine.errors import QueueFullError
-from engine.request import EngineRequest
+from outrider.engine.errors import QueueFullError
+from outrider.engine.request import EngineRequest
 
 _RETRY_AFTER_S: Final = 1.0
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from engine.queue.fair_queue import FairQueue, FairQueueConfig
-from engine.queue.policy import NO_HOLDS, NewcomerHolds, StepThrottle
-from engine.request import LOW, NORMAL, Tier
-from engine.sequences.sequence import Sequence, SequenceStatus
-from engine.ttft_predictor import ServiceTimes
+from outrider.engine.queue.fair_queue import FairQueue, FairQueueConfig
+from outrider.engine.queue.policy import NO_HOLDS, NewcomerHolds, StepThrottle
+from outrider.engine.request import LOW, NORMAL, Tier
+from outrider.engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.engine.ttft_predictor import ServiceTimes
 
 # A prompt may take so much longer than expected before its deadline counts as out of reach.
 _PREFILL_MARGIN: Final = 1.2

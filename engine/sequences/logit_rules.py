@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.request import SamplingParams
-from kernels.sampling.penalties import apply_penalties
-from kernels.upload import upload
+from outrider.engine.request import SamplingParams
+from outrider.kernels.sampling.penalties import apply_penalties
+from outrider.kernels.upload import upload
 
 _FIRST_CAPACITY = 64
 # Below this, logits divided by it overflow float32; it already outweighs every other difference.
@@ -53,7 +53,7 @@ class _Block:
 class LogitEdits:
     """Changes to the logits of many sequences' rows: collected on the host, made in one go.
 
-    See `kernels.sampling.penalties.apply_penalties` for what shifts and factors do.
+    See `outrider.kernels.sampling.penalties.apply_penalties` for what shifts and factors do.
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -13,10 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.events import TokenLogprobs
-from engine.sequences.logprobs import LogprobRows, logprob_rows, most_wanted, token_logprobs
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sampling import (
+from outrider.engine.events import TokenLogprobs
+from outrider.engine.sequences.logprobs import (
+    LogprobRows,
+    logprob_rows,
+    most_wanted,
+    token_logprobs,
+)
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sampling import (
     RowGroup,
     choose_tokens,
     mark_not_finite,
@@ -25,10 +30,10 @@ from engine.sequences.sampling import (
     sampling_rows_of,
     sampling_words,
 )
-from engine.sequences.sequence import Sequence
-from kernels.sampling.sample import perturb, top_tokens
-from kernels.triton_support import uses_triton
-from kernels.upload import read_back, upload_all
+from outrider.engine.sequences.sequence import Sequence
+from outrider.kernels.sampling.sample import perturb, top_tokens
+from outrider.kernels.triton_support import uses_triton
+from outrider.kernels.upload import read_back, upload_all
 
 _NUM_CANDIDATES: Final = 2
 

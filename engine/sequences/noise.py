@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams, Tier
-from kernels.sampling.gumbel_noise import gumbel_noise, row_key, stream_key
+from outrider.engine.request import SamplingParams, Tier
+from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key, stream_key
 
 _NUM_AHEAD = 16
 
@@ -19,7 +19,8 @@ class SequenceNoise:
     def __init__(self, sampling: SamplingParams, tier: Tier, *, vocab_size: int) -> None:
         self._seed = sampling.seed
         self._stream = sampling.choice_index * 2 + (tier == "large")
-        # What `kernels.sampling.gumbel_noise.row_keys` makes keys from, together with positions.
+        # What `outrider.kernels.sampling.gumbel_noise.row_keys` makes keys from, together with
+        # positions.
         self.stream_key = stream_key(sampling.seed, self._stream)
         self._vocab_size = vocab_size
         self._first = 0

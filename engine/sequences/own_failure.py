@@ -3,7 +3,7 @@
 import logging
 from types import TracebackType
 
-from engine.sequences.sequence import Sequence
+from outrider.engine.sequences.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

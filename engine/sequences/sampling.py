@@ -14,16 +14,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams
-from engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.own_failure import OwnFailure
-from engine.sequences.sequence import Sequence
-from kernels.sampling.gumbel_noise import row_keys
-from kernels.sampling.sample import log_target, perturb, top_tokens
-from kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
-from kernels.triton_support import uses_triton
-from kernels.upload import upload
+from outrider.engine.request import SamplingParams
+from outrider.engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.sequences.sequence import Sequence
+from outrider.kernels.sampling.gumbel_noise import row_keys
+from outrider.kernels.sampling.sample import log_target, perturb, top_tokens
+from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
+from outrider.kernels.triton_support import uses_triton
+from outrider.kernels.upload import upload
 
 # Beyond every vocabulary, and still exact in float32.
 _MOST_TOP_K = 2**24

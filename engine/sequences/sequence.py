@@ -5,16 +5,16 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.cache.kv_view import KVView
-from engine.events import FinishReason, RequestStats, TokensEmitted
-from engine.request import TIERS, CascadeParams, EngineRequest, Tier
-from engine.sequences.work_counts import WorkCounts
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.events import FinishReason, RequestStats, TokensEmitted
+from outrider.engine.request import TIERS, CascadeParams, EngineRequest, Tier
+from outrider.engine.sequences.work_counts import WorkCounts
 
 if TYPE_CHECKING:  # they load torch, which the queue does without
-    from engine.grammar.grammar import GrammarState
-    from engine.sequences.logit_rules import LogitRule
-    from engine.sequences.noise import SequenceNoise
-    from kernels.layers.lora import LoraWeights
+    from outrider.engine.grammar.grammar import GrammarState
+    from outrider.engine.sequences.logit_rules import LogitRule
+    from outrider.engine.sequences.noise import SequenceNoise
+    from outrider.kernels.layers.lora import LoraWeights
 
 _arrival_numbers = itertools.count()
 

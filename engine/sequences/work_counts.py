@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.events import TierWork, TokensEmitted
-from engine.request import Tier
+from outrider.engine.events import TierWork, TokensEmitted
+from outrider.engine.request import Tier
 
 
 @dataclass(slots=True)

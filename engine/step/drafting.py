@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.protocols import (
+from outrider.engine.protocols import (
     Beside,
     Drafter,
     DraftLevel,
@@ -15,13 +15,13 @@ from engine.protocols import (
     Verdict,
     Verifier,
 )
-from engine.queue.scheduler import PassPlan, Scheduler
-from engine.request import Tier
-from engine.sequences.next_tokens import NextRow
-from engine.sequences.sequence import Sequence
-from engine.step.tier_switch import TierSwitcher
-from engine.step.timed_passes import TimedPasses
-from engine.trees.verify_items import VerifiedPass, answer_slices
+from outrider.engine.queue.scheduler import PassPlan, Scheduler
+from outrider.engine.request import Tier
+from outrider.engine.sequences.next_tokens import NextRow
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.step.tier_switch import TierSwitcher
+from outrider.engine.step.timed_passes import TimedPasses
+from outrider.engine.trees.verify_items import VerifiedPass, answer_slices
 
 Accept = Callable[[VerifiedPass], None]
 _NOTHING = torch.zeros((0, 0))

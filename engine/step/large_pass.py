@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.config import EngineConfig
-from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.protocols import Drafter, FeatureRows, Trees, Verdict, Verifier
-from engine.queue.scheduler import PassPlan, Scheduler
-from engine.request import Tier
-from engine.sequences.own_failure import OwnFailure
-from engine.sequences.sequence import Sequence
-from engine.step.deferred_host_work import DeferredHostWork
-from engine.step.picked_rows import picked_rows
-from engine.step.timed_passes import TimedPasses
-from engine.trees.forest import Forest, ForestReadback, path_moves, slot_table
-from engine.trees.token_tree import TokenTree
-from engine.trees.verify_items import (
+from outrider.engine.config import EngineConfig
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from outrider.engine.protocols import Drafter, FeatureRows, Trees, Verdict, Verifier
+from outrider.engine.queue.scheduler import PassPlan, Scheduler
+from outrider.engine.request import Tier
+from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.step.deferred_host_work import DeferredHostWork
+from outrider.engine.step.picked_rows import picked_rows
+from outrider.engine.step.timed_passes import TimedPasses
+from outrider.engine.trees.forest import Forest, ForestReadback, path_moves, slot_table
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.engine.trees.verify_items import (
     VerifiedPass,
     VerifyItem,
     accepted_moves,
@@ -24,7 +24,7 @@ from engine.trees.verify_items import (
     fit_tree,
     pass_logprobs,
 )
-from kernels.upload import upload
+from outrider.kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

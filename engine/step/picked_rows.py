@@ -5,12 +5,12 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
-from engine.model.shared_vocabulary import PickedRows
-from engine.sequences.sampling import RowGroup, sampling_rows, truncates
-from engine.sequences.sequence import Sequence
-from engine.trees.forest import Forest
-from engine.trees.verify_items import VerifyItem
-from kernels.sampling.sampling_rows import SamplingRows, field_stride
+from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.sequences.sampling import RowGroup, sampling_rows, truncates
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.forest import Forest
+from outrider.engine.trees.verify_items import VerifyItem
+from outrider.kernels.sampling.sampling_rows import SamplingRows, field_stride
 
 
 def is_token_all(sequence: Sequence) -> bool:

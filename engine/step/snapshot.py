@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine.events import EngineStats, TierStats
-from engine.passes.runner import ModelRunner
-from engine.protocols import StretchCounts
-from engine.queue.preparation import Preparation
-from engine.queue.scheduler import Scheduler
-from engine.request import Tier
-from engine.trees.speculation_counts import SpeculationCounts
+from outrider.engine.events import EngineStats, TierStats
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import StretchCounts
+from outrider.engine.queue.preparation import Preparation
+from outrider.engine.queue.scheduler import Scheduler
+from outrider.engine.request import Tier
+from outrider.engine.trees.speculation_counts import SpeculationCounts
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,15 @@ proposed; its keys and values go on as the draft view.
 
 from collections.abc import Mapping
 
-from engine.errors import InvalidRequestError, TierUnavailableError
-from engine.events import TierSwitched
-from engine.passes.runner import ModelRunner
-from engine.protocols import Drafter
-from engine.queue.admission import check_prompt
-from engine.queue.scheduler import Scheduler
-from engine.request import EngineRequest, Tier
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sequence import Sequence
+from outrider.engine.errors import InvalidRequestError, TierUnavailableError
+from outrider.engine.events import TierSwitched
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.protocols import Drafter
+from outrider.engine.queue.admission import check_prompt
+from outrider.engine.queue.scheduler import Scheduler
+from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sequence import Sequence
 
 
 class TierSwitcher:

@@ -5,16 +5,16 @@ from typing import Final
 
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.model.shared_vocabulary import PickedRows
-from engine.passes.device_rows import DeviceRows
-from engine.passes.level_graphs import RecordedTrees
-from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.protocols import DraftModel
-from engine.queue.scheduler import Scheduler
-from engine.request import Tier
-from engine.step.deferred_host_work import DeferredHostWork
-from engine.step.snapshot import StepCounts
+from outrider.engine.config import EngineConfig
+from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.level_graphs import RecordedTrees
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from outrider.engine.protocols import DraftModel
+from outrider.engine.queue.scheduler import Scheduler
+from outrider.engine.request import Tier
+from outrider.engine.step.deferred_host_work import DeferredHostWork
+from outrider.engine.step.snapshot import StepCounts
 
 _PASS_TIME_WEIGHT: Final = 0.1
 

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.cache.block_pool import OutOfBlocksError
-from engine.cache.kv_view import KVView
-from engine.passes.device_rows import DeviceRows
-from engine.passes.runner import ModelRunner
-from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import TokenTree
-from engine.trees.verdict import Verdict
-from kernels.sampling.sampling_rows import SamplingTable
+from outrider.engine.cache.block_pool import OutOfBlocksError
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.engine.trees.verdict import Verdict
+from outrider.kernels.sampling.sampling_rows import SamplingTable
 
 Ints = npt.NDArray[np.int64]
 

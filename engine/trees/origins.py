@@ -3,11 +3,11 @@
 from collections.abc import Sequence as SequenceOf
 from typing import Final
 
-from engine.grammar.grammar import GrammarState
-from engine.sequences.sequence import Sequence
-from engine.trace import NodeSource, StepTrace, TokenOrigin, TraceNode
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
-from engine.trees.verdict import Verdict
+from outrider.engine.grammar.grammar import GrammarState
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trace import NodeSource, StepTrace, TokenOrigin, TraceNode
+from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from outrider.engine.trees.verdict import Verdict
 
 # Where several guessed the same token, the first of these names it: what cost no pass comes first.
 _BITS: Final[tuple[tuple[NodeSource, int], ...]] = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.sequences.sampling import NOT_FINITE
+from outrider.engine.sequences.sampling import NOT_FINITE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

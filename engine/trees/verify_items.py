@@ -7,19 +7,19 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from engine.cache.block_pool import OutOfBlocksError
-from engine.errors import NotFiniteError
-from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
-from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.sequences.logprobs import logprob_rows, most_wanted, token_logprobs
-from engine.sequences.own_failure import OwnFailure
-from engine.sequences.sequence import Sequence
-from engine.trace import StepTrace
-from engine.trees.origins import step_trace
-from engine.trees.speculation_counts import num_predicted, num_reused
-from engine.trees.token_tree import TokenTree
-from engine.trees.verdict import Verdict
-from kernels.upload import read_back, upload
+from outrider.engine.cache.block_pool import OutOfBlocksError
+from outrider.engine.errors import NotFiniteError
+from outrider.engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from outrider.engine.sequences.logprobs import logprob_rows, most_wanted, token_logprobs
+from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trace import StepTrace
+from outrider.engine.trees.origins import step_trace
+from outrider.engine.trees.speculation_counts import num_predicted, num_reused
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.engine.trees.verdict import Verdict
+from outrider.kernels.upload import read_back, upload
 
 
 @dataclass(slots=True, kw_only=True)

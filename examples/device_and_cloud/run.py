@@ -52,7 +52,7 @@ def running(url: str, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 def outrider(port: int, *options: str) -> list[str]:
     """Return the command of a gateway that keeps nothing."""
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port), *options]
+    command = [sys.executable, "-m", "outrider.gateway.cli", "serve", "--port", str(port), *options]
     return [*command, "--set", "database_url=none", "--num-threads", "1"]
 
 

@@ -23,7 +23,7 @@ MAX_ROUNDS: Final = 10
 
 def outrider(*arguments: str) -> str:
     """Run a command, and return what it prints. Ends the script where the command fails."""
-    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    command = [sys.executable, "-m", "outrider.gateway.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"outrider {' '.join(arguments)}\n{done.stdout}{done.stderr}")

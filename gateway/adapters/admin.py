@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.adapters.registry import AdapterChange, AdapterRegistry, NamedEntry
-from gateway.errors.validation import bad_request
-from gateway.settings.adapters import ADAPTER_NAME, AdapterTier, NamedAdapter
-from gateway.tenants.admin_routes import AdminRoute, admin_operation
-from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.keys import Principal
+from outrider.gateway.adapters.registry import AdapterChange, AdapterRegistry, NamedEntry
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.settings.adapters import ADAPTER_NAME, AdapterTier, NamedAdapter
+from outrider.gateway.tenants.admin_routes import AdminRoute, admin_operation
+from outrider.gateway.tenants.authenticator import Authenticator
+from outrider.gateway.tenants.keys import Principal
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from engine.request import AdapterRef
-from gateway.settings.adapters import ADAPTER_TIERS, AdapterTier, NamedAdapter
+from outrider.engine.request import AdapterRef
+from outrider.gateway.settings.adapters import ADAPTER_TIERS, AdapterTier, NamedAdapter
 
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 

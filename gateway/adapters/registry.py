@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from engine.errors import EngineError, InvalidAdapterError
-from engine.events import AdapterInfo, TierInfo
-from engine.request import AdapterRef, Tier
-from gateway.adapters.files import adapter_ref
-from gateway.backends.client import EngineClient
-from gateway.errors.tree import BadRequestError, ConflictError, NotFoundError
-from gateway.settings.adapters import NamedAdapter
+from outrider.engine.errors import EngineError, InvalidAdapterError
+from outrider.engine.events import AdapterInfo, TierInfo
+from outrider.engine.request import AdapterRef, Tier
+from outrider.gateway.adapters.files import adapter_ref
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.errors.tree import BadRequestError, ConflictError, NotFoundError
+from outrider.gateway.settings.adapters import NamedAdapter
 
 logger = logging.getLogger(__name__)
 

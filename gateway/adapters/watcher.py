@@ -5,11 +5,11 @@ import logging
 import os
 from pathlib import Path
 
-from engine.errors import EngineError
-from gateway.adapters.files import tier_of, version_of
-from gateway.adapters.registry import AdapterRegistry
-from gateway.errors.tree import GatewayError
-from gateway.settings.adapters import ADAPTER_NAME, NamedAdapter
+from outrider.engine.errors import EngineError
+from outrider.gateway.adapters.files import tier_of, version_of
+from outrider.gateway.adapters.registry import AdapterRegistry
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.settings.adapters import ADAPTER_NAME, NamedAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from gateway.errors.tree import GatewayError
+from outrider.gateway.errors.tree import GatewayError
 
 HandOffKind = Literal["policy", "quality", "confidence", "load", "capability", "failure"]
 """policy: the request or the settings wanted it. quality: the router found it too hard for the

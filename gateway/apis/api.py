@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.errors.http import Problem
+from outrider.gateway.errors.http import Problem
 
 
 class AnswerWriter(Protocol):

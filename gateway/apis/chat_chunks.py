@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import GenerationError
-from gateway.upstream.dialects.base import DONE, whole_number
-from gateway.upstream.dialects.usage_fields import JsonNumber, UsageFields
-from gateway.upstream.event_stream import EventSplitter, event_data
+from outrider.gateway.errors.tree import GenerationError
+from outrider.gateway.upstream.dialects.base import DONE, whole_number
+from outrider.gateway.upstream.dialects.usage_fields import JsonNumber, UsageFields
+from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
 _NULL: Final = msgspec.Raw(b"null")
 

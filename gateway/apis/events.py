@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.schema.line_ends import escape_line_ends
+from outrider.gateway.schema.line_ends import escape_line_ends
 
 _encode: Final = msgspec.json.Encoder().encode
 

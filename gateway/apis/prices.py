@@ -3,8 +3,8 @@
 from decimal import Decimal
 from typing import Any, Final
 
-from gateway.ledger.prices import PriceBook
-from gateway.settings.sections import TierPriceSettings
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.settings.sections import TierPriceSettings
 
 _TOKENS_PER_PRICE: Final = Decimal(10**6)
 

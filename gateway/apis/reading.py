@@ -6,10 +6,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from gateway.edge.bodies import end_turn
-from gateway.errors.tree import BadRequestError
-from gateway.schema.parsing import parse, refuse_doubled_names, validate
-from gateway.schema.unknown_fields import read_tolerant
+from outrider.gateway.edge.bodies import end_turn
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.parsing import parse, refuse_doubled_names, validate
+from outrider.gateway.schema.unknown_fields import read_tolerant
 
 Request = TypeVar("Request", bound=BaseModel)
 

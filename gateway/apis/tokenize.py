@@ -9,25 +9,29 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from engine.events import TierInfo
-from engine.request import Tier
-from gateway.apis.messages.api import MessagesApi
-from gateway.apis.reading import read_body
-from gateway.apis.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
-from gateway.edge.bodies import end_turn
-from gateway.errors.tree import BadRequestError, ModelNotFoundError
-from gateway.handoff.chains import ChainBook, ModelChain
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.planning.job import check_token_ids
-from gateway.planning.jobs import JobBuilder
-from gateway.planning.model_catalog import AUTO, local_tiers
-from gateway.planning.parsed_request import check_model, permitted
-from gateway.planning.prompts import chat_prompt
-from gateway.schema.chat import ChatRequest
-from gateway.schema.parsing import parse
-from gateway.tenants.keys import Principal
-from gateway.text.chat import ChatTokenizer
-from gateway.text.prompt_work import PromptWork
+from outrider.engine.events import TierInfo
+from outrider.engine.request import Tier
+from outrider.gateway.apis.messages.api import MessagesApi
+from outrider.gateway.apis.reading import read_body
+from outrider.gateway.apis.tokenize_schema import (
+    DetokenizeRequest,
+    TokenizeMessages,
+    TokenizePrompt,
+)
+from outrider.gateway.edge.bodies import end_turn
+from outrider.gateway.errors.tree import BadRequestError, ModelNotFoundError
+from outrider.gateway.handoff.chains import ChainBook, ModelChain
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.planning.job import check_token_ids
+from outrider.gateway.planning.jobs import JobBuilder
+from outrider.gateway.planning.model_catalog import AUTO, local_tiers
+from outrider.gateway.planning.parsed_request import check_model, permitted
+from outrider.gateway.planning.prompts import chat_prompt
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.prompt_work import PromptWork
 
 # Below this an answer is written within about a millisecond: less than a hop to a thread may cost.
 _INLINE_TOKENS: Final = 4096

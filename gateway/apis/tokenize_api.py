@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from gateway.apis.tokenize_schema import (
+from outrider.gateway.apis.tokenize_schema import (
     Detokenized,
     DetokenizeRequest,
     Tokenized,
     TokenizeMessages,
     TokenizePrompt,
 )
-from gateway.schema.openapi import question_operation
+from outrider.gateway.schema.openapi import question_operation
 
 
 def tokenize_operation() -> dict[str, Any]:

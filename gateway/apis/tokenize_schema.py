@@ -4,12 +4,19 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-from engine.request import Tier
-from gateway.schema.chat import Message
-from gateway.schema.common import MAX_LABEL_CHARS, ListOf, NotBuilt, Off, RequestModel, TokenId
-from gateway.schema.responses import ResponseModel
-from gateway.schema.template_variables import TemplateVariables
-from gateway.schema.tools import MAX_TOOLS, Tool, ToolChoice
+from outrider.engine.request import Tier
+from outrider.gateway.schema.chat import Message
+from outrider.gateway.schema.common import (
+    MAX_LABEL_CHARS,
+    ListOf,
+    NotBuilt,
+    Off,
+    RequestModel,
+    TokenId,
+)
+from outrider.gateway.schema.responses import ResponseModel
+from outrider.gateway.schema.template_variables import TemplateVariables
+from outrider.gateway.schema.tools import MAX_TOOLS, Tool, ToolChoice
 
 MAX_TOKENIZED_CHARS = 2**20
 MAX_DETOKENIZED_TOKENS = 2**20

@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator
 
-from engine.errors import InvalidAdapterError, TierUnavailableError
-from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import LOADING_REASON, OnEnd, PausedRequests, tell_end
+from outrider.engine.errors import InvalidAdapterError, TierUnavailableError
+from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.backends.client import LOADING_REASON, OnEnd, PausedRequests, tell_end
 
 
 class AbsentEngine:

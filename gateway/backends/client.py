@@ -5,8 +5,15 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats, Failed, Finished
-from engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.events import (
+    AdapterInfo,
+    EngineEvent,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    Finished,
+)
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 
-from engine.errors import EngineDiedError
-from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import OnEnd, PausedRequests
-from gateway.backends.streams import NOT_READY_MESSAGE, EventStreams
-from gateway.backends.wire import BlocksChanged, BlocksReset, Command, GetBlocks
+from outrider.engine.errors import EngineDiedError
+from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.backends.client import OnEnd, PausedRequests
+from outrider.gateway.backends.streams import NOT_READY_MESSAGE, EventStreams
+from outrider.gateway.backends.wire import BlocksChanged, BlocksReset, Command, GetBlocks
 
 OnBlocks = Callable[[BlocksChanged | BlocksReset], None]
 """Told the news of an engine's prefix cache, in the event loop; it must be quick."""

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import EngineError, InvalidRequestError, QueueFullError
-from engine.request import EngineRequest
+from outrider.engine.errors import EngineError, InvalidRequestError, QueueFullError
+from outrider.engine.request import EngineRequest
 
 MAX_CALLS: Final = 64
 """Of one gateway that wait for an answer."""

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import CrashSuspectError
-from engine.request import EngineRequest
+from outrider.engine.errors import CrashSuspectError
+from outrider.engine.request import EngineRequest
 
 MAX_DEATHS: Final = 2
 """A request that was in flight at so many deaths of the engine is refused."""

@@ -20,10 +20,10 @@ import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from engine.errors import EngineDiedError, InvalidRequestError
-from engine.events import EngineEvent, EngineInfo, Failed, Finished
-from engine.request import EngineRequest, Tier
-from gateway.backends.connected_gateway import (
+from outrider.engine.errors import EngineDiedError, InvalidRequestError
+from outrider.engine.events import EngineEvent, EngineInfo, Failed, Finished
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.backends.connected_gateway import (
     MAX_CALLS,
     ConnectedGateway,
     ListenerBounds,
@@ -31,8 +31,8 @@ from gateway.backends.connected_gateway import (
     own_id,
     submitted_id,
 )
-from gateway.backends.fleet_keys import FleetKeys, guard, start_guard
-from gateway.backends.wire import (
+from outrider.gateway.backends.fleet_keys import FleetKeys, guard, start_guard
+from outrider.gateway.backends.wire import (
     PROTOCOL_VERSION,
     Abort,
     AdapterReply,
@@ -60,7 +60,7 @@ from gateway.backends.wire import (
     encode,
     pack_error,
 )
-from gateway.settings.errors import SettingsError
+from outrider.gateway.settings.errors import SettingsError
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,5 @@
-"""The engine's own process: `python -m gateway.backends.engine_process`, started by its client.
+"""The engine's own process: `python -m outrider.gateway.backends.engine_process`, started by its
+client.
 
 Standard input carries one line, the `WorkerSpec`, and then stays open for as long as the gateway
 lives. A process in reserve, which was given an importer, imports first and waits for that line. A
@@ -21,16 +22,16 @@ from typing import cast
 import msgspec
 import zmq
 
-from gateway.backends.connected_gateway import ListenerBounds
-from gateway.backends.engine_listener import EngineListener
-from gateway.backends.shared_channel import SharedChannel
-from gateway.backends.step_loop import (
+from outrider.gateway.backends.connected_gateway import ListenerBounds
+from outrider.gateway.backends.engine_listener import EngineListener
+from outrider.gateway.backends.shared_channel import SharedChannel
+from outrider.gateway.backends.step_loop import (
     EXIT_REPORTED,
     LoadingCallback,
     StepEngine,
     serve_loaded,
 )
-from gateway.backends.wire import (
+from outrider.gateway.backends.wire import (
     Command,
     LoadFailed,
     Loading,
@@ -41,7 +42,7 @@ from gateway.backends.wire import (
     encode,
     pack_error,
 )
-from gateway.telemetry.logs import configure_logging
+from outrider.gateway.telemetry.logs import configure_logging
 
 log = logging.getLogger(__name__)
 

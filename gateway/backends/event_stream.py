@@ -2,12 +2,12 @@
 
 import asyncio
 
-from engine.errors import EngineError
-from engine.events import Ending, EngineEvent
-from engine.request import EngineRequest
-from gateway.backends.client import OnEnd, tell_end
-from gateway.backends.received_answer import ReceivedAnswer
-from gateway.backends.wire import Command, Submit
+from outrider.engine.errors import EngineError
+from outrider.engine.events import Ending, EngineEvent
+from outrider.engine.request import EngineRequest
+from outrider.gateway.backends.client import OnEnd, tell_end
+from outrider.gateway.backends.received_answer import ReceivedAnswer
+from outrider.gateway.backends.wire import Command, Submit
 
 
 class EventStream:

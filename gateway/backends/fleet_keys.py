@@ -12,8 +12,8 @@ from typing import Final, Self
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from gateway.settings.errors import SettingsError
-from gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.errors import SettingsError
+from outrider.gateway.settings.loopback import is_loopback
 
 log = logging.getLogger(__name__)
 

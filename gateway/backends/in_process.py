@@ -6,13 +6,18 @@ import queue
 import threading
 from collections.abc import Callable
 
-from engine.errors import EngineDiedError
-from engine.events import EngineInfo
-from gateway.backends.client import LOADING_REASON
-from gateway.backends.command_client import CommandClient
-from gateway.backends.step_loop import LoadingCallback, StepEngine, no_progress, run_step_loop
-from gateway.backends.streams import SHUT_DOWN_MESSAGE
-from gateway.backends.wire import (
+from outrider.engine.errors import EngineDiedError
+from outrider.engine.events import EngineInfo
+from outrider.gateway.backends.client import LOADING_REASON
+from outrider.gateway.backends.command_client import CommandClient
+from outrider.gateway.backends.step_loop import (
+    LoadingCallback,
+    StepEngine,
+    no_progress,
+    run_step_loop,
+)
+from outrider.gateway.backends.streams import SHUT_DOWN_MESSAGE
+from outrider.gateway.backends.wire import (
     AdapterReply,
     BlocksChanged,
     BlocksReset,

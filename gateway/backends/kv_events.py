@@ -17,11 +17,11 @@ from typing import Final
 import msgspec
 import zmq
 
-from engine.cache.block_news import BlockChanges, KeptBlock
-from engine.cache.block_pool import BlockHash, is_private, prefix_root
-from engine.errors import EngineError
-from engine.events import TierInfo
-from gateway.backends.fleet_keys import FleetKeys, guard, start_guard
+from outrider.engine.cache.block_news import BlockChanges, KeptBlock
+from outrider.engine.cache.block_pool import BlockHash, is_private, prefix_root
+from outrider.engine.errors import EngineError
+from outrider.engine.events import TierInfo
+from outrider.gateway.backends.fleet_keys import FleetKeys, guard, start_guard
 
 log = logging.getLogger(__name__)
 

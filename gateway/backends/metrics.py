@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.backends.client import EngineClient
+from outrider.gateway.backends.client import EngineClient
 
 
 class PauseMetrics(Collector):

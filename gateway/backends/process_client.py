@@ -9,18 +9,23 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from engine.errors import EngineDiedError, EngineError
-from gateway.backends.spawning import (
+from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.gateway.backends.spawning import (
     EngineProcess,
     EngineRecipe,
     end,
     make_scratch_dir,
     spawn_untold,
 )
-from gateway.backends.step_loop import LoadingCallback, no_progress
-from gateway.backends.streams import SHUT_DOWN_MESSAGE
-from gateway.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S, Patience, WatchedClient
-from gateway.backends.wire import (
+from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
+from outrider.gateway.backends.streams import SHUT_DOWN_MESSAGE
+from outrider.gateway.backends.watched_client import (
+    MAX_BACKOFF_S,
+    MIN_BACKOFF_S,
+    Patience,
+    WatchedClient,
+)
+from outrider.gateway.backends.wire import (
     AdapterReply,
     BlocksChanged,
     BlocksReset,
@@ -31,7 +36,7 @@ from gateway.backends.wire import (
     Reply,
     StatsReply,
 )
-from gateway.backends.worker import Worker
+from outrider.gateway.backends.worker import Worker
 
 log = logging.getLogger(__name__)
 

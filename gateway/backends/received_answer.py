@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.events import (
+from outrider.engine.events import (
     AnswerHeld,
     Ending,
     EngineEvent,
@@ -13,9 +13,9 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
-from gateway.backends.seen_work import SeenWork, joined, retracted
-from gateway.backends.wire import SwitchTier
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.backends.seen_work import SeenWork, joined, retracted
+from outrider.gateway.backends.wire import SwitchTier
 
 
 class ReceivedAnswer:

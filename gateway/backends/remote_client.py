@@ -11,13 +11,18 @@ from typing import Final
 
 import zmq
 
-from engine.errors import EngineDiedError, EngineError
-from engine.request import Tier
-from gateway.backends.fleet_keys import FleetKeys
-from gateway.backends.replica_link import HandshakeError, ReplicaLink, ReplicaRefusedError
-from gateway.backends.streams import SHUT_DOWN_MESSAGE
-from gateway.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S, Patience, WatchedClient
-from gateway.backends.wire import (
+from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.engine.request import Tier
+from outrider.gateway.backends.fleet_keys import FleetKeys
+from outrider.gateway.backends.replica_link import HandshakeError, ReplicaLink, ReplicaRefusedError
+from outrider.gateway.backends.streams import SHUT_DOWN_MESSAGE
+from outrider.gateway.backends.watched_client import (
+    MAX_BACKOFF_S,
+    MIN_BACKOFF_S,
+    Patience,
+    WatchedClient,
+)
+from outrider.gateway.backends.wire import (
     AdapterReply,
     BlocksChanged,
     BlocksReset,

@@ -9,9 +9,9 @@ from typing import Final, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from engine.errors import EngineDiedError, EngineError
-from gateway.backends.fleet_keys import FleetKeys
-from gateway.backends.wire import (
+from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.gateway.backends.fleet_keys import FleetKeys
+from outrider.gateway.backends.wire import (
     PROTOCOL_VERSION,
     Command,
     Crashed,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.events import (
+from outrider.engine.events import (
     EngineEvent,
     PrefillDone,
     RequestStats,
@@ -10,8 +10,8 @@ from engine.events import (
     TierWork,
     TokensEmitted,
 )
-from engine.request import TIERS, EngineRequest, Tier
-from engine.sequences.work_counts import WorkCounts, note_start
+from outrider.engine.request import TIERS, EngineRequest, Tier
+from outrider.engine.sequences.work_counts import WorkCounts, note_start
 
 
 class SeenWork:

@@ -1,8 +1,8 @@
 """An engine's line to the process that started it, and its socket for other gateways, as one."""
 
-from gateway.backends.engine_listener import EngineListener
-from gateway.backends.step_loop import Channel
-from gateway.backends.wire import Command, Crashed, Pong, Reply
+from outrider.gateway.backends.engine_listener import EngineListener
+from outrider.gateway.backends.step_loop import Channel
+from outrider.gateway.backends.wire import Command, Crashed, Pong, Reply
 
 
 class SharedChannel:

@@ -18,8 +18,8 @@ from typing import Self
 
 import msgspec
 
-from gateway.backends.wire import WorkerSpec
-from gateway.telemetry.logs import LogFormat
+from outrider.gateway.backends.wire import WorkerSpec
+from outrider.gateway.telemetry.logs import LogFormat
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,13 @@ def spawn_untold(
     variables = {**ours, **environment}
     return subprocess.Popen(
         # -P: the folder the user stands in is not a place to import from.
-        [sys.executable, "-P", "-m", "gateway.backends.engine_process", *filter(None, [importer])],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "outrider.gateway.backends.engine_process",
+            *filter(None, [importer]),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={name: value for name, value in variables.items() if value is not None},

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from engine.cache.block_news import BlockChanges, BlockFeed
-from engine.errors import EngineError, InvalidAdapterError
-from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.wire import (
+from outrider.engine.cache.block_news import BlockChanges, BlockFeed
+from outrider.engine.errors import EngineError, InvalidAdapterError
+from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.backends.wire import (
     Abort,
     AdapterReply,
     BlocksChanged,
@@ -48,7 +48,9 @@ def no_progress(stage: str, fraction: float) -> None:
 
 
 class StepEngine(Protocol):
-    """The part of `engine.core.Engine` that the loop needs: synchronous, used from one thread."""
+    """The part of `outrider.engine.core.Engine` that the loop needs: synchronous, used from one
+    thread.
+    """
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises an EngineError when it is refused."""

@@ -5,20 +5,20 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
-from engine.errors import (
+from outrider.engine.errors import (
     CrashSuspectError,
     EngineDiedError,
     EngineError,
     InvalidRequestError,
     QueueFullError,
 )
-from engine.events import AdapterInfo, EngineEvent, EngineStats, Failed, Finished
-from engine.queue.room import check_room
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import OnEnd, PausedRequests
-from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
-from gateway.backends.event_stream import EventStream
-from gateway.backends.wire import (
+from outrider.engine.events import AdapterInfo, EngineEvent, EngineStats, Failed, Finished
+from outrider.engine.queue.room import check_room
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.backends.client import OnEnd, PausedRequests
+from outrider.gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
+from outrider.gateway.backends.event_stream import EventStream
+from outrider.gateway.backends.wire import (
     Abort,
     AdapterReply,
     Command,

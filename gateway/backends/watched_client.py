@@ -5,8 +5,8 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.backends.client import LOADING_REASON
-from gateway.backends.command_client import CommandClient
+from outrider.gateway.backends.client import LOADING_REASON
+from outrider.gateway.backends.command_client import CommandClient
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.cache.block_pool import BlockHash
-from engine.errors import EngineError, as_utf8
-from engine.events import (
+from outrider.engine.cache.block_pool import BlockHash
+from outrider.engine.errors import EngineError, as_utf8
+from outrider.engine.events import (
     AdapterInfo,
     AnswerHeld,
     EngineEvent,
@@ -26,8 +26,8 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.telemetry.logs import LogFormat
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.telemetry.logs import LogFormat
 
 PROTOCOL_VERSION: Final = 1
 """Of the messages between a gateway and an engine that several gateways share."""
@@ -225,7 +225,7 @@ class Pong(_Message, frozen=True, tag="pong"):
 
 
 class BlocksChanged(_Message, frozen=True, tag="blocks"):
-    """The prefixes that requests can go on from, and those that are gone (`engine.cache`).
+    """The prefixes that requests can go on from, and those that are gone (`outrider.engine.cache`).
 
     At most one a step. Hashes stand as `join_hashes` writes them. `generation` is one more than
     that of the message before: where a number is missing, `GetBlocks` puts it right.

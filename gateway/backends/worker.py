@@ -12,11 +12,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.errors import EngineDiedError, EngineError
-from engine.events import EngineInfo
-from gateway.backends.spawning import spawn, tell
-from gateway.backends.step_loop import EXIT_REPORTED
-from gateway.backends.wire import (
+from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.engine.events import EngineInfo
+from outrider.gateway.backends.spawning import spawn, tell
+from outrider.gateway.backends.step_loop import EXIT_REPORTED
+from outrider.gateway.backends.wire import (
     Command,
     Crashed,
     LoadFailed,

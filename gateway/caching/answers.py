@@ -8,15 +8,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from gateway.answers.responder import AnswerFacts
-from gateway.caching.entry import CachedEntry, CacheStore
-from gateway.caching.key import answer_key, decoded
-from gateway.caching.metrics import CacheMetrics, CacheStatus
-from gateway.errors.tree import BadRequestError
-from gateway.handoff.basis import AnswerBasis
-from gateway.handoff.fallback import FallbackChain
-from gateway.metering.rows import CachedUsage
-from gateway.tenants.keys import Principal
+from outrider.gateway.answers.responder import AnswerFacts
+from outrider.gateway.caching.entry import CachedEntry, CacheStore
+from outrider.gateway.caching.key import answer_key, decoded
+from outrider.gateway.caching.metrics import CacheMetrics, CacheStatus
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.handoff.basis import AnswerBasis
+from outrider.gateway.handoff.fallback import FallbackChain
+from outrider.gateway.metering.rows import CachedUsage
+from outrider.gateway.tenants.keys import Principal
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.handoff.basis import AnswerBasis
+from outrider.gateway.handoff.basis import AnswerBasis
 
 _LABELS: Final = frozenset(
     {

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from gateway.caching.entry import CachedEntry
+from outrider.gateway.caching.entry import CachedEntry
 
 _ENTRY_BYTES: Final = 1024
 """The approximate memory of an entry beside its answer."""

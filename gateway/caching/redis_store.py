@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from redis.exceptions import RedisClusterException, RedisError
 
-from gateway.caching.entry import CachedEntry
+from outrider.gateway.caching.entry import CachedEntry
 
 logger = logging.getLogger(__name__)
 

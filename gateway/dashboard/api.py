@@ -10,22 +10,22 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import EngineError
-from engine.events import EngineStats
-from gateway.dashboard.engine_figures import EngineMoments
-from gateway.dashboard.figures import figures
-from gateway.dashboard.process_figures import LagReader, ProcessMoments, StageReader
-from gateway.dashboard.recent import RecentOutcomes, RecentRows, joined
-from gateway.dashboard.schema import (
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineStats
+from outrider.gateway.dashboard.engine_figures import EngineMoments
+from outrider.gateway.dashboard.figures import figures
+from outrider.gateway.dashboard.process_figures import LagReader, ProcessMoments, StageReader
+from outrider.gateway.dashboard.recent import RecentOutcomes, RecentRows, joined
+from outrider.gateway.dashboard.schema import (
     Dashboard,
     EngineFigures,
     GatewayFigures,
     ReplicaFigures,
 )
-from gateway.fleet.roster import ReplicaState
-from gateway.settings.slo import SloClassSettings
-from gateway.tenants.keys import ANONYMOUS, Principal
-from gateway.workers.siblings import Siblings
+from outrider.gateway.fleet.roster import ReplicaState
+from outrider.gateway.settings.slo import SloClassSettings
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal
+from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 

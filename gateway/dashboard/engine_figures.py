@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.events import EngineStats, TierStats
-from engine.request import Tier
-from gateway.dashboard.schema import (
+from outrider.engine.events import EngineStats, TierStats
+from outrider.engine.request import Tier
+from outrider.gateway.dashboard.schema import (
     Acceptance,
     EngineFigures,
     EngineHistory,

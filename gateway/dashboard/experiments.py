@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from gateway.errors.tree import NotFoundError
-from gateway.experiments.experiments import Experiments
+from outrider.gateway.errors.tree import NotFoundError
+from outrider.gateway.experiments.experiments import Experiments
 
 _MAX_SHOWN: Final = 16
 _MAX_DRAFTS: Final = 3

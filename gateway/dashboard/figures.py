@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.dashboard.recent import ENDINGS, WINDOW_S, RecentRows
-from gateway.dashboard.schema import (
+from outrider.gateway.dashboard.recent import ENDINGS, WINDOW_S, RecentRows
+from outrider.gateway.dashboard.schema import (
     ClassFigures,
     Latencies,
     Quantiles,
@@ -17,7 +17,7 @@ from gateway.dashboard.schema import (
     Series,
     TierFigures,
 )
-from gateway.settings.slo import SloClassSettings
+from outrider.gateway.settings.slo import SloClassSettings
 
 CELL_S: Final = 5.0
 _NUM_CELLS: Final = round(WINDOW_S / CELL_S)

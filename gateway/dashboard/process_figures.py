@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from gateway.dashboard.recent import WINDOW_S, RecentRows
-from gateway.dashboard.schema import GatewayFigures
+from outrider.gateway.dashboard.recent import WINDOW_S, RecentRows
+from outrider.gateway.dashboard.schema import GatewayFigures
 
 LagReader = Callable[[float], float | None]
 """From a share to the event loop's lag in seconds that so many measurements did not exceed."""

@@ -7,8 +7,8 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.answers.outcomes import RequestEnding, RequestOutcome
-from gateway.slo.goodput import attained
+from outrider.gateway.answers.outcomes import RequestEnding, RequestOutcome
+from outrider.gateway.slo.goodput import attained
 
 WINDOW_S: Final = 300.0
 ENDINGS: Final[tuple[RequestEnding, ...]] = get_args(RequestEnding)

@@ -8,8 +8,8 @@ from typing import Final
 
 from starlette.requests import Request
 
-from gateway.edge.metrics import EdgeMetrics
-from gateway.errors.tree import (
+from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.errors.tree import (
     BadRequestError,
     BodiesFullError,
     BodyTooLargeError,
@@ -17,7 +17,7 @@ from gateway.errors.tree import (
     KeyBodiesFullError,
     MediaTypeError,
 )
-from gateway.schema.parsing import JsonBounds, check_exactly, may_exceed
+from outrider.gateway.schema.parsing import JsonBounds, check_exactly, may_exceed
 
 _LONG_BYTES: Final = 32_768
 """From here on one pass over a body of many small values may take some milliseconds."""

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.settings.http_bounds import HttpSettings
 
 try:
     import resource

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from gateway.edge.bounds import ConnectionBounds
-from gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.metrics import EdgeMetrics
 
 logger = logging.getLogger(__name__)
 

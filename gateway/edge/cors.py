@@ -8,8 +8,8 @@ from typing import Final
 
 from starlette.types import Scope
 
-from gateway.errors.http import PERMISSION, Problem
-from gateway.settings.http_bounds import ANY, CorsSettings
+from outrider.gateway.errors.http import PERMISSION, Problem
+from outrider.gateway.settings.http_bounds import ANY, CorsSettings
 
 Header = tuple[bytes, bytes]
 

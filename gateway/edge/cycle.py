@@ -7,9 +7,9 @@ from typing import Any, Final, cast
 from uvicorn._types import ASGISendEvent, HTTPResponseStartEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.edge.answer_transport import AnswerTransport
-from gateway.edge.cors import Header
-from gateway.edge.departure import EXTENSION, Departure
+from outrider.gateway.edge.answer_transport import AnswerTransport
+from outrider.gateway.edge.cors import Header
+from outrider.gateway.edge.departure import EXTENSION, Departure
 
 _NAME_BYTES: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 """Names are in lower case, as ASGI wants them (RFC 9110, section 5.6.2)."""

@@ -10,9 +10,9 @@ from typing import Final
 
 from starlette.datastructures import Headers
 
-from gateway.edge.cors import CorsPolicy, RefusedOrigins
-from gateway.errors.tree import PermissionDeniedError
-from gateway.settings.http_bounds import ANY, HttpSettings
+from outrider.gateway.edge.cors import CorsPolicy, RefusedOrigins
+from outrider.gateway.errors.tree import PermissionDeniedError
+from outrider.gateway.settings.http_bounds import ANY, HttpSettings
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PORT: Final = re.compile(r":\d{1,5}\Z")

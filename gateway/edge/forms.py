@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.tree import BadRequestError
 
 FORM_TYPE: Final = "multipart/form-data"
 _MAX_PARTS: Final = 64

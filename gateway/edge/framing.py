@@ -5,9 +5,9 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.edge import refusals
-from gateway.edge.cors import Header
-from gateway.edge.refusals import EdgeRefusal
+from outrider.gateway.edge import refusals
+from outrider.gateway.edge.cors import Header
+from outrider.gateway.edge.refusals import EdgeRefusal
 
 _MAX_HEADERS: Final = 128
 _ONCE: Final = frozenset(

@@ -6,7 +6,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.edge.cors import CorsAnswer, CorsPolicy, Header, RefusedOrigins
+from outrider.gateway.edge.cors import CorsAnswer, CorsPolicy, Header, RefusedOrigins
 
 SECURITY_HEADERS: Final[tuple[Header, ...]] = (
     (b"x-content-type-options", b"nosniff"),

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.edge.cors import Header
-from gateway.edge.metrics import EdgeMetrics, Repeat
-from gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError
-from gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.edge.cors import Header
+from outrider.gateway.edge.metrics import EdgeMetrics, Repeat
+from outrider.gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError
+from outrider.gateway.settings.http_bounds import HttpSettings
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from gateway.edge import refusals
-from gateway.edge.refusals import EdgeRefusal
+from outrider.gateway.edge import refusals
+from outrider.gateway.edge.refusals import EdgeRefusal
 
 _MAX_FRAMING: Final = 16
 """Bytes of a chunked body for one of its content: chunks of one byte have six."""

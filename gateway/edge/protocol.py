@@ -14,15 +14,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.edge import refusals
-from gateway.edge.answer_transport import AnswerTransport
-from gateway.edge.bounds import ConnectionBounds
-from gateway.edge.connections import Connections
-from gateway.edge.cycle import EdgeCycle
-from gateway.edge.framing import complaint
-from gateway.edge.message_size import MessageSize
-from gateway.edge.metrics import EdgeMetrics
-from gateway.edge.refusals import EdgeRefusal
+from outrider.gateway.edge import refusals
+from outrider.gateway.edge.answer_transport import AnswerTransport
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.connections import Connections
+from outrider.gateway.edge.cycle import EdgeCycle
+from outrider.gateway.edge.framing import complaint
+from outrider.gateway.edge.message_size import MessageSize
+from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.edge.refusals import EdgeRefusal
 
 _MAX_PIPELINED: Final = 16
 _MIN_BODY_BYTES_PER_S: Final = 500

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from gateway.edge.cors import Header
-from gateway.edge.headers import SECURITY_HEADERS
-from gateway.errors.http import INVALID_REQUEST, SERVER_ERROR, Problem
+from outrider.gateway.edge.cors import Header
+from outrider.gateway.edge.headers import SECURITY_HEADERS
+from outrider.gateway.errors.http import INVALID_REQUEST, SERVER_ERROR, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

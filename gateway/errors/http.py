@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from engine.errors import (
+from outrider.engine.errors import (
     CrashSuspectError,
     EngineDiedError,
     EngineError,
@@ -25,7 +25,7 @@ from engine.errors import (
     QueueFullError,
     TierUnavailableError,
 )
-from gateway.errors.tree import (
+from outrider.gateway.errors.tree import (
     AdapterUnavailableError,
     AuthenticationError,
     BadRequestError,

@@ -22,7 +22,8 @@ GatewayError
     this process
         DrainingError, StorageError
 
-`gateway.errors.http` holds the status and the code of each; `engine.errors` the engine's own tree.
+`outrider.gateway.errors.http` holds the status and the code of each; `outrider.engine.errors` the
+engine's own tree.
 """
 
 from collections.abc import Mapping, Sequence

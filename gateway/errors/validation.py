@@ -6,7 +6,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.tree import BadRequestError
 
 _MAX_QUOTED_CHARS: Final = 64
 _MAX_COMPLAINTS: Final = 64

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gateway.experiments import lifecycle
-from gateway.experiments.records import (
+from outrider.gateway.experiments import lifecycle
+from outrider.gateway.experiments.records import (
     EventKind,
     ExperimentEvent,
     ExperimentRecord,
@@ -15,7 +15,7 @@ from gateway.experiments.records import (
     ExperimentTable,
     VersionRecord,
 )
-from gateway.settings.experiments import ExperimentSpec, ExperimentState
+from outrider.gateway.settings.experiments import ExperimentSpec, ExperimentState
 
 MAX_EVENTS: Final = 100
 

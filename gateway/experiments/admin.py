@@ -11,23 +11,23 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors.tree import BadRequestError, StorageError
-from gateway.errors.validation import bad_request
-from gateway.experiments.admin_routes import MAX_VERSION
-from gateway.experiments.admin_schema import (
+from outrider.gateway.errors.tree import BadRequestError, StorageError
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.experiments.admin_routes import MAX_VERSION
+from outrider.gateway.experiments.admin_schema import (
     ExperimentCreate,
     ExperimentUpdate,
     experiment_detail,
     experiment_report,
 )
-from gateway.experiments.experiments import Experiments
-from gateway.experiments.records import ExperimentRecord
-from gateway.experiments.rows import spec_document
-from gateway.settings.experiments import ExperimentSpec
-from gateway.settings.extras import MissingExtraError, need_extra
-from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.keys import Principal
-from gateway.workers.siblings import Siblings
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.experiments.records import ExperimentRecord
+from outrider.gateway.experiments.rows import spec_document
+from outrider.gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.settings.extras import MissingExtraError, need_extra
+from outrider.gateway.tenants.authenticator import Authenticator
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from gateway.experiments.admin_schema import (
+from outrider.gateway.experiments.admin_schema import (
     DeletedExperiment,
     ExperimentAnalysis,
     ExperimentCreate,
@@ -11,7 +11,7 @@ from gateway.experiments.admin_schema import (
     ExperimentReport,
     ExperimentUpdate,
 )
-from gateway.tenants.admin_routes import AdminRoute, HttpMethod, admin_operation
+from outrider.gateway.tenants.admin_routes import AdminRoute, HttpMethod, admin_operation
 
 MAX_VERSION: Final = 2**31 - 1
 

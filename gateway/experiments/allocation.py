@@ -6,14 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from gateway.experiments.statistics.allocation import (
+from outrider.gateway.experiments.statistics.allocation import (
     bounded_shares,
     thompson_shares,
     track_and_stop_shares,
 )
-from gateway.experiments.statistics.clusters import design_effect
-from gateway.experiments.totals import ArmTotals
-from gateway.settings.experiment_rules import AllocationRule
+from outrider.gateway.experiments.statistics.clusters import design_effect
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.settings.experiment_rules import AllocationRule
 
 _ALPHA: Final = 0.05
 _LEAST_CHANGE: Final = 0.02

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
-from gateway.experiments.controller import WatchedExperiment
-from gateway.experiments.records import ExperimentRecord
+from outrider.gateway.experiments.controller import WatchedExperiment
+from outrider.gateway.experiments.records import ExperimentRecord
 
 
 class ArmStore(Protocol):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Literal, Protocol
 
-from gateway.answers.outcomes import ArmRef
-from gateway.errors.tree import BadRequestError
-from gateway.settings.arm_overlay import NO_OVERLAY, Overlay
+from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.settings.arm_overlay import NO_OVERLAY, Overlay
 
 ARM_HEADER: Final = "x-outrider-arm"
 """Forces an arm, written EXPERIMENT/ARM; the answer has it too."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from gateway.answers.outcomes import ArmRef
-from gateway.experiments.assigner import (
+from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.experiments.assigner import (
     ARM_HEADER,
     Assignment,
     PassedOver,
@@ -19,11 +19,11 @@ from gateway.experiments.assigner import (
     Subject,
     unknown_arm,
 )
-from gateway.experiments.eligibility import Eligibility, unit_of
-from gateway.experiments.records import ExperimentRecord
-from gateway.experiments.slots import NUM_SLOTS, Ranges
-from gateway.settings.arm_overlay import NO_OVERLAY, Overlay
-from gateway.settings.experiments import UnitKind
+from outrider.gateway.experiments.eligibility import Eligibility, unit_of
+from outrider.gateway.experiments.records import ExperimentRecord
+from outrider.gateway.experiments.slots import NUM_SLOTS, Ranges
+from outrider.gateway.settings.arm_overlay import NO_OVERLAY, Overlay
+from outrider.gateway.settings.experiments import UnitKind
 
 _Item = TypeVar("_Item")
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.errors.tree import GatewayError, StorageError
-from gateway.experiments.measure_store import TotalsStore
-from gateway.experiments.totals import ArmTotals
-from gateway.settings.experiment_rules import (
+from outrider.gateway.errors.tree import GatewayError, StorageError
+from outrider.gateway.experiments.measure_store import TotalsStore
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.settings.experiment_rules import (
     FIXED_ALLOCATION,
     NO_GUARDRAILS,
     AllocationRule,
     GuardrailLimits,
 )
-from gateway.storage.refresh import PeriodicRefresh
+from outrider.gateway.storage.refresh import PeriodicRefresh
 
 if TYPE_CHECKING:
-    from gateway.experiments.guardrails import Breach
+    from outrider.gateway.experiments.guardrails import Breach
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class ExperimentController:
 
 
 def _breaches(experiment: WatchedExperiment, live: Mapping[str, ArmTotals]) -> "list[Breach]":
-    from gateway.experiments.guardrails import breaches  # SciPy is slow to load
+    from outrider.gateway.experiments.guardrails import breaches  # SciPy is slow to load
 
     return breaches(
         live,
@@ -222,7 +222,7 @@ def _breaches(experiment: WatchedExperiment, live: Mapping[str, ArmTotals]) -> "
 def _next_weights(
     experiment: WatchedExperiment, totals: Mapping[str, ArmTotals]
 ) -> dict[str, float] | None:
-    from gateway.experiments.allocation import next_weights  # SciPy is slow to load
+    from outrider.gateway.experiments.allocation import next_weights  # SciPy is slow to load
 
     return next_weights(
         experiment.allocation,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.experiments.assigner import PassReason, Subject
-from gateway.settings.arm_overlay import MODEL, related_fields
-from gateway.settings.experiments import ExperimentSpec, UnitKind
+from outrider.gateway.experiments.assigner import PassReason, Subject
+from outrider.gateway.settings.arm_overlay import MODEL, related_fields
+from outrider.gateway.settings.experiments import ExperimentSpec, UnitKind
 
 ANY: Final = "*"
 _NO_KEY_IDS: Final = frozenset({"", "anonymous"})

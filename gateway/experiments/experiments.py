@@ -9,27 +9,27 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from gateway.answers.outcomes import OutcomeSink
-from gateway.errors.tree import ConflictError, StorageError
-from gateway.experiments.actions import ExperimentActions
-from gateway.experiments.arm_control import StoredArmControl
-from gateway.experiments.assigner import Assigner, Assignment, Subject
-from gateway.experiments.controller import ControllerMetrics, ExperimentController
-from gateway.experiments.feedback import FeedbackDesk
-from gateway.experiments.left_out import LeftOut
-from gateway.experiments.measure_store import MeasureStore, MemoryMeasureStore, TotalsStore
-from gateway.experiments.measures import ArmMeasures, MeasureWriter
-from gateway.experiments.memory_store import MemoryExperimentStore
-from gateway.experiments.recent import RecentRequests
-from gateway.experiments.registry import ExperimentRegistry
-from gateway.experiments.reporting import Reporter
-from gateway.experiments.statistics.report import Analysis
-from gateway.experiments.store import ExperimentStore
-from gateway.experiments.syncing import apply_settings
-from gateway.settings.experiments import ExperimentSettings
-from gateway.settings.tree import SettingsError
-from gateway.storage.database import Database, DatabaseError
-from gateway.storage.secrets import drawn_secret
+from outrider.gateway.answers.outcomes import OutcomeSink
+from outrider.gateway.errors.tree import ConflictError, StorageError
+from outrider.gateway.experiments.actions import ExperimentActions
+from outrider.gateway.experiments.arm_control import StoredArmControl
+from outrider.gateway.experiments.assigner import Assigner, Assignment, Subject
+from outrider.gateway.experiments.controller import ControllerMetrics, ExperimentController
+from outrider.gateway.experiments.feedback import FeedbackDesk
+from outrider.gateway.experiments.left_out import LeftOut
+from outrider.gateway.experiments.measure_store import MeasureStore, MemoryMeasureStore, TotalsStore
+from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
+from outrider.gateway.experiments.memory_store import MemoryExperimentStore
+from outrider.gateway.experiments.recent import RecentRequests
+from outrider.gateway.experiments.registry import ExperimentRegistry
+from outrider.gateway.experiments.reporting import Reporter
+from outrider.gateway.experiments.statistics.report import Analysis
+from outrider.gateway.experiments.store import ExperimentStore
+from outrider.gateway.experiments.syncing import apply_settings
+from outrider.gateway.settings.experiments import ExperimentSettings
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.storage.database import Database, DatabaseError
+from outrider.gateway.storage.secrets import drawn_secret
 
 _SECRET: Final = "experiments.secret"
 _NO_DATABASE_SECRET: Final = b"experiments without a database"

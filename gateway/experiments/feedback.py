@@ -11,27 +11,27 @@ from prometheus_client import CollectorRegistry, Counter
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
-from gateway.answers.outcomes import ArmRef
-from gateway.errors.tree import BadRequestError, NotFoundError
-from gateway.errors.validation import bad_request
-from gateway.experiments.feedback_schema import (
+from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.errors.tree import BadRequestError, NotFoundError
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.experiments.feedback_schema import (
     AnyFeedback,
     FeedbackReceipt,
     LabelFeedback,
     ScoreFeedback,
 )
-from gateway.experiments.feedback_totals import FeedbackRow
-from gateway.experiments.measure_store import MAX_NAMES, TooManyNamesError, TotalsStore
-from gateway.experiments.recent import (
+from outrider.gateway.experiments.feedback_totals import FeedbackRow
+from outrider.gateway.experiments.measure_store import MAX_NAMES, TooManyNamesError, TotalsStore
+from outrider.gateway.experiments.recent import (
     LEDGER_AGE_S,
     KnownRequest,
     RecentRequests,
     find_in_ledger,
 )
-from gateway.experiments.totals import FeedbackKind
-from gateway.storage.database import Database
-from gateway.tenants.keys import Principal
-from gateway.workers.siblings import Siblings
+from outrider.gateway.experiments.totals import FeedbackKind
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import Connection, func, select
 
-from gateway.experiments.totals import (
+from outrider.gateway.experiments.totals import (
     NUM_UNIT_BUCKETS,
     FeedbackKind,
     FeedbackTotals,
     MetricTotals,
 )
-from gateway.storage.tables import feedback
+from outrider.gateway.storage.tables import feedback
 
 _MAX_LABELS: Final = 100
 """Labels of one name that are listed; the rarest are left out of the list, not of the count."""

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.experiments.statistics.binomial import share_interval
-from gateway.experiments.statistics.clusters import latency_design_effect
-from gateway.experiments.statistics.interval import Interval
-from gateway.experiments.statistics.means import mean_interval
-from gateway.experiments.statistics.quantiles import quantile_interval
-from gateway.experiments.totals import ArmTotals
-from gateway.settings.experiment_rules import GuardrailLimits, GuardrailName
+from outrider.gateway.experiments.statistics.binomial import share_interval
+from outrider.gateway.experiments.statistics.clusters import latency_design_effect
+from outrider.gateway.experiments.statistics.interval import Interval
+from outrider.gateway.experiments.statistics.means import mean_interval
+from outrider.gateway.experiments.statistics.quantiles import quantile_interval
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.settings.experiment_rules import GuardrailLimits, GuardrailName
 
 _MS_PER_S: Final = 1000.0
 _QUANTILE: Final = 0.95

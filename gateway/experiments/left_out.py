@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.experiments.assigner import Assignment
+from outrider.gateway.experiments.assigner import Assignment
 
 logger = logging.getLogger(__name__)
 

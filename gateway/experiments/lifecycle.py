@@ -8,16 +8,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gateway.errors.tree import BadRequestError, ConflictError
-from gateway.experiments.records import (
+from outrider.gateway.errors.tree import BadRequestError, ConflictError
+from outrider.gateway.experiments.records import (
     ExperimentRecord,
     ExperimentSource,
     StoppedArm,
     VersionRecord,
 )
-from gateway.experiments.slots import NUM_SLOTS, NoRoomError, Ranges, count_of, dealt, resized
-from gateway.settings.arm_overlay import contradictions
-from gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.experiments.slots import (
+    NUM_SLOTS,
+    NoRoomError,
+    Ranges,
+    count_of,
+    dealt,
+    resized,
+)
+from outrider.gateway.settings.arm_overlay import contradictions
+from outrider.gateway.settings.experiments import ExperimentSpec
 
 Others = Iterable[ExperimentRecord]
 

@@ -5,15 +5,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from gateway.experiments.sketch import QuantileSketch
-from gateway.experiments.totals import (
+from outrider.gateway.experiments.sketch import QuantileSketch
+from outrider.gateway.experiments.totals import (
     METRIC_NAMES,
     NUM_UNIT_BUCKETS,
     SKETCH_NAMES,
     ArmTotals,
     MetricTotals,
 )
-from gateway.storage.database import DatabaseError
+from outrider.gateway.storage.database import DatabaseError
 
 _FORMAT: Final = 1
 

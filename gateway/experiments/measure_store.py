@@ -7,17 +7,17 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Select, delete, distinct, func, insert, select, update
 
-from gateway.experiments.feedback_totals import (
+from outrider.gateway.experiments.feedback_totals import (
     FeedbackByArm,
     FeedbackRow,
     sums_in_database,
     sums_of_rows,
 )
-from gateway.experiments.measure_document import decode_totals, encode_totals
-from gateway.experiments.totals import ArmTotals
-from gateway.storage.database import Database, insert_into
-from gateway.storage.tables import experiment_measures as measures
-from gateway.storage.tables import feedback
+from outrider.gateway.experiments.measure_document import decode_totals, encode_totals
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.storage.database import Database, insert_into
+from outrider.gateway.storage.tables import experiment_measures as measures
+from outrider.gateway.storage.tables import feedback
 
 ArmKey = tuple[str, int, str]
 """Experiment, version, arm."""

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from gateway.answers.outcomes import RequestOutcome
-from gateway.errors.tree import StorageError
-from gateway.experiments.assigner import PassedOver
-from gateway.experiments.measure_store import PASSED_MARK, ArmKey, TotalsStore
-from gateway.experiments.sketch import QuantileSketch
-from gateway.experiments.totals import (
+from outrider.gateway.answers.outcomes import RequestOutcome
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.experiments.assigner import PassedOver
+from outrider.gateway.experiments.measure_store import PASSED_MARK, ArmKey, TotalsStore
+from outrider.gateway.experiments.sketch import QuantileSketch
+from outrider.gateway.experiments.totals import (
     METRIC_NAMES,
     NUM_UNIT_BUCKETS,
     SKETCH_NAMES,
@@ -22,7 +22,7 @@ from gateway.experiments.totals import (
     MetricTotals,
     SketchName,
 )
-from gateway.storage.refresh import PeriodicRefresh
+from outrider.gateway.storage.refresh import PeriodicRefresh
 
 logger = logging.getLogger(__name__)
 

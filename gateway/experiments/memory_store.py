@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.errors.tree import ConflictError, NotFoundError
-from gateway.experiments import lifecycle
-from gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
-from gateway.experiments.records import (
+from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.experiments import lifecycle
+from outrider.gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
+from outrider.gateway.experiments.records import (
     EventKind,
     ExperimentEvent,
     ExperimentRecord,
@@ -16,7 +16,7 @@ from gateway.experiments.records import (
     ExperimentTable,
     VersionRecord,
 )
-from gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.settings.experiments import ExperimentSpec
 
 
 class MemoryExperimentStore(ExperimentActions):

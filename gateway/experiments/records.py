@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.experiments.slots import Ranges, shares_of
-from gateway.settings.experiment_rules import AllocationRule, GuardrailLimits
-from gateway.settings.experiments import ExperimentSpec, ExperimentState
+from outrider.gateway.experiments.slots import Ranges, shares_of
+from outrider.gateway.settings.experiment_rules import AllocationRule, GuardrailLimits
+from outrider.gateway.settings.experiments import ExperimentSpec, ExperimentState
 
 EventKind = Literal[
     "created", "edited", "started", "stopped", "ramped", "arm_stopped", "weights_changed"

@@ -5,11 +5,17 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.experiments.actions import ExperimentActions
-from gateway.experiments.assigner import Assigner, Assignment, NullAssigner, PassedOver, Subject
-from gateway.experiments.assignment import HashAssigner
-from gateway.experiments.records import ExperimentRecord, ExperimentTable
-from gateway.storage.refresh import PeriodicRefresh
+from outrider.gateway.experiments.actions import ExperimentActions
+from outrider.gateway.experiments.assigner import (
+    Assigner,
+    Assignment,
+    NullAssigner,
+    PassedOver,
+    Subject,
+)
+from outrider.gateway.experiments.assignment import HashAssigner
+from outrider.gateway.experiments.records import ExperimentRecord, ExperimentTable
+from outrider.gateway.storage.refresh import PeriodicRefresh
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gateway.errors.tree import NotFoundError
-from gateway.experiments.actions import ExperimentActions
-from gateway.experiments.measure_store import TotalsStore
-from gateway.experiments.records import ExperimentRecord, VersionRecord
-from gateway.experiments.statistics.plan import Limits, SamplePlan
-from gateway.experiments.totals import ArmTotals
+from outrider.gateway.errors.tree import NotFoundError
+from outrider.gateway.experiments.actions import ExperimentActions
+from outrider.gateway.experiments.measure_store import TotalsStore
+from outrider.gateway.experiments.records import ExperimentRecord, VersionRecord
+from outrider.gateway.experiments.statistics.plan import Limits, SamplePlan
+from outrider.gateway.experiments.totals import ArmTotals
 
 if TYPE_CHECKING:
-    from gateway.experiments.statistics.report import Analysis
-    from gateway.experiments.statistics.selfcheck import SelfCheck
+    from outrider.gateway.experiments.statistics.report import Analysis
+    from outrider.gateway.experiments.statistics.selfcheck import SelfCheck
 
 
 def plan_of(record: ExperimentRecord, version: VersionRecord | None = None) -> SamplePlan:
@@ -71,7 +71,7 @@ class Reporter:
 
     def report(self, name: str, version: int | None = None) -> "Analysis":
         """Return its present report."""
-        from gateway.experiments.statistics.report import analyse  # SciPy is slow to load
+        from outrider.gateway.experiments.statistics.report import analyse  # SciPy is slow to load
 
         plan = self.plan(name, version)
         passed_over = self._totals.passed_over(plan.name, plan.version)
@@ -79,7 +79,7 @@ class Reporter:
 
     def check(self, name: str, version: int | None, randomness: np.random.Generator) -> "SelfCheck":
         """Check that the data of the experiment, split at random, show no difference."""
-        from gateway.experiments.statistics.selfcheck import self_check
+        from outrider.gateway.experiments.statistics.selfcheck import self_check
 
         plan = self.plan(name, version)
         return self_check(plan, self.totals(plan), randomness)

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from gateway.experiments.records import ExperimentRecord, StoppedArm, VersionRecord
-from gateway.experiments.slots import Ranges
-from gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.experiments.records import ExperimentRecord, StoppedArm, VersionRecord
+from outrider.gateway.experiments.slots import Ranges
+from outrider.gateway.settings.experiments import ExperimentSpec
 
 
 def experiment_of(row: RowMapping) -> ExperimentRecord:

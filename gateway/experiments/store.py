@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
-from gateway.errors.tree import ConflictError, NotFoundError
-from gateway.experiments import lifecycle
-from gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
-from gateway.experiments.records import (
+from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.experiments import lifecycle
+from outrider.gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
+from outrider.gateway.experiments.records import (
     EventKind,
     ExperimentEvent,
     ExperimentRecord,
@@ -18,16 +18,16 @@ from gateway.experiments.records import (
     ExperimentTable,
     VersionRecord,
 )
-from gateway.experiments.rows import (
+from outrider.gateway.experiments.rows import (
     experiment_of,
     row_of_experiment,
     row_of_version,
     version_of,
 )
-from gateway.settings.experiments import ExperimentSpec
-from gateway.storage import tables
-from gateway.storage.change_counter import ChangeCounter
-from gateway.storage.database import Database
+from outrider.gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.change_counter import ChangeCounter
+from outrider.gateway.storage.database import Database
 
 logger = logging.getLogger(__name__)
 

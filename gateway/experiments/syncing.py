@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from hashlib import blake2b
 
-from gateway.errors.tree import ConflictError
-from gateway.experiments.actions import ExperimentActions
-from gateway.settings.experiments import ExperimentSettings
+from outrider.gateway.errors.tree import ConflictError
+from outrider.gateway.experiments.actions import ExperimentActions
+from outrider.gateway.settings.experiments import ExperimentSettings
 
 _FINGERPRINT_BYTES = 16
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.experiments.records import ExperimentEvent, ExperimentRecord
+from outrider.gateway.experiments.records import ExperimentEvent, ExperimentRecord
 
 _STYLES = {"running": "green", "draft": "yellow", "stopped": "red"}
 

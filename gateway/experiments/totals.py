@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.experiments.sketch import QuantileSketch
+from outrider.gateway.experiments.sketch import QuantileSketch
 
 _Floats = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.request import TIERS, Tier
-from gateway.fleet.demand import Needs
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.fleet.demand import Needs
 
 DNS: Final = "dns://"
 """In front of NAME:PORT: all addresses of the name."""

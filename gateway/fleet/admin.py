@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors.tree import ConflictError, NotFoundError
-from gateway.errors.validation import bad_request
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.roster import NoReplicaLeftError
-from gateway.tenants.admin_routes import AdminRoute, admin_operation
-from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.keys import Principal
+from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.roster import NoReplicaLeftError
+from outrider.gateway.tenants.admin_routes import AdminRoute, admin_operation
+from outrider.gateway.tenants.authenticator import Authenticator
+from outrider.gateway.tenants.keys import Principal
 
 logger = logging.getLogger(__name__)
 

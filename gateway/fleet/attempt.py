@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import EngineDiedError, EngineError
-from engine.events import Ending, EngineInfo, Failed, Finished
-from engine.request import EngineRequest
-from gateway.fleet.candidates import Wanted
-from gateway.fleet.demand import Demand, Needs
-from gateway.fleet.replica import Replica
+from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.engine.events import Ending, EngineInfo, Failed, Finished
+from outrider.engine.request import EngineRequest
+from outrider.gateway.fleet.candidates import Wanted
+from outrider.gateway.fleet.demand import Demand, Needs
+from outrider.gateway.fleet.replica import Replica
 
 if TYPE_CHECKING:
-    from gateway.fleet.flight import Flight
+    from outrider.gateway.fleet.flight import Flight
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.backends.wire import HASH_BYTES, BlocksChanged, BlocksReset
-from gateway.fleet.block_table import BlockTable
+from outrider.gateway.backends.wire import HASH_BYTES, BlocksChanged, BlocksReset
+from outrider.gateway.fleet.block_table import BlockTable
 
 Keys = npt.NDArray[np.uint64]
 Depths = npt.NDArray[np.int32]

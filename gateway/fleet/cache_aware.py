@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from engine.cache.block_pool import prefix_hashes, prefix_root
-from engine.events import TierInfo
-from engine.request import EngineRequest, Tier
-from gateway.fleet.block_index import BlockIndex, Depths, Keys, block_keys, grid
-from gateway.fleet.placement import Ints, Loads, least
+from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
+from outrider.engine.events import TierInfo
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.fleet.block_index import BlockIndex, Depths, Keys, block_keys, grid
+from outrider.gateway.fleet.placement import Ints, Loads, least
 
 _PLACED_S: Final = 60.0
 _MOST_PLACED: Final = 2**14

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from engine.request import EngineRequest, Tier
-from gateway.fleet.placement import Ints
-from gateway.fleet.replica import Replica, needed_tiers, num_tokens
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.fleet.placement import Ints
+from outrider.gateway.fleet.replica import Replica, needed_tiers, num_tokens
 
 _FRESH_S: Final = 0.05  # so long the replicas are not looked through again
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from engine.errors import EngineNotStartedError, QueueFullError
-from engine.request import Tier
-from gateway.backends.client import PausedRequests
+from outrider.engine.errors import EngineNotStartedError, QueueFullError
+from outrider.engine.request import Tier
+from outrider.gateway.backends.client import PausedRequests
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from engine.errors import EngineError
-from gateway.fleet.addresses import Found, Resolve, is_looked_up, resolve
-from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.demand import Demand, Needs
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
+from outrider.engine.errors import EngineError
+from outrider.gateway.fleet.addresses import Found, Resolve, is_looked_up, resolve
+from outrider.gateway.fleet.cache_aware import CacheAware
+from outrider.gateway.fleet.demand import Demand, Needs
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
 
 log = logging.getLogger(__name__)
 

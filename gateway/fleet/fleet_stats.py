@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
-from engine.events import EngineInfo, EngineStats, TierInfo, TierStats
-from engine.request import TIERS, Tier
+from outrider.engine.events import EngineInfo, EngineStats, TierInfo, TierStats
+from outrider.engine.request import TIERS, Tier
 
 _NO_GAUGES: Final = {
     "num_running": 0,

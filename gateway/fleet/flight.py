@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
-from engine.errors import (
+from outrider.engine.errors import (
     CrashSuspectError,
     EngineDiedError,
     EngineError,
     InfeasibleObjectiveError,
     QueueFullError,
 )
-from engine.events import (
+from outrider.engine.events import (
     Ending,
     EngineEvent,
     Failed,
@@ -24,15 +24,15 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
-from gateway.backends.client import OnEnd, tell_end
-from gateway.backends.crash_suspects import EXPIRES_S, MAX_DEATHS
-from gateway.backends.received_answer import ReceivedAnswer
-from gateway.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
-from gateway.backends.wire import SwitchTier
-from gateway.fleet.attempt import Attempt, Fleet, ended_by_itself, is_loss
-from gateway.fleet.candidates import Wanted
-from gateway.fleet.replica import Replica, needed_tiers, numerics_of
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.backends.client import OnEnd, tell_end
+from outrider.gateway.backends.crash_suspects import EXPIRES_S, MAX_DEATHS
+from outrider.gateway.backends.received_answer import ReceivedAnswer
+from outrider.gateway.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
+from outrider.gateway.backends.wire import SwitchTier
+from outrider.gateway.fleet.attempt import Attempt, Fleet, ended_by_itself, is_loss
+from outrider.gateway.fleet.candidates import Wanted
+from outrider.gateway.fleet.replica import Replica, needed_tiers, numerics_of
 
 _MAX_TRIES: Final = 3
 """So many replicas may refuse a new request before it is refused."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from engine.request import EngineRequest
-from gateway.backends.crash_suspects import CrashSuspects
-from gateway.fleet.replica import Replica
+from outrider.engine.request import EngineRequest
+from outrider.gateway.backends.crash_suspects import CrashSuspects
+from outrider.gateway.fleet.replica import Replica
 
 _FOUND_WITHIN_S: Final = 60.0
 

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.pool import EnginePool
 
 
 class FleetMetrics(Collector):

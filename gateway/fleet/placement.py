@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.request import EngineRequest
+from outrider.engine.request import EngineRequest
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -8,24 +8,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from engine.errors import (
+from outrider.engine.errors import (
     EngineDiedError,
     EngineError,
     EngineNotStartedError,
     InvalidRequestError,
     TierUnavailableError,
 )
-from engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from engine.request import AdapterRef, EngineRequest, Tier
-from gateway.backends.client import LOADING_REASON, OnEnd, PausedRequests
-from gateway.fleet.candidates import Wanted
-from gateway.fleet.demand import Demand, Needs
-from gateway.fleet.fleet_stats import joined_info
-from gateway.fleet.flight import Flight
-from gateway.fleet.losses import Losses
-from gateway.fleet.placement import LeastWork, Placement
-from gateway.fleet.replica import Replica, needed_tiers
-from gateway.fleet.roster import ReplicaState, Roster
+from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.gateway.backends.client import LOADING_REASON, OnEnd, PausedRequests
+from outrider.gateway.fleet.candidates import Wanted
+from outrider.gateway.fleet.demand import Demand, Needs
+from outrider.gateway.fleet.fleet_stats import joined_info
+from outrider.gateway.fleet.flight import Flight
+from outrider.gateway.fleet.losses import Losses
+from outrider.gateway.fleet.placement import LeastWork, Placement
+from outrider.gateway.fleet.replica import Replica, needed_tiers
+from outrider.gateway.fleet.roster import ReplicaState, Roster
 
 _WATCH_S: Final = 1.0  # between two snapshots of a replica
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, Protocol
 
-from engine.errors import EngineError
-from engine.events import EngineInfo, EngineStats, TierInfo
-from engine.request import EngineRequest, Tier
-from gateway.backends.client import EngineClient
-from gateway.fleet.placement import LoadBoard, ReplicaLoad
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineInfo, EngineStats, TierInfo
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.fleet.placement import LoadBoard, ReplicaLoad
 
 _FORGETTING: Final = 1.02  # of the fastest pace, at each snapshot
 

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from engine.errors import EngineDiedError, EngineError
-from engine.events import EngineInfo, EngineStats, TierInfo
-from engine.request import Tier
-from gateway.fleet.candidates import Candidates
-from gateway.fleet.demand import Needs
-from gateway.fleet.fleet_stats import FleetStats, joined_info
-from gateway.fleet.placement import LoadBoard
-from gateway.fleet.replica import OtherModelsError, Replica
+from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.engine.events import EngineInfo, EngineStats, TierInfo
+from outrider.engine.request import Tier
+from outrider.gateway.fleet.candidates import Candidates
+from outrider.gateway.fleet.demand import Needs
+from outrider.gateway.fleet.fleet_stats import FleetStats, joined_info
+from outrider.gateway.fleet.placement import LoadBoard
+from outrider.gateway.fleet.replica import OtherModelsError, Replica
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.events import TokenLogprobs, TokensEmitted
-from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
-from gateway.planning.job import EscalationTarget, Job
-from gateway.text.chat import ChatTokenizer
-from gateway.text.reasoning_formats import TextKind
-from gateway.text.stopping import StopMatcher
-from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
+from outrider.engine.events import TokenLogprobs, TokensEmitted
+from outrider.gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
+from outrider.gateway.planning.job import EscalationTarget, Job
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.reasoning_formats import TextKind
+from outrider.gateway.text.stopping import StopMatcher
+from outrider.gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
 AnswerKind = TextKind | PieceKind

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import cast
 
-from engine.errors import CrashSuspectError, EngineDiedError, InvalidAdapterError
-from engine.events import (
+from outrider.engine.errors import CrashSuspectError, EngineDiedError, InvalidAdapterError
+from outrider.engine.events import (
     EngineEvent,
     Failed,
     Finished,
@@ -16,9 +16,9 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
-from gateway.backends.client import EngineClient
-from gateway.errors.tree import (
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.errors.tree import (
     AdapterUnavailableError,
     BadRequestError,
     EngineLostError,
@@ -27,10 +27,10 @@ from gateway.errors.tree import (
     GenerationError,
     RequestFailedError,
 )
-from gateway.generation.choice import Choice, Delta
-from gateway.metering.metrics import GatewayMetrics
-from gateway.metering.token_allowance import within_allowance
-from gateway.planning.job import Answer, Job
+from outrider.gateway.generation.choice import Choice, Delta
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.metering.token_allowance import within_allowance
+from outrider.gateway.planning.job import Answer, Job
 
 log = logging.getLogger(__name__)
 

@@ -4,15 +4,15 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from engine.request import Tier
-from gateway.answers.responder import HandedOverError
-from gateway.backends.client import EngineClient
-from gateway.generation.choice import Choice, ChoiceUsage, Delta
-from gateway.generation.choice_stream import CascadeUsage, ChoiceStream
-from gateway.generation.fan_in import merge
-from gateway.generation.watched_stream import WatchedStream
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.job import ChoicePlan, Job
+from outrider.engine.request import Tier
+from outrider.gateway.answers.responder import HandedOverError
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.generation.choice import Choice, ChoiceUsage, Delta
+from outrider.gateway.generation.choice_stream import CascadeUsage, ChoiceStream
+from outrider.gateway.generation.fan_in import merge
+from outrider.gateway.generation.watched_stream import WatchedStream
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.job import ChoicePlan, Job
 
 __all__ = ["Choice", "ChoicePlan", "Delta", "Generation", "Job"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.events import EngineEvent, PrefillDone, TokensEmitted
-from router.cascade import CascadePlan, Judgement
+from outrider.engine.events import EngineEvent, PrefillDone, TokensEmitted
+from outrider.router.cascade import CascadePlan, Judgement
 
 
 class HoldBack:

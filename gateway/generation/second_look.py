@@ -5,9 +5,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
-from engine.events import EngineEvent, Failed, Finished, TokensEmitted
-from engine.request import LOW, EngineRequest
-from gateway.backends.client import EngineClient
+from outrider.engine.events import EngineEvent, Failed, Finished, TokensEmitted
+from outrider.engine.request import LOW, EngineRequest
+from outrider.gateway.backends.client import EngineClient
 
 
 async def shared_tokens(

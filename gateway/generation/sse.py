@@ -11,14 +11,14 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from engine.events import TokenLogprobs
-from gateway.answers.responder import RouteReason
-from gateway.generation.choice import Delta
-from gateway.generation.generation import Generation
-from gateway.generation.trace import DeltaTrace
-from gateway.planning.job import Job
-from gateway.schema.line_ends import escape_line_ends
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.events import TokenLogprobs
+from outrider.gateway.answers.responder import RouteReason
+from outrider.gateway.generation.choice import Delta
+from outrider.gateway.generation.generation import Generation
+from outrider.gateway.generation.trace import DeltaTrace
+from outrider.gateway.planning.job import Job
+from outrider.gateway.schema.line_ends import escape_line_ends
+from outrider.gateway.text.chat import ChatTokenizer
 
 DONE: Final = b"data: [DONE]\n\n"
 _EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")

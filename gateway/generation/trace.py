@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from engine.trace import NodeSource, StepTrace, TokenOrigin
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.trace import NodeSource, StepTrace, TokenOrigin
+from outrider.gateway.text.chat import ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)

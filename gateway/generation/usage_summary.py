@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from gateway.answers.responder import RouteReason
-from gateway.generation.generation import Generation
-from gateway.ledger.row import RowOutcome
-from gateway.metering.rows import LocalAnswer
+from outrider.gateway.answers.responder import RouteReason
+from outrider.gateway.generation.generation import Generation
+from outrider.gateway.ledger.row import RowOutcome
+from outrider.gateway.metering.rows import LocalAnswer
 
 _OUTCOMES: Final[dict[str, RowOutcome]] = {
     "stop": "answered",

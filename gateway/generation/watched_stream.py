@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.errors import CrashSuspectError, EngineDiedError, EngineError
-from engine.events import (
+from outrider.engine.errors import CrashSuspectError, EngineDiedError, EngineError
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     Failed,
@@ -21,19 +21,19 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
-from gateway.answers.responder import DraftAnswer, EscalateFn, HandedOverError, TakenOver
-from gateway.backends.client import EngineClient
-from gateway.errors.tree import EngineLostError
-from gateway.generation.choice import Choice, Delta
-from gateway.generation.choice_stream import CascadeUsage, ChoiceStream
-from gateway.generation.hold_back import HoldBack
-from gateway.generation.second_look import shared_tokens
-from gateway.generation.trace import told_as_reused
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.job import EscalationTarget, Job
-from gateway.planning.second_looks import SecondLooks
-from router.cascade import CascadePlan, Judgement
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.answers.responder import DraftAnswer, EscalateFn, HandedOverError, TakenOver
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.errors.tree import EngineLostError
+from outrider.gateway.generation.choice import Choice, Delta
+from outrider.gateway.generation.choice_stream import CascadeUsage, ChoiceStream
+from outrider.gateway.generation.hold_back import HoldBack
+from outrider.gateway.generation.second_look import shared_tokens
+from outrider.gateway.generation.trace import told_as_reused
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.job import EscalationTarget, Job
+from outrider.gateway.planning.second_looks import SecondLooks
+from outrider.router.cascade import CascadePlan, Judgement
 
 _ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})
 _REFUSED = "cascade: the large tier could not take it, small answer kept"

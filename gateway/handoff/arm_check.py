@@ -5,14 +5,14 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.errors import EngineError
-from gateway.errors.http import problem_of
-from gateway.errors.tree import ConflictError, GatewayError
-from gateway.handoff.planner import Planner
-from gateway.planning.model_catalog import AUTO
-from gateway.planning.parsed_request import RequestContext
-from gateway.settings.arm_overlay import REQUEST_FIELDS
-from gateway.settings.experiments import ExperimentSpec
+from outrider.engine.errors import EngineError
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import ConflictError, GatewayError
+from outrider.gateway.handoff.planner import Planner
+from outrider.gateway.planning.model_catalog import AUTO
+from outrider.gateway.planning.parsed_request import RequestContext
+from outrider.gateway.settings.arm_overlay import REQUEST_FIELDS
+from outrider.gateway.settings.experiments import ExperimentSpec
 
 _PROBE: Final = "Hello"
 _SERVER_ERROR: Final = 500

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.errors import EngineError
-from gateway.errors.tree import BadRequestError, GatewayError
-from gateway.experiments.assigner import ARM_HEADER, Assignment
-from gateway.experiments.experiments import Experiments
-from gateway.handoff.arms import assignment_of, choosing_of, forget_arms, may_be_arms_fault
-from gateway.handoff.basis import AnswerBasis
-from gateway.handoff.chain_walk import ChainWalk
-from gateway.handoff.fallback import Lineup
-from gateway.planning.parsed_request import ParsedRequest, RequestContext
-from gateway.schema.envelope import read_request
-from gateway.schema.kinds import Endpoint
-from gateway.schema.parsing import refuse_doubled_names
-from gateway.settings.arm_overlay import MODEL, MODELS
+from outrider.engine.errors import EngineError
+from outrider.gateway.errors.tree import BadRequestError, GatewayError
+from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.handoff.arms import assignment_of, choosing_of, forget_arms, may_be_arms_fault
+from outrider.gateway.handoff.basis import AnswerBasis
+from outrider.gateway.handoff.chain_walk import ChainWalk
+from outrider.gateway.handoff.fallback import Lineup
+from outrider.gateway.planning.parsed_request import ParsedRequest, RequestContext
+from outrider.gateway.schema.envelope import read_request
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.schema.parsing import refuse_doubled_names
+from outrider.gateway.settings.arm_overlay import MODEL, MODELS
 
 Walk = Callable[[bytes, RequestContext], ChainWalk]
 

@@ -6,19 +6,19 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BudgetError, RateLimitError
-from gateway.experiments.assigner import Assignment, Subject, conversation_unit
-from gateway.experiments.experiments import Experiments
-from gateway.ledger.row import MAX_LENGTHS
-from gateway.planning.job import ApiRequest
-from gateway.planning.model_catalog import AUTO
-from gateway.planning.parsed_request import RequestContext
-from gateway.schema.common import OutriderOptions
-from gateway.schema.envelope import ReadRequest
-from gateway.schema.kinds import Endpoint
-from gateway.settings.arm_overlay import MODEL, MODELS, SAMPLING_FIELDS, SERVICE_TIER
-from gateway.tenants.keys import ANONYMOUS
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BudgetError, RateLimitError
+from outrider.gateway.experiments.assigner import Assignment, Subject, conversation_unit
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.ledger.row import MAX_LENGTHS
+from outrider.gateway.planning.job import ApiRequest
+from outrider.gateway.planning.model_catalog import AUTO
+from outrider.gateway.planning.parsed_request import RequestContext
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.envelope import ReadRequest
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.settings.arm_overlay import MODEL, MODELS, SAMPLING_FIELDS, SERVICE_TIER
+from outrider.gateway.tenants.keys import ANONYMOUS
 
 _NO_OPTIONS: Final = OutriderOptions()
 _REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.planning.parsed_request import ParsedRequest
+from outrider.gateway.planning.parsed_request import ParsedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

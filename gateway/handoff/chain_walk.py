@@ -6,16 +6,16 @@ from contextlib import suppress
 
 import msgspec
 
-from engine.errors import EngineError
-from gateway.answers.responder import RouteReason
-from gateway.edge.header_text import header_text
-from gateway.errors.tree import GatewayError, NotReadyError
-from gateway.handoff.basis import AnswerBasis
-from gateway.handoff.chains import ModelChain, goes_on, told_together
-from gateway.handoff.fallback import Lineup
-from gateway.handoff.reading import RequestReader
-from gateway.planning.parsed_request import ParsedRequest, RequestContext
-from gateway.schema.kinds import Endpoint, FallbackKind
+from outrider.engine.errors import EngineError
+from outrider.gateway.answers.responder import RouteReason
+from outrider.gateway.edge.header_text import header_text
+from outrider.gateway.errors.tree import GatewayError, NotReadyError
+from outrider.gateway.handoff.basis import AnswerBasis
+from outrider.gateway.handoff.chains import ModelChain, goes_on, told_together
+from outrider.gateway.handoff.fallback import Lineup
+from outrider.gateway.handoff.reading import RequestReader
+from outrider.gateway.planning.parsed_request import ParsedRequest, RequestContext
+from outrider.gateway.schema.kinds import Endpoint, FallbackKind
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.errors import EngineError, PromptTooLongError
-from gateway.errors.tree import (
+from outrider.engine.errors import EngineError, PromptTooLongError
+from outrider.gateway.errors.tree import (
     BadRequestError,
     BudgetError,
     GatewayError,
@@ -22,14 +22,14 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.handoff.cut_short import CutShortError
-from gateway.handoff.fallback import may_go_on
-from gateway.planning.parsed_request import check_model
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.kinds import Endpoint, FallbackKind
-from gateway.schema.parsing import refuse_doubled_names
-from gateway.settings.aliases import AliasSettings
-from gateway.tenants.keys import Principal
+from outrider.gateway.handoff.cut_short import CutShortError
+from outrider.gateway.handoff.fallback import may_go_on
+from outrider.gateway.planning.parsed_request import check_model
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.kinds import Endpoint, FallbackKind
+from outrider.gateway.schema.parsing import refuse_doubled_names
+from outrider.gateway.settings.aliases import AliasSettings
+from outrider.gateway.tenants.keys import Principal
 
 MAX_MODELS: Final = 8
 """Models that one request may name."""

@@ -7,30 +7,30 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
-from engine.errors import EngineError
-from gateway.answers.responder import DraftAnswer, Place, Responder, RouteReason, TakenOver
-from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.cloud_responder import CloudResponder
-from gateway.handoff.documents import beginning, num_answers, speaks_in_ids
-from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.handoff.required_capabilities import uses_of
-from gateway.handoff.watched_responder import SmallWatch, WatchedResponder
-from gateway.metering.meter import RequestMeter
-from gateway.metering.metrics import GatewayMetrics
-from gateway.metering.reserved_usage import UsageEstimate
-from gateway.metering.token_allowance import TokenAllowance
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.model_catalog import ModelCatalog
-from gateway.planning.parsed_request import ParsedRequest
-from gateway.planning.routing_parts import RoutingParts
-from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.mirror import MirroredAnswer
-from gateway.upstream.tier import UpstreamTier
-from gateway.upstream.upstream_usage import UpstreamUsage
-from gateway.upstream.usage import cost_usd
-from router.label_free import text_agreement
+from outrider.engine.errors import EngineError
+from outrider.gateway.answers.responder import DraftAnswer, Place, Responder, RouteReason, TakenOver
+from outrider.gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.handoff.cloud_responder import CloudResponder
+from outrider.gateway.handoff.documents import beginning, num_answers, speaks_in_ids
+from outrider.gateway.handoff.live_model_catalog import LiveModelCatalog
+from outrider.gateway.handoff.required_capabilities import uses_of
+from outrider.gateway.handoff.watched_responder import SmallWatch, WatchedResponder
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.metering.reserved_usage import UsageEstimate
+from outrider.gateway.metering.token_allowance import TokenAllowance
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.model_catalog import ModelCatalog
+from outrider.gateway.planning.parsed_request import ParsedRequest
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.mirror import MirroredAnswer
+from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import cost_usd
+from outrider.router.label_free import text_agreement
 
 # If no tier takes over, the held text must still be sent and the answer written to its end.
 _SHARE_FOR_OTHERS: Final = 0.7

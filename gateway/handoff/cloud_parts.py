@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from gateway.planning.placement import PlacementPolicy
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.upstream.mirror import Mirror
-from gateway.upstream.small_server import SmallServer
-from gateway.upstream.tier import UpstreamTier
+from outrider.gateway.planning.placement import PlacementPolicy
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.mirror import Mirror
+from outrider.gateway.upstream.small_server import SmallServer
+from outrider.gateway.upstream.tier import UpstreamTier
 
 
 def _unexported_metrics() -> UpstreamMetrics:

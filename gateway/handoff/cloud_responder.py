@@ -6,27 +6,27 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.responder import (
+from outrider.gateway.answers.responder import (
     AnswerFacts,
     HandedOverError,
     PartialAnswer,
     Place,
     RouteReason,
 )
-from gateway.errors.tree import UpstreamRefusalError
-from gateway.generation.sse import DONE, event, rounded
-from gateway.handoff.cut_short import CutShortError
-from gateway.metering.token_allowance import TokenAllowance
-from gateway.schema.kinds import FallbackKind
-from gateway.upstream.answer import UpstreamAnswer
-from gateway.upstream.attempts import AttemptKind
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
-from gateway.upstream.dialects.rewriting import id_of, splice, with_id
-from gateway.upstream.event_stream import event_data
-from gateway.upstream.tally import Tally
-from gateway.upstream.tier import UpstreamTier
-from gateway.upstream.upstream_usage import UpstreamUsage
-from gateway.upstream.usage import cost_usd, usage_object
+from outrider.gateway.errors.tree import UpstreamRefusalError
+from outrider.gateway.generation.sse import DONE, event, rounded
+from outrider.gateway.handoff.cut_short import CutShortError
+from outrider.gateway.metering.token_allowance import TokenAllowance
+from outrider.gateway.schema.kinds import FallbackKind
+from outrider.gateway.upstream.answer import UpstreamAnswer
+from outrider.gateway.upstream.attempts import AttemptKind
+from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
+from outrider.gateway.upstream.dialects.rewriting import id_of, splice, with_id
+from outrider.gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.tally import Tally
+from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import cost_usd, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode

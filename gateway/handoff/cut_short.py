@@ -1,7 +1,7 @@
 """The end of an answer that its server cut short, so that another model may go on."""
 
-from gateway.errors.tree import GatewayError
-from gateway.schema.kinds import FallbackKind
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.schema.kinds import FallbackKind
 
 
 class CutShortError(GatewayError):

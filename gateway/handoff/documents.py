@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.planning.parsed_request import ParsedRequest
-from gateway.schema.kinds import Endpoint
+from outrider.gateway.planning.parsed_request import ParsedRequest
+from outrider.gateway.schema.kinds import Endpoint
 
 _AFFINE_MESSAGES: Final = 2
 _AFFINE_CHARS: Final = 1024

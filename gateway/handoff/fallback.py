@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import (
+from outrider.engine.errors import (
     CrashSuspectError,
     EngineError,
     InfeasibleObjectiveError,
@@ -17,7 +17,7 @@ from engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from gateway.answers.responder import (
+from outrider.gateway.answers.responder import (
     DIRECT,
     AnswerFacts,
     HandOffError,
@@ -26,7 +26,7 @@ from gateway.answers.responder import (
     Responder,
     RouteReason,
 )
-from gateway.errors.tree import (
+from outrider.gateway.errors.tree import (
     BadRequestError,
     BudgetError,
     EngineLostTwiceError,
@@ -40,8 +40,8 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.handoff.basis import AnswerBasis
-from gateway.handoff.cut_short import CutShortError
+from outrider.gateway.handoff.basis import AnswerBasis
+from outrider.gateway.handoff.cut_short import CutShortError
 
 log = logging.getLogger(__name__)
 

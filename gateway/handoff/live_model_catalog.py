@@ -4,20 +4,20 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.errors import EngineError
-from engine.events import TierInfo
-from engine.request import TIERS, Tier
-from gateway.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.planning.jobs import JobBuilder
-from gateway.planning.model_catalog import (
+from outrider.engine.errors import EngineError
+from outrider.engine.events import TierInfo
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.planning.jobs import JobBuilder
+from outrider.gateway.planning.model_catalog import (
     AUTO,
     LocalFormats,
     ModelCatalog,
     ResolvedModel,
     TierModels,
 )
-from gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.keys import Scopes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.answers.responder import (
+from outrider.gateway.answers.responder import (
     AnswerFacts,
     HandedOverError,
     PartialAnswer,
@@ -15,9 +15,9 @@ from gateway.answers.responder import (
     RouteReason,
     TakenOver,
 )
-from gateway.generation import sse
-from gateway.generation.choice import Delta
-from gateway.generation.generation import Generation
+from outrider.gateway.generation import sse
+from outrider.gateway.generation.choice import Delta
+from outrider.gateway.generation.generation import Generation
 
 _SHARE_OF_NEW: Final = 0.2
 # Several requests begin in one step of the engine and then none for a while.

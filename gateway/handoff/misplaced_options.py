@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.tree import BadRequestError
 
 _OPTIONS: Final = "outrider"
 _PRIVATE: Final = frozenset({"privacy", "private", "isprivate"})

@@ -6,14 +6,22 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.edge.forms import FormPart, read_form, write_form
-from gateway.errors.tree import BadRequestError, GatewayError, LoopError, ModelNotFoundError
-from gateway.handoff.chains import ChainBook, goes_on, told_together
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.cloud_responder import blot_out
-from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
-from gateway.handoff.passed_work import (
+from outrider.gateway.edge.forms import FormPart, read_form, write_form
+from outrider.gateway.errors.tree import (
+    BadRequestError,
+    GatewayError,
+    LoopError,
+    ModelNotFoundError,
+)
+from outrider.gateway.handoff.chains import ChainBook, goes_on, told_together
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.handoff.cloud_responder import blot_out
+from outrider.gateway.handoff.live_model_catalog import LiveModelCatalog
+from outrider.gateway.handoff.misplaced_options import (
+    refuse_misplaced_options,
+    refuse_privacy_header,
+)
+from outrider.gateway.handoff.passed_work import (
     COUNTS,
     ELSEWHERE,
     GIVEN,
@@ -23,16 +31,16 @@ from gateway.handoff.passed_work import (
     number_of_images,
     work_of,
 )
-from gateway.metering.reserved_usage import UsageEstimate
-from gateway.planning.model_catalog import AUTO, ResolvedModel
-from gateway.planning.parsed_request import RequestContext, check_model, tier_not_allowed
-from gateway.schema.common import OutriderOptions
-from gateway.schema.kinds import PassedEndpoint
-from gateway.schema.parsing import refuse_doubled_names, validate
-from gateway.tenants.keys import Principal
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.passing import PassedRequest
-from gateway.upstream.tier import UpstreamTier
+from outrider.gateway.metering.reserved_usage import UsageEstimate
+from outrider.gateway.planning.model_catalog import AUTO, ResolvedModel
+from outrider.gateway.planning.parsed_request import RequestContext, check_model, tier_not_allowed
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.kinds import PassedEndpoint
+from outrider.gateway.schema.parsing import refuse_doubled_names, validate
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.passing import PassedRequest
+from outrider.gateway.upstream.tier import UpstreamTier
 
 _MAX_HOPS: Final = 8
 _JSON: Final = "application/json"

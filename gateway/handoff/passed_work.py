@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import BadRequestError, PermissionDeniedError
-from gateway.ledger.prices import PriceBook
-from gateway.schema.kinds import PassedEndpoint, PassedUnit, Units
-from gateway.settings.passed import PassedBounds
-from gateway.tenants.keys import Principal
-from gateway.upstream.bounds import most_prompt_tokens
-from gateway.upstream.passing import PassedWork
-from gateway.upstream.tally import size_bytes, tokens_of
-from gateway.upstream.tier import UpstreamTier
+from outrider.gateway.errors.tree import BadRequestError, PermissionDeniedError
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.schema.kinds import PassedEndpoint, PassedUnit, Units
+from outrider.gateway.settings.passed import PassedBounds
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.upstream.bounds import most_prompt_tokens
+from outrider.gateway.upstream.passing import PassedWork
+from outrider.gateway.upstream.tally import size_bytes, tokens_of
+from outrider.gateway.upstream.tier import UpstreamTier
 
 _MOST_IMAGES: Final = 64
 _MAX_DIGITS: Final = 3

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.errors import EngineError, PromptTooLongError
-from gateway.answers.responder import (
+from outrider.engine.errors import EngineError, PromptTooLongError
+from outrider.gateway.answers.responder import (
     DIRECT,
     DraftAnswer,
     HandOffError,
@@ -18,37 +18,37 @@ from gateway.answers.responder import (
     TakenOver,
     UpstreamEscalation,
 )
-from gateway.backends.client import EngineClient
-from gateway.edge.bodies import end_turn
-from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
-from gateway.generation.generation import Generation
-from gateway.generation.usage_summary import usage_summary
-from gateway.handoff.arm_models import ArmedRequest, ArmWalk, with_arms_model
-from gateway.handoff.chain_walk import ChainWalk
-from gateway.handoff.chains import ChainBook
-from gateway.handoff.cloud_calls import CloudCalls
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
-from gateway.handoff.local_responder import LocalLoad, LocalResponder, Writing
-from gateway.handoff.reading import RequestReader
-from gateway.handoff.small_calls import SmallCalls
-from gateway.metering.local_work import LocalWork
-from gateway.metering.meter import RequestMeter
-from gateway.metering.metrics import GatewayMetrics
-from gateway.metering.reserved_usage import UsageEstimate
-from gateway.metering.token_allowance import TokenAllowance
-from gateway.planning.job import Job
-from gateway.planning.jobs import JobBuilder
-from gateway.planning.model_catalog import AUTO
-from gateway.planning.parsed_request import (
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.edge.bodies import end_turn
+from outrider.gateway.errors.tree import BudgetError, GatewayError, RateLimitError
+from outrider.gateway.generation.generation import Generation
+from outrider.gateway.generation.usage_summary import usage_summary
+from outrider.gateway.handoff.arm_models import ArmedRequest, ArmWalk, with_arms_model
+from outrider.gateway.handoff.chain_walk import ChainWalk
+from outrider.gateway.handoff.chains import ChainBook
+from outrider.gateway.handoff.cloud_calls import CloudCalls
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
+from outrider.gateway.handoff.local_responder import LocalLoad, LocalResponder, Writing
+from outrider.gateway.handoff.reading import RequestReader
+from outrider.gateway.handoff.small_calls import SmallCalls
+from outrider.gateway.metering.local_work import LocalWork
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.metering.reserved_usage import UsageEstimate
+from outrider.gateway.metering.token_allowance import TokenAllowance
+from outrider.gateway.planning.job import Job
+from outrider.gateway.planning.jobs import JobBuilder
+from outrider.gateway.planning.model_catalog import AUTO
+from outrider.gateway.planning.parsed_request import (
     ParsedRequest,
     RequestContext,
     trace_request,
     without_tier,
 )
-from gateway.planning.routing_parts import RoutingParts
-from gateway.schema.kinds import Endpoint
-from gateway.upstream.mirror import MirroredAnswer
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.upstream.mirror import MirroredAnswer
 
 # A share of the deadline: means are not promises, and some tier has to write the answer.
 _RESERVE: Final = 0.1

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.errors import EngineError
-from gateway.answers.responder import RouteReason
-from gateway.edge.bodies import end_turn
-from gateway.errors.tree import GatewayError, LoopError
-from gateway.experiments.assigner import ARM_HEADER, Assignment
-from gateway.experiments.experiments import Experiments
-from gateway.handoff.arms import (
+from outrider.engine.errors import EngineError
+from outrider.gateway.answers.responder import RouteReason
+from outrider.gateway.edge.bodies import end_turn
+from outrider.gateway.errors.tree import GatewayError, LoopError
+from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.handoff.arms import (
     assignment_of,
     choosing_of,
     forget_arms,
@@ -22,14 +22,17 @@ from gateway.handoff.arms import (
     sampled,
     with_arms,
 )
-from gateway.handoff.cloud_calls import CloudCalls
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
-from gateway.handoff.required_capabilities import describe, lacking, required_capabilities
-from gateway.planning.job import ApiRequest
-from gateway.planning.model_catalog import AUTO, ResolvedModel
-from gateway.planning.parsed_request import (
+from outrider.gateway.handoff.cloud_calls import CloudCalls
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.handoff.live_model_catalog import LiveModelCatalog
+from outrider.gateway.handoff.misplaced_options import (
+    refuse_misplaced_options,
+    refuse_privacy_header,
+)
+from outrider.gateway.handoff.required_capabilities import describe, lacking, required_capabilities
+from outrider.gateway.planning.job import ApiRequest
+from outrider.gateway.planning.model_catalog import AUTO, ResolvedModel
+from outrider.gateway.planning.parsed_request import (
     ParsedRequest,
     PlacementConstraints,
     RequestContext,
@@ -37,15 +40,15 @@ from gateway.planning.parsed_request import (
     constraints_of,
     permitted_places,
 )
-from gateway.schema.chat import ChatRequest
-from gateway.schema.common import OutriderOptions
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.envelope import ReadRequest, read_request
-from gateway.schema.kinds import Endpoint
-from gateway.schema.parsing import refuse_doubled_names
-from gateway.schema.template_variables import FIELD, read_variables
-from gateway.schema.unknown_fields import read_known
-from gateway.slo.classes import SloClasses
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.envelope import ReadRequest, read_request
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.schema.parsing import refuse_doubled_names
+from outrider.gateway.schema.template_variables import FIELD, read_variables
+from outrider.gateway.schema.unknown_fields import read_known
+from outrider.gateway.slo.classes import SloClasses
 
 _REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
     "chat": ChatRequest,

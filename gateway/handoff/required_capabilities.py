@@ -11,12 +11,23 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from gateway.schema.chat import AssistantMessage, ChatRequest, InputMessage, TextPart, ToolMessage
-from gateway.schema.common import Harmless, StreamOptions
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.kinds import Capability, Endpoint
-from gateway.schema.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, TextFormat
-from gateway.schema.tools import (
+from outrider.gateway.schema.chat import (
+    AssistantMessage,
+    ChatRequest,
+    InputMessage,
+    TextPart,
+    ToolMessage,
+)
+from outrider.gateway.schema.common import Harmless, StreamOptions
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.kinds import Capability, Endpoint
+from outrider.gateway.schema.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    TextFormat,
+)
+from outrider.gateway.schema.tools import (
     FunctionCallParam,
     FunctionDefinition,
     FunctionReference,
@@ -24,7 +35,7 @@ from gateway.schema.tools import (
     Tool,
     ToolCallParam,
 )
-from gateway.schema.unknown_fields import HINTS
+from outrider.gateway.schema.unknown_fields import HINTS
 
 NeedKind = Capability | Literal["options"]
 """options: a field that the local models do not know; no list says which servers know it."""

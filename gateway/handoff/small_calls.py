@@ -6,24 +6,24 @@ from typing import Any
 
 import msgspec
 
-from gateway.answers.responder import (
+from outrider.gateway.answers.responder import (
     DraftAnswer,
     HandOffError,
     Responder,
     RouteReason,
     UpstreamEscalation,
 )
-from gateway.errors.tree import BadRequestError
-from gateway.generation.second_look import shared_tokens
-from gateway.handoff.cloud_calls import CloudCalls
-from gateway.handoff.watched_responder import SmallWatch
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.jobs import JobBuilder
-from gateway.planning.parsed_request import ParsedRequest
-from gateway.planning.tier_choice import requested_constraints
-from router.conversations import is_tool_loop
-from router.guard import GuardOutcome, RouteGuard
-from router.policy import Route, RouteConstraintError, RoutePolicy
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.generation.second_look import shared_tokens
+from outrider.gateway.handoff.cloud_calls import CloudCalls
+from outrider.gateway.handoff.watched_responder import SmallWatch
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.jobs import JobBuilder
+from outrider.gateway.planning.parsed_request import ParsedRequest
+from outrider.gateway.planning.tier_choice import requested_constraints
+from outrider.router.conversations import is_tool_loop
+from outrider.router.guard import GuardOutcome, RouteGuard
+from outrider.router.policy import Route, RouteConstraintError, RoutePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.answers.responder import (
+from outrider.gateway.answers.responder import (
     AnswerFacts,
     DraftAnswer,
     EscalateFn,
@@ -19,13 +19,13 @@ from gateway.answers.responder import (
     SecondOpinionFn,
     TakenOver,
 )
-from gateway.generation.hold_back import HoldBack
-from gateway.handoff.cloud_responder import CloudResponder
-from gateway.metering.metrics import GatewayMetrics
-from gateway.upstream.call import Chunk, WholeAnswer
-from gateway.upstream.logprob_check import LogprobCheck
-from router.answer_text import text_fault
-from router.cascade import CascadePlan, Judgement
+from outrider.gateway.generation.hold_back import HoldBack
+from outrider.gateway.handoff.cloud_responder import CloudResponder
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.upstream.call import Chunk, WholeAnswer
+from outrider.gateway.upstream.logprob_check import LogprobCheck
+from outrider.router.answer_text import text_fault
+from outrider.router.cascade import CascadePlan, Judgement
 
 _REFUSED: Final = "cascade: no other tier could take it, small answer kept"
 

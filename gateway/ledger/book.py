@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from gateway.ledger.row import LedgerRow
+from outrider.gateway.ledger.row import LedgerRow
 
 
 class Ledger(Protocol):

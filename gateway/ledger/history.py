@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, Row, distinct, func, select
 
-from gateway.storage.database import Database
-from gateway.storage.tables import ledger
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.tables import ledger
 
 _MINUTE_S = 60
 

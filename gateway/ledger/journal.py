@@ -18,7 +18,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from gateway.ledger.row import LedgerRow, fitted
+from outrider.gateway.ledger.row import LedgerRow, fitted
 
 logger = logging.getLogger(__name__)
 

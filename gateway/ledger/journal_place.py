@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from gateway.settings.tree import Settings
-from gateway.storage.database import Database
-from gateway.storage.urls import state_folder
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.urls import state_folder
 
 _SUFFIX: Final = ".ledger-journal"
 _HASH_LENGTH: Final = 12

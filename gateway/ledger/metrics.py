@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.ledger.row import LedgerRow
+from outrider.gateway.ledger.row import LedgerRow
 
 _NANOS_PER_USD = 10**9
 

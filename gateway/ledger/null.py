@@ -1,6 +1,6 @@
 """A ledger that records nothing."""
 
-from gateway.ledger.row import LedgerRow
+from outrider.gateway.ledger.row import LedgerRow
 
 
 class NullLedger:

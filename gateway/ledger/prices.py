@@ -8,10 +8,10 @@ from typing import Final, get_args
 
 import msgspec
 
-from gateway.schema.kinds import PassedUnit, Units
-from gateway.settings.passed import UpstreamPriceSettings
-from gateway.settings.sections import TierPriceSettings
-from gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.schema.kinds import PassedUnit, Units
+from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.settings.sections import TierPriceSettings
+from outrider.gateway.settings.tree import Settings, SettingsError
 
 STRONG: Final = "large"
 """The tier of the "always large" comparison, unless an upstream tier replaces it."""

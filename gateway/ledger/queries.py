@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import ColumnElement, Connection, and_, case, distinct, func, or_, select
 
-from gateway.ledger.dimensions import Dimension
-from gateway.ledger.prices import PriceBook
-from gateway.storage.tables import keys, ledger, price_versions, teams
+from outrider.gateway.ledger.dimensions import Dimension
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.storage.tables import keys, ledger, price_versions, teams
 
 TOKENS: Final = (
     "prompt", "cached", "computed", "completion", "reasoning", "drafted", "accepted", "held",

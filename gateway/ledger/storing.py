@@ -11,10 +11,10 @@ import msgspec
 from sqlalchemy import delete, select
 from sqlalchemy.exc import DataError, IntegrityError
 
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.row import LedgerRow, fitted
-from gateway.storage.database import Database, insert_into, insert_new, reason_of
-from gateway.storage.tables import ledger, price_versions
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.row import LedgerRow, fitted
+from outrider.gateway.storage.database import Database, insert_into, insert_new, reason_of
+from outrider.gateway.storage.tables import ledger, price_versions
 
 logger = logging.getLogger(__name__)
 

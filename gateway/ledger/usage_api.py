@@ -10,20 +10,20 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors.tree import (
+from outrider.gateway.errors.tree import (
     BadRequestError,
     NotFoundError,
     PermissionDeniedError,
     StorageError,
 )
-from gateway.ledger.book import Ledger
-from gateway.ledger.dimensions import Dimension
-from gateway.ledger.queries import UsageFilter
-from gateway.ledger.timestamps import PATTERN, parse_time
-from gateway.ledger.usage_report import UsageQuestion, UsageReport, usage_report
-from gateway.storage.database import Database
-from gateway.tenants.keys import Principal
-from gateway.workers.siblings import Siblings
+from outrider.gateway.ledger.book import Ledger
+from outrider.gateway.ledger.dimensions import Dimension
+from outrider.gateway.ledger.queries import UsageFilter
+from outrider.gateway.ledger.timestamps import PATTERN, parse_time
+from outrider.gateway.ledger.usage_report import UsageQuestion, UsageReport, usage_report
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.workers.siblings import Siblings
 
 USAGE_MODELS: Final[tuple[type[BaseModel], ...]] = (UsageReport,)
 """Models for the components of the OpenAPI document."""

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.ledger.dimensions import Dimension
-from gateway.ledger.queries import (
+from outrider.gateway.ledger.dimensions import Dimension
+from outrider.gateway.ledger.queries import (
     Savings,
     UsageFilter,
     UsageTotals,
@@ -16,7 +16,7 @@ from gateway.ledger.queries import (
     total_usage,
     usage_by,
 )
-from gateway.storage.database import Database
+from outrider.gateway.storage.database import Database
 
 _Usd = Annotated[float, Field(description="USD.")]
 Nanos = Annotated[int, Field(description="Billionths of a USD.")]

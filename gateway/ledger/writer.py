@@ -16,15 +16,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from gateway.errors.tree import StorageError
-from gateway.ledger.journal import Journal, read_segment, write_aside
-from gateway.ledger.metrics import LedgerMetrics
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.row import DAY_S, LedgerRow
-from gateway.ledger.storing import RowStore, in_batches
-from gateway.settings.ledger import LedgerSettings
-from gateway.settings.tree import SettingsError
-from gateway.storage.database import Database
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.ledger.journal import Journal, read_segment, write_aside
+from outrider.gateway.ledger.metrics import LedgerMetrics
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.row import DAY_S, LedgerRow
+from outrider.gateway.ledger.storing import RowStore, in_batches
+from outrider.gateway.settings.ledger import LedgerSettings
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.storage.database import Database
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from gateway.limits.limiter import LimitState
-from gateway.tenants.amounts import LimitName
+from outrider.gateway.limits.limiter import LimitState
+from outrider.gateway.tenants.amounts import LimitName
 
 TOLD_UNITS: Final[Mapping[LimitName, str]] = {
     "requests_per_minute": "requests",

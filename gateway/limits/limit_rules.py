@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from gateway.limits.headers import TOLD_UNITS
-from gateway.limits.limiter import LimitState, Scope
-from gateway.tenants.amounts import NANOS_PER_USD, Amounts, LimitName, LimitSpec, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.limits.headers import TOLD_UNITS
+from outrider.gateway.limits.limiter import LimitState, Scope
+from outrider.gateway.tenants.amounts import NANOS_PER_USD, Amounts, LimitName, LimitSpec, Want
+from outrider.gateway.tenants.keys import Principal
 
 Unit = Literal["requests", "tokens", "usd_nanos"]
 Period = Literal["minute", "day", "month", "open"]

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
-from gateway.tenants.amounts import Amounts, LimitName, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.tenants.amounts import Amounts, LimitName, Want
+from outrider.gateway.tenants.keys import Principal
 
 Scope = Literal["key", "team"]
 

@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final
 
-from gateway.errors.tree import StorageError
-from gateway.limits.history import History
-from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
-from gateway.limits.limiter import LimitState
-from gateway.limits.metrics import LimitMetrics
-from gateway.limits.past import PastAmounts
-from gateway.limits.refusals import LimitRefusal, decisive, refusal_error
-from gateway.limits.unlimited import UnlimitedReservation
-from gateway.limits.windows import ClockTimes, Counter, Counters
-from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.limits.history import History
+from outrider.gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
+from outrider.gateway.limits.limiter import LimitState
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.limits.past import PastAmounts
+from outrider.gateway.limits.refusals import LimitRefusal, decisive, refusal_error
+from outrider.gateway.limits.unlimited import UnlimitedReservation
+from outrider.gateway.limits.windows import ClockTimes, Counter, Counters
+from outrider.gateway.tenants.amounts import Amounts, Want
+from outrider.gateway.tenants.keys import Principal
 
 _MIN_SWEEP: Final = 4096
 _MAX_PLANS: Final = 65_536

@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.limits.limit_rules import LimitRule
+from outrider.gateway.limits.limit_rules import LimitRule
 
 _PREFIX: Final = "outrider_limit_"
 

@@ -3,9 +3,9 @@
 import math
 from typing import Final
 
-from gateway.limits.history import PastUse, PastUses
-from gateway.limits.limit_rules import LimitRule, Period, Unit
-from gateway.limits.windows import WINDOW_S, ClockTimes, Counter
+from outrider.gateway.limits.history import PastUse, PastUses
+from outrider.gateway.limits.limit_rules import LimitRule, Period, Unit
+from outrider.gateway.limits.windows import WINDOW_S, ClockTimes, Counter
 
 _UNITS: Final[tuple[Unit, ...]] = ("requests", "tokens", "usd_nanos")
 _Name = tuple[str, str, str | None, Period, Unit]

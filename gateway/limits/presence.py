@@ -11,9 +11,9 @@ from typing import Final
 
 from sqlalchemy import delete, insert, select, update
 
-from gateway.limits.metrics import LimitMetrics
-from gateway.storage.database import Database, DatabaseError
-from gateway.storage.tables import gateways
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.storage.database import Database, DatabaseError
+from outrider.gateway.storage.tables import gateways
 
 logger = logging.getLogger(__name__)
 

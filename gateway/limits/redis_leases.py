@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from gateway.errors.tree import StorageError
-from gateway.limits.redis_scripts import Scripts
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.limits.redis_scripts import Scripts
 
 logger = logging.getLogger(__name__)
 

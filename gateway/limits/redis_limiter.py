@@ -5,18 +5,18 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
-from gateway.errors.tree import StorageError
-from gateway.limits.headers import TOLD_UNITS
-from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
-from gateway.limits.limiter import LimitState
-from gateway.limits.metrics import LimitMetrics
-from gateway.limits.redis_leases import RedisLeases, ScriptArgs, Store
-from gateway.limits.redis_scripts import Scripts
-from gateway.limits.refusals import LimitRefusal, decisive, refusal_error
-from gateway.limits.unlimited import UnlimitedReservation
-from gateway.settings.tree import SettingsError
-from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.limits.headers import TOLD_UNITS
+from outrider.gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
+from outrider.gateway.limits.limiter import LimitState
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.limits.redis_leases import RedisLeases, ScriptArgs, Store
+from outrider.gateway.limits.redis_scripts import Scripts
+from outrider.gateway.limits.refusals import LimitRefusal, decisive, refusal_error
+from outrider.gateway.limits.unlimited import UnlimitedReservation
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tenants.amounts import Amounts, Want
+from outrider.gateway.tenants.keys import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class RedisLimiter:
     ) -> "RedisLimiter":
         """Use the Redis at `url`. Raises SettingsError for a bad URL, or without the extra."""
         try:
-            from gateway.limits.redis_store import RedisStore
+            from outrider.gateway.limits.redis_store import RedisStore
         except ModuleNotFoundError as error:
             raise SettingsError(
                 "redis_url is set, but the Redis client is not installed: pip install redis"

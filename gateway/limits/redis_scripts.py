@@ -8,8 +8,8 @@ cluster. Below it:
     :m:NAME       hash of a sliding minute: `at` its latest second, `sum`, and second % 61 → amount
     :d:NAME:DAY, :M:NAME:MONTH    amount in that day or month of UTC
 
-An entry is (period, name, slot, amount), as in `gateway.limits.windows`, whose rules hold here too.
-Amounts are whole numbers up to 2^53, where Lua's numbers are exact.
+An entry is (period, name, slot, amount), as in `outrider.gateway.limits.windows`, whose rules hold
+here too. Amounts are whole numbers up to 2^53, where Lua's numbers are exact.
 """
 
 from typing import Final

@@ -21,9 +21,9 @@ from redis.exceptions import (
     RedisError,
 )
 
-from gateway.errors.tree import StorageError
-from gateway.limits.metrics import LimitMetrics
-from gateway.settings.tree import SettingsError
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.settings.tree import SettingsError
 
 logger = logging.getLogger(__name__)
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.errors.tree import BudgetError, RateLimitError
-from gateway.limits.headers import duration, ratelimit_headers
-from gateway.limits.limit_rules import LimitRule, Unit
-from gateway.limits.limiter import LimitState
-from gateway.tenants.amounts import NANOS_PER_USD
+from outrider.gateway.errors.tree import BudgetError, RateLimitError
+from outrider.gateway.limits.headers import duration, ratelimit_headers
+from outrider.gateway.limits.limit_rules import LimitRule, Unit
+from outrider.gateway.limits.limiter import LimitState
+from outrider.gateway.tenants.amounts import NANOS_PER_USD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Limits of several processes without a Redis to count them in: what has limits is refused."""
 
-from gateway.errors.tree import StorageError
-from gateway.limits.unlimited import Unlimited, UnlimitedReservation
-from gateway.tenants.amounts import Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.limits.unlimited import Unlimited, UnlimitedReservation
+from outrider.gateway.tenants.amounts import Want
+from outrider.gateway.tenants.keys import Principal
 
 
 class UncountedLimits(Unlimited):

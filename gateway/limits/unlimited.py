@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from gateway.limits.limit_rules import Holding
-from gateway.limits.limiter import LimitState
-from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.limits.limit_rules import Holding
+from outrider.gateway.limits.limiter import LimitState
+from outrider.gateway.tenants.amounts import Amounts, Want
+from outrider.gateway.tenants.keys import Principal
 
 
 class UnlimitedReservation:

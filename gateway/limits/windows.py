@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol
 
-from gateway.limits.limit_rules import Period
+from outrider.gateway.limits.limit_rules import Period
 
 WINDOW_S: Final = 60
 _NUM_SLOTS: Final = WINDOW_S + 1

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.row import LedgerRow
-from gateway.metering.rows import Entry
-from gateway.tenants.amounts import Amounts
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.metering.rows import Entry
+from outrider.gateway.tenants.amounts import Amounts
 
 NONE: Final = Amounts(requests=0)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from engine.events import RequestStats
-from engine.request import Tier
-from gateway.metering.local_work import Ended, LocalWork
-from gateway.metering.rows import LocalAnswer
-from gateway.telemetry.spans import EngineMarks, record_engine
-from gateway.telemetry.tracer import Span
+from outrider.engine.events import RequestStats
+from outrider.engine.request import Tier
+from outrider.gateway.metering.local_work import Ended, LocalWork
+from outrider.gateway.metering.rows import LocalAnswer
+from outrider.gateway.telemetry.spans import EngineMarks, record_engine
+from outrider.gateway.telemetry.tracer import Span
 
 
 def record_local(span: Span, work: LocalWork, answer: LocalAnswer) -> None:

@@ -3,9 +3,9 @@
 from http import HTTPStatus
 from typing import Final
 
-from engine.errors import InfeasibleObjectiveError, QueueFullError
-from gateway.errors.http import problem_of
-from gateway.errors.tree import (
+from outrider.engine.errors import InfeasibleObjectiveError, QueueFullError
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import (
     BodiesFullError,
     DeadlineExceededError,
     GenerationError,

@@ -8,26 +8,32 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.errors import EngineError
-from engine.request import NO_OBJECTIVE, LatencyObjective
-from gateway.answers.outcomes import ArmRef, OutcomeSink, RequestOutcome
-from gateway.answers.responder import AnswerFacts
-from gateway.errors.tree import DeadlineExceededError, GatewayError
-from gateway.ledger.row import LedgerRow
-from gateway.metering.charging import priced
-from gateway.metering.engine_spans import record_local
-from gateway.metering.faults import is_requests_fault
-from gateway.metering.local_work import LocalWork
-from gateway.metering.request_end import RequestEnd, tell
-from gateway.metering.reserved_usage import ReservedUsage, UsageEstimate, reserve_request
-from gateway.metering.rows import CachedUsage, Entry, LocalAnswer, cached_entry, local_entries
-from gateway.metering.tenancy import Tenancy
-from gateway.metering.token_allowance import TokenAllowance
-from gateway.metering.upstream_rows import upstream_entry
-from gateway.telemetry.tracer import NULL_SPAN, Span
-from gateway.tenants.authenticator import EndRequest
-from gateway.tenants.keys import Principal
-from gateway.upstream.attempts import Attempt
+from outrider.engine.errors import EngineError
+from outrider.engine.request import NO_OBJECTIVE, LatencyObjective
+from outrider.gateway.answers.outcomes import ArmRef, OutcomeSink, RequestOutcome
+from outrider.gateway.answers.responder import AnswerFacts
+from outrider.gateway.errors.tree import DeadlineExceededError, GatewayError
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.metering.charging import priced
+from outrider.gateway.metering.engine_spans import record_local
+from outrider.gateway.metering.faults import is_requests_fault
+from outrider.gateway.metering.local_work import LocalWork
+from outrider.gateway.metering.request_end import RequestEnd, tell
+from outrider.gateway.metering.reserved_usage import ReservedUsage, UsageEstimate, reserve_request
+from outrider.gateway.metering.rows import (
+    CachedUsage,
+    Entry,
+    LocalAnswer,
+    cached_entry,
+    local_entries,
+)
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.metering.token_allowance import TokenAllowance
+from outrider.gateway.metering.upstream_rows import upstream_entry
+from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
+from outrider.gateway.tenants.authenticator import EndRequest
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
 """The way a response ended: complete, cancelled by the client, or failed by our error."""

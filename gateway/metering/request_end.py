@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.outcomes import OutcomeSink, RequestEnding, RequestOutcome
-from gateway.answers.responder import AnswerFacts
-from gateway.errors.http import problem_of
+from outrider.gateway.answers.outcomes import OutcomeSink, RequestEnding, RequestOutcome
+from outrider.gateway.answers.responder import AnswerFacts
+from outrider.gateway.errors.http import problem_of
 
 logger = logging.getLogger(__name__)
 

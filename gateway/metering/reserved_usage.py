@@ -6,16 +6,16 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors.tree import BudgetError
-from gateway.ledger.row import LedgerRow
-from gateway.limits.headers import ratelimit_headers
-from gateway.limits.limiter import Reservation
-from gateway.metering.charging import NONE, Reserved, beyond, capped, missing, used
-from gateway.metering.tenancy import Tenancy
-from gateway.metering.token_allowance import TokenAllowance
-from gateway.schema.kinds import Units
-from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.errors.tree import BudgetError
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.limits.headers import ratelimit_headers
+from outrider.gateway.limits.limiter import Reservation
+from outrider.gateway.metering.charging import NONE, Reserved, beyond, capped, missing, used
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.metering.token_allowance import TokenAllowance
+from outrider.gateway.schema.kinds import Units
+from outrider.gateway.tenants.amounts import Amounts, Want
+from outrider.gateway.tenants.keys import Principal
 
 _ONE_REQUEST: Final = {"": Amounts(requests=1)}
 """A request whose tier is unknown: it counts for the limits over all models."""

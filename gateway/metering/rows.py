@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from engine.events import TierWork
-from engine.request import Tier
-from gateway.ledger.row import LedgerRow, RowKind, RowOutcome
-from gateway.schema.kinds import Units
+from outrider.engine.events import TierWork
+from outrider.engine.request import Tier
+from outrider.gateway.ledger.row import LedgerRow, RowKind, RowOutcome
+from outrider.gateway.schema.kinds import Units
 
 _NOTHING: Final = TierWork(tier="small")
 Template = Callable[..., LedgerRow]

@@ -8,16 +8,16 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.ledger.book import Ledger
-from gateway.ledger.null import NullLedger
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.row_ids import row_ids
-from gateway.limits.answer_lengths import AnswerLengths
-from gateway.limits.limiter import Limiter
-from gateway.limits.presence import GatewayPresence
-from gateway.limits.unlimited import Unlimited
-from gateway.storage.database import Database
-from gateway.tenants.parts import KeyParts, open_parts
+from outrider.gateway.ledger.book import Ledger
+from outrider.gateway.ledger.null import NullLedger
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.row_ids import row_ids
+from outrider.gateway.limits.answer_lengths import AnswerLengths
+from outrider.gateway.limits.limiter import Limiter
+from outrider.gateway.limits.presence import GatewayPresence
+from outrider.gateway.limits.unlimited import Unlimited
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.parts import KeyParts, open_parts
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
-from engine.events import EngineEvent, Finished, RequestStats, TierSwitched, TokensEmitted
-from engine.request import Tier
+from outrider.engine.events import EngineEvent, Finished, RequestStats, TierSwitched, TokensEmitted
+from outrider.engine.request import Tier
 
 Grow = Callable[[int], Awaitable[bool]]
 """Reserves more tokens; False where a limit has no room for them."""

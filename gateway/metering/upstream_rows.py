@@ -1,9 +1,9 @@
 """The ledger's row of an attempt at an upstream server."""
 
-from gateway.ledger.row import LedgerRow, RowKind
-from gateway.metering.rows import Entry, Template, Tokens
-from gateway.upstream.attempts import Attempt
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.ledger.row import LedgerRow, RowKind
+from outrider.gateway.metering.rows import Entry, Template, Tokens
+from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 
 def upstream_entry(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.schema.parsing import JsonBounds
+from outrider.gateway.schema.parsing import JsonBounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

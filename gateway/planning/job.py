@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from engine.cache.block_pool import PRIVATE_SALT
-from engine.errors import PromptTooLongError
-from engine.events import TierInfo
-from engine.request import (
+from outrider.engine.cache.block_pool import PRIVATE_SALT
+from outrider.engine.errors import PromptTooLongError
+from outrider.engine.events import TierInfo
+from outrider.engine.request import (
     HIGH,
     LOW,
     NO_OBJECTIVE,
@@ -23,20 +23,20 @@ from engine.request import (
     SpeculationParams,
     Tier,
 )
-from gateway.answers.responder import EscalateFn, SecondOpinionFn
-from gateway.errors.tree import BadRequestError
-from gateway.metering.local_work import LocalWork
-from gateway.metering.token_allowance import TokenAllowance
-from gateway.planning.second_looks import SecondLooks
-from gateway.schema.chat import ChatRequest
-from gateway.schema.common import OutriderOptions
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.kinds import Endpoint
-from gateway.tenants.keys import Principal
-from gateway.text.answer_form import AnswerForm
-from gateway.text.chat import ChatTokenizer, Prompt
-from gateway.text.tool_parser import ToolReading
-from router.cascade import CascadePlan
+from outrider.gateway.answers.responder import EscalateFn, SecondOpinionFn
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.metering.local_work import LocalWork
+from outrider.gateway.metering.token_allowance import TokenAllowance
+from outrider.gateway.planning.second_looks import SecondLooks
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.text.answer_form import AnswerForm
+from outrider.gateway.text.chat import ChatTokenizer, Prompt
+from outrider.gateway.text.tool_parser import ToolReading
+from outrider.router.cascade import CascadePlan
 
 ApiRequest = ChatRequest | CompletionRequest
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from engine.errors import EngineError
-from engine.events import EngineInfo, TierInfo
-from engine.request import TIERS, LatencyObjective, Tier
-from gateway.adapters.registry import AdapterRegistry
-from gateway.answers.responder import HandOffError, UpstreamEscalation
-from gateway.backends.client import EngineClient
-from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
-from gateway.fleet.pool import EnginePool
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.job import (
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineInfo, TierInfo
+from outrider.engine.request import TIERS, LatencyObjective, Tier
+from outrider.gateway.adapters.registry import AdapterRegistry
+from outrider.gateway.answers.responder import HandOffError, UpstreamEscalation
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.job import (
     Answer,
     ApiRequest,
     ChoicePlan,
@@ -28,21 +28,26 @@ from gateway.planning.job import (
     escalated_requests,
     read_service_tier,
 )
-from gateway.planning.model_catalog import AUTO, local_tiers
-from gateway.planning.parsed_request import RequestContext, permitted
-from gateway.planning.prompts import ChatPrompts, CompletionPrompts, Prompts, continues_text
-from gateway.planning.route_report import describe_route
-from gateway.planning.routing_parts import RoutingParts
-from gateway.planning.tier_choice import CandidateTiers, TierChoice, TierChooser
-from gateway.schema.chat import ChatRequest
-from gateway.slo.classes import SloClasses
-from gateway.telemetry.spans import record_route
-from gateway.tenants.keys import Principal, Scopes
-from gateway.text.chat import ChatTokenizer
-from gateway.text.prompt_work import PromptSlots, PromptWork
-from router.cascade import CascadePlan
-from router.guard import GuardOutcome
-from router.policy import pair_complaint
+from outrider.gateway.planning.model_catalog import AUTO, local_tiers
+from outrider.gateway.planning.parsed_request import RequestContext, permitted
+from outrider.gateway.planning.prompts import (
+    ChatPrompts,
+    CompletionPrompts,
+    Prompts,
+    continues_text,
+)
+from outrider.gateway.planning.route_report import describe_route
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.planning.tier_choice import CandidateTiers, TierChoice, TierChooser
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.slo.classes import SloClasses
+from outrider.gateway.telemetry.spans import record_route
+from outrider.gateway.tenants.keys import Principal, Scopes
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.prompt_work import PromptSlots, PromptWork
+from outrider.router.cascade import CascadePlan
+from outrider.router.guard import GuardOutcome
+from outrider.router.policy import pair_complaint
 
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53

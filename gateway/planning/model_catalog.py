@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from engine.events import TierInfo
-from engine.request import TIERS, Tier
-from gateway.errors.tree import BadRequestError, ModelNotFoundError
-from gateway.planning.placement import Named
-from gateway.schema.kinds import ModelCapability, ServerKind
-from gateway.settings.tiers import RESERVED_NAMES
-from gateway.tenants.keys import ANONYMOUS, Scopes
+from outrider.engine.events import TierInfo
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.errors.tree import BadRequestError, ModelNotFoundError
+from outrider.gateway.planning.placement import Named
+from outrider.gateway.schema.kinds import ModelCapability, ServerKind
+from outrider.gateway.settings.tiers import RESERVED_NAMES
+from outrider.gateway.tenants.keys import ANONYMOUS, Scopes
 
 AUTO: Final = "auto"
 # Clients sort models by age; local and upstream models have no meaningful one.

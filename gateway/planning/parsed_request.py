@@ -6,23 +6,23 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from engine.events import TierInfo
-from gateway.answers.responder import DIRECT, PartialAnswer, Place, RouteReason
-from gateway.errors.tree import BadRequestError, PermissionDeniedError
-from gateway.experiments.assigner import Assignment
-from gateway.metering.meter import RequestMeter
-from gateway.planning.job import ApiRequest
-from gateway.planning.model_catalog import ResolvedModel
-from gateway.planning.placement import NO_LOCAL, PLACES, Named, PlacementPolicy
-from gateway.schema.common import OutriderOptions
-from gateway.schema.kinds import Endpoint, FallbackKind, Policy
-from gateway.settings.server_traits import ServerTraits
-from gateway.telemetry.spans import RequestMarks, record_request
-from gateway.telemetry.tracer import NULL_SPAN, Span
-from gateway.tenants.keys import ANONYMOUS, Principal
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.dialects.base import Resume
-from gateway.upstream.dialects.openai_request import is_resumable, request_body
+from outrider.engine.events import TierInfo
+from outrider.gateway.answers.responder import DIRECT, PartialAnswer, Place, RouteReason
+from outrider.gateway.errors.tree import BadRequestError, PermissionDeniedError
+from outrider.gateway.experiments.assigner import Assignment
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.planning.job import ApiRequest
+from outrider.gateway.planning.model_catalog import ResolvedModel
+from outrider.gateway.planning.placement import NO_LOCAL, PLACES, Named, PlacementPolicy
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.kinds import Endpoint, FallbackKind, Policy
+from outrider.gateway.settings.server_traits import ServerTraits
+from outrider.gateway.telemetry.spans import RequestMarks, record_request
+from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.dialects.base import Resume
+from outrider.gateway.upstream.dialects.openai_request import is_resumable, request_body
 
 _NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in tiers"
 _NO_OPTIONS: Final = OutriderOptions()

@@ -10,22 +10,22 @@ from typing import Final
 
 import msgspec
 
-from engine.errors import PromptTooLongError
-from engine.events import TierInfo
-from engine.request import Tier
-from gateway.errors.tree import BadRequestError
-from gateway.planning.job import Answer, ApiRequest, Rendered, check_token_ids
-from gateway.planning.model_catalog import AUTO
-from gateway.schema.chat import AssistantMessage, ChatRequest, Message, join_parts
-from gateway.schema.common import OutriderOptions
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.kinds import Endpoint
-from gateway.text.chat import ChatTokenizer, Prompt
-from gateway.text.chat_template import PromptEnd
-from gateway.text.prompt_work import UNBOUNDED, PromptWork
-from gateway.text.structured import StructuredPlan, plan_structured
-from gateway.text.tools import plan_tools
-from router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
+from outrider.engine.errors import PromptTooLongError
+from outrider.engine.events import TierInfo
+from outrider.engine.request import Tier
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.planning.job import Answer, ApiRequest, Rendered, check_token_ids
+from outrider.gateway.planning.model_catalog import AUTO
+from outrider.gateway.schema.chat import AssistantMessage, ChatRequest, Message, join_parts
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.text.chat import ChatTokenizer, Prompt
+from outrider.gateway.text.chat_template import PromptEnd
+from outrider.gateway.text.prompt_work import UNBOUNDED, PromptWork
+from outrider.gateway.text.structured import StructuredPlan, plan_structured
+from outrider.gateway.text.tools import plan_tools
+from outrider.router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
 
 # About as long as an idle prefix stays in the cache of a server in use.
 _CACHE_LIFETIME_S: Final = 600.0

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.events import TierInfo
-from engine.request import Tier
-from gateway.planning.job import Job
-from gateway.planning.routing_parts import RoutingParts
-from gateway.planning.tier_choice import TierChoice
+from outrider.engine.events import TierInfo
+from outrider.engine.request import Tier
+from outrider.gateway.planning.job import Job
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.planning.tier_choice import TierChoice
 
 
 def describe_route(

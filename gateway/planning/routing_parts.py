@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.request import Tier
-from gateway.planning.second_looks import SecondLooks
-from router.conversations import ConversationMemory
-from router.costs import TokenPrices, TypicalRequest
-from router.guard import RouteGuard
-from router.policy import CascadeOptions
+from outrider.engine.request import Tier
+from outrider.gateway.planning.second_looks import SecondLooks
+from outrider.router.conversations import ConversationMemory
+from outrider.router.costs import TokenPrices, TypicalRequest
+from outrider.router.guard import RouteGuard
+from outrider.router.policy import CascadeOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from engine.errors import EngineError
-from gateway.errors.tree import GatewayError
+from outrider.engine.errors import EngineError
+from outrider.gateway.errors.tree import GatewayError
 
 logger = logging.getLogger(__name__)
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from engine.errors import PromptTooLongError, TierUnavailableError
-from engine.events import EngineInfo, TierInfo
-from engine.request import TIERS, Tier
-from gateway.answers.responder import HandOffError, RouteReason, UpstreamEscalation
-from gateway.errors.tree import BadRequestError
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.prompts import Dialogue, Prompts
-from gateway.planning.routing_parts import RoutingParts
-from gateway.schema.common import OutriderOptions
-from gateway.text.chat import ChatTokenizer
-from router.costs import ConversationSize, gain_factor, prices_by_size
-from router.policy import Route, RouteConstraintError, RouteConstraints, RoutePolicy
+from outrider.engine.errors import PromptTooLongError, TierUnavailableError
+from outrider.engine.events import EngineInfo, TierInfo
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.answers.responder import HandOffError, RouteReason, UpstreamEscalation
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.prompts import Dialogue, Prompts
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.router.costs import ConversationSize, gain_factor, prices_by_size
+from outrider.router.policy import Route, RouteConstraintError, RouteConstraints, RoutePolicy
 
 _CHARS_PER_TOKEN = 4.0
 CandidateTiers = Sequence[TierInfo]

@@ -1,13 +1,13 @@
-"""A fleet as an application to import: `serve run gateway.ray_fleet.application:fleet`."""
+"""A fleet as an application to import: `serve run outrider.gateway.ray_fleet.application:fleet`."""
 
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 
-from gateway.ray_fleet.deployments import build_application
-from gateway.ray_fleet.plan import parse_plan, read_plan
-from gateway.settings.tree import SettingsError
+from outrider.gateway.ray_fleet.deployments import build_application
+from outrider.gateway.ray_fleet.plan import parse_plan, read_plan
+from outrider.gateway.settings.tree import SettingsError
 
 
 def fleet(arguments: dict[str, Any]) -> serve.Application:

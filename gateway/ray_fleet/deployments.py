@@ -13,13 +13,13 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.backends.fleet_keys import read_fleet_keys
-from gateway.backends.remote_client import RemoteEngineClient
-from gateway.ray_fleet.engine_child import EngineChild
-from gateway.ray_fleet.leases import RENEW_S, Leases
-from gateway.ray_fleet.on_demand import MOST_BYTES, OnDemand
-from gateway.ray_fleet.plan import EnginePlan, FleetPlan
-from gateway.ray_fleet.scaling import LoadMeter
+from outrider.gateway.backends.fleet_keys import read_fleet_keys
+from outrider.gateway.backends.remote_client import RemoteEngineClient
+from outrider.gateway.ray_fleet.engine_child import EngineChild
+from outrider.gateway.ray_fleet.leases import RENEW_S, Leases
+from outrider.gateway.ray_fleet.on_demand import MOST_BYTES, OnDemand
+from outrider.gateway.ray_fleet.plan import EnginePlan, FleetPlan
+from outrider.gateway.ray_fleet.scaling import LoadMeter
 
 log = logging.getLogger("ray.serve")
 
@@ -185,7 +185,7 @@ def _engine_deployment(name: str, plan: EnginePlan) -> Any:
             upscale_delay_s=plan.upscale_delay_s,
             downscale_delay_s=plan.downscale_delay_s,
             policy=AutoscalingPolicy(
-                policy_function="gateway.ray_fleet.scaling:ObjectivePolicy",
+                policy_function="outrider.gateway.ray_fleet.scaling:ObjectivePolicy",
                 policy_kwargs={"first_token_s": plan.first_token_s, "start_s": _START_S},
             ),
         )

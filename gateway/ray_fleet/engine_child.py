@@ -29,7 +29,14 @@ class EngineChild:
     def __init__(self, flags: Sequence[str], *, host: str, key: bytes | None) -> None:
         """Start it on a free port of `host`; flags: the models and settings. `key`: a key file."""
         self._folder = tempfile.TemporaryDirectory(prefix="outrider-engine-")
-        command = [sys.executable, "-m", "gateway.cli", "engine", "--listen", f"tcp://{host}:0"]
+        command = [
+            sys.executable,
+            "-m",
+            "outrider.gateway.cli",
+            "engine",
+            "--listen",
+            f"tcp://{host}:0",
+        ]
         self.key_file: Path | None = None
         if key is not None:
             self.key_file = Path(self._folder.name) / "fleet.key"

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from engine.request import TIERS, Tier
-from gateway.ray_fleet.plan import EnginePlan
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.ray_fleet.plan import EnginePlan
 
 MOST_BYTES: Final = 4096
 _MOST_WANTED: Final = 16

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.events import EngineStats
-from gateway.fleet.autoscaling import FleetFigures, ScaleToLatency, ScalingLimits
+from outrider.engine.events import EngineStats
+from outrider.gateway.fleet.autoscaling import FleetFigures, ScaleToLatency, ScalingLimits
 
 WORK: Final = "work"
 WAIT: Final = "wait_s"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from gateway.schema.common import (
+from outrider.gateway.schema.common import (
     MAX_TOP_LOGPROBS,
     WHOLE,
     CacheBreakpoint,
@@ -19,9 +19,9 @@ from gateway.schema.common import (
     PositiveCount,
     RequestModel,
 )
-from gateway.schema.structured import ResponseFormat, StructuredOutputs
-from gateway.schema.template_variables import TemplateVariables
-from gateway.schema.tools import MAX_TOOLS, Tool, ToolCallParam, ToolChoice
+from outrider.gateway.schema.structured import ResponseFormat, StructuredOutputs
+from outrider.gateway.schema.template_variables import TemplateVariables
+from outrider.gateway.schema.tools import MAX_TOOLS, Tool, ToolCallParam, ToolChoice
 
 LegacyChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
 TextModality = Annotated[JsonValue, Harmless((None, ["text"]))]

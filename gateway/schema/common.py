@@ -19,8 +19,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from engine.request import CascadeRule, Source
-from gateway.schema.kinds import Policy
+from outrider.engine.request import CascadeRule, Source
+from outrider.gateway.schema.kinds import Policy
 
 MAX_CHOICES = 16
 MAX_STOPS = 16

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from gateway.schema.common import (
+from outrider.gateway.schema.common import (
     MAX_TOP_LOGPROBS,
     WHOLE,
     GenerationFields,
@@ -14,7 +14,7 @@ from gateway.schema.common import (
     One,
     TokenId,
 )
-from gateway.schema.structured import StructuredOutputs
+from outrider.gateway.schema.structured import StructuredOutputs
 
 MAX_PROMPTS = 16
 

@@ -10,10 +10,16 @@ from typing import Annotated, Any, Final, NoReturn
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.errors.tree import BadRequestError
-from gateway.errors.validation import bad_request
-from gateway.schema.common import MAX_LABEL_CHARS, WHOLE, Label, OutriderOptions, PositiveCount
-from gateway.schema.kinds import Endpoint
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.schema.common import (
+    MAX_LABEL_CHARS,
+    WHOLE,
+    Label,
+    OutriderOptions,
+    PositiveCount,
+)
+from outrider.gateway.schema.kinds import Endpoint
 
 MAX_ENVELOPE_CHOICES = 128
 

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.answers.responder import HandOffKind
+from outrider.gateway.answers.responder import HandOffKind
 
 
 class ErrorDetail(BaseModel):

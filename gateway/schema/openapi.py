@@ -14,11 +14,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.answers.responder import HandOffKind
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.errors import ErrorEvent, ErrorResponse
-from gateway.schema.responses import (
+from outrider.gateway.answers.responder import HandOffKind
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.errors import ErrorEvent, ErrorResponse
+from outrider.gateway.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -29,7 +29,7 @@ from gateway.schema.responses import (
     UpstreamChunk,
     UpstreamCompletion,
 )
-from gateway.schema.routing import RouteReport
+from outrider.gateway.schema.routing import RouteReport
 
 _REF: Final = "#/components/schemas/{model}"
 _MODELS: Final[tuple[type[BaseModel], ...]] = (

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from gateway.errors.tree import BadRequestError, BodyTooComplexError
-from gateway.errors.validation import bad_request
+from outrider.gateway.errors.tree import BadRequestError, BodyTooComplexError
+from outrider.gateway.errors.validation import bad_request
 
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _COUNTED: Final = {

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from engine.request import Tier
-from engine.trace import NodeSource, TokenOrigin
-from gateway.answers.responder import HandOffKind
-from gateway.schema.kinds import ModelCapability, ServerKind, UsageSource
+from outrider.engine.request import Tier
+from outrider.engine.trace import NodeSource, TokenOrigin
+from outrider.gateway.answers.responder import HandOffKind
+from outrider.gateway.schema.kinds import ModelCapability, ServerKind, UsageSource
 
 
 class ResponseModel(BaseModel):

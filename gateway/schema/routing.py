@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from engine.request import Tier
-from gateway.schema.responses import ResponseModel
+from outrider.engine.request import Tier
+from outrider.gateway.schema.responses import ResponseModel
 
 
 class CascadeReport(ResponseModel):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.request import MAX_GRAMMAR_BYTES
-from gateway.schema.common import Label, ListOf, RequestModel
+from outrider.engine.request import MAX_GRAMMAR_BYTES
+from outrider.gateway.schema.common import Label, ListOf, RequestModel
 
 MAX_CHOICE_TEXTS = 1024
 MAX_REGEX_CHARS = 8192

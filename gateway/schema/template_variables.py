@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import JsonValue, WithJsonSchema
 
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.tree import BadRequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from gateway.schema.common import Ignored, Label, RequestModel
+from outrider.gateway.schema.common import Ignored, Label, RequestModel
 
 MAX_TOOLS = 1024
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")

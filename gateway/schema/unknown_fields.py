@@ -7,10 +7,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from gateway.errors.tree import BadRequestError
-from gateway.errors.validation import bad_request
-from gateway.schema.common import GenerationFields, OutriderOptions
-from gateway.schema.parsing import parse, validate
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.schema.common import GenerationFields, OutriderOptions
+from outrider.gateway.schema.parsing import parse, validate
 
 HINTS: Final = frozenset({"reasoning_effort", "verbosity"})
 """Fields that the local models have no use for. An answer without them is a valid answer."""

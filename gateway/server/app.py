@@ -8,36 +8,36 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.errors import EngineError
-from gateway.adapters.admin import ADAPTER_MODELS, ADAPTER_ROUTES, AdapterApi
-from gateway.apis.messages.answers import MESSAGES_MODELS
-from gateway.apis.messages.openapi import count_tokens_operation, messages_operation
-from gateway.apis.responses.answers import RESPONSES_MODELS
-from gateway.apis.responses.openapi import responses_operation
-from gateway.apis.tokenize_api import detokenize_operation, tokenize_operation
-from gateway.apis.tokenize_schema import TOKENIZE_MODELS
-from gateway.dashboard.api import DashboardApi
-from gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
-from gateway.edge.foreign_pages import ForeignPages
-from gateway.errors.http import handle_exception
-from gateway.errors.tree import GatewayError
-from gateway.experiments.admin import ExperimentApi
-from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
-from gateway.experiments.admin_schema import EXPERIMENT_MODELS
-from gateway.experiments.feedback import FeedbackApi
-from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
-from gateway.fleet.admin import REPLICA_MODELS, REPLICA_ROUTES, ReplicaApi
-from gateway.handoff.pass_through import PASSED_ROUTES
-from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.openapi import (
+from outrider.engine.errors import EngineError
+from outrider.gateway.adapters.admin import ADAPTER_MODELS, ADAPTER_ROUTES, AdapterApi
+from outrider.gateway.apis.messages.answers import MESSAGES_MODELS
+from outrider.gateway.apis.messages.openapi import count_tokens_operation, messages_operation
+from outrider.gateway.apis.responses.answers import RESPONSES_MODELS
+from outrider.gateway.apis.responses.openapi import responses_operation
+from outrider.gateway.apis.tokenize_api import detokenize_operation, tokenize_operation
+from outrider.gateway.apis.tokenize_schema import TOKENIZE_MODELS
+from outrider.gateway.dashboard.api import DashboardApi
+from outrider.gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
+from outrider.gateway.edge.foreign_pages import ForeignPages
+from outrider.gateway.errors.http import handle_exception
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.experiments.admin import ExperimentApi
+from outrider.gateway.experiments.admin_routes import EXPERIMENT_ROUTES
+from outrider.gateway.experiments.admin_schema import EXPERIMENT_MODELS
+from outrider.gateway.experiments.feedback import FeedbackApi
+from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
+from outrider.gateway.fleet.admin import REPLICA_MODELS, REPLICA_ROUTES, ReplicaApi
+from outrider.gateway.handoff.pass_through import PASSED_ROUTES
+from outrider.gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.openapi import (
     generation_operation,
     operation,
     passed_operation,
     question_operation,
 )
-from gateway.schema.responses import (
+from outrider.gateway.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -46,18 +46,23 @@ from gateway.schema.responses import (
     ModelList,
     Readiness,
 )
-from gateway.schema.routing import RouteReport
-from gateway.server.auth_dispatcher import FREE_PATHS, AuthDispatcher, Authenticate, principal_of
-from gateway.server.endpoints import MAX_SMALL_BODY_BYTES, AnswerEndpoints, RequestIntake
-from gateway.server.lifespan import Lifespan
-from gateway.server.openapi_document import OpenApiEndpoint
-from gateway.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
-from gateway.server.pass_through import PassThroughEndpoints
-from gateway.server.status import StatusEndpoints
-from gateway.tenants.admin import AdminApi
-from gateway.tenants.admin_routes import ADMIN_ROUTES
-from gateway.tenants.admin_schema import ADMIN_MODELS
-from gateway.tenants.keys import Principal
+from outrider.gateway.schema.routing import RouteReport
+from outrider.gateway.server.auth_dispatcher import (
+    FREE_PATHS,
+    AuthDispatcher,
+    Authenticate,
+    principal_of,
+)
+from outrider.gateway.server.endpoints import MAX_SMALL_BODY_BYTES, AnswerEndpoints, RequestIntake
+from outrider.gateway.server.lifespan import Lifespan
+from outrider.gateway.server.openapi_document import OpenApiEndpoint
+from outrider.gateway.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
+from outrider.gateway.server.pass_through import PassThroughEndpoints
+from outrider.gateway.server.status import StatusEndpoints
+from outrider.gateway.tenants.admin import AdminApi
+from outrider.gateway.tenants.admin_routes import ADMIN_ROUTES
+from outrider.gateway.tenants.admin_schema import ADMIN_MODELS
+from outrider.gateway.tenants.keys import Principal
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"

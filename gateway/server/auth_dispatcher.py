@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.errors import EngineError
-from gateway.edge.foreign_pages import ForeignPages
-from gateway.errors.http import Problem, problem_of, report_problem
-from gateway.errors.tree import AuthenticationError, GatewayError
-from gateway.server.paths import meant_path
-from gateway.server.request_headers import HeadedRequest, RequestHeaders
-from gateway.server.veil import without_tiers
-from gateway.telemetry.log_context import begin_log_context
-from gateway.tenants.keys import ANONYMOUS, Principal
+from outrider.engine.errors import EngineError
+from outrider.gateway.edge.foreign_pages import ForeignPages
+from outrider.gateway.errors.http import Problem, problem_of, report_problem
+from outrider.gateway.errors.tree import AuthenticationError, GatewayError
+from outrider.gateway.server.paths import meant_path
+from outrider.gateway.server.request_headers import HeadedRequest, RequestHeaders
+from outrider.gateway.server.veil import without_tiers
+from outrider.gateway.telemetry.log_context import begin_log_context
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal
 
 EndpointHandler = Callable[[Request], Awaitable[Response]]
 ProblemBody = Callable[[Problem], bytes]

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors.http import problem_of
-from gateway.errors.tree import DrainingError
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import DrainingError
 
 _READY: Final = "/ready"
 

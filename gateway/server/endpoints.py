@@ -11,33 +11,33 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers.outcomes import OutcomeSink
-from gateway.apis.api import Api
-from gateway.apis.messages.api import MessagesApi
-from gateway.apis.responses.api import ResponsesApi
-from gateway.apis.tokenize import Tokenizing
-from gateway.caching.answers import AnswerCache
-from gateway.edge.bodies import BodyBudget, end_turn, read_form_body, read_json_body
-from gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
-from gateway.edge.idempotency import IdempotentAnswers
-from gateway.errors.tree import GatewayError
-from gateway.handoff.planner import Planner
-from gateway.metering.meter import RequestMeter
-from gateway.metering.tenancy import Tenancy
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.parsed_request import RequestContext
-from gateway.schema.kinds import Endpoint
-from gateway.schema.parsing import naming
-from gateway.server.auth_dispatcher import model_in_path, principal_of, request_id_of
-from gateway.server.json_response import json_response
-from gateway.server.request_watch import RequestWatch, Watched
-from gateway.server.responses import AnswerResponse, WorkResponse
-from gateway.server.veil import veil_of
-from gateway.telemetry.capture import NULL_CAPTURE, Capture
-from gateway.telemetry.log_context import log_context
-from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
-from gateway.tenants.keys import ANONYMOUS, Principal
-from gateway.upstream.call import HOPS_HEADER
+from outrider.gateway.answers.outcomes import OutcomeSink
+from outrider.gateway.apis.api import Api
+from outrider.gateway.apis.messages.api import MessagesApi
+from outrider.gateway.apis.responses.api import ResponsesApi
+from outrider.gateway.apis.tokenize import Tokenizing
+from outrider.gateway.caching.answers import AnswerCache
+from outrider.gateway.edge.bodies import BodyBudget, end_turn, read_form_body, read_json_body
+from outrider.gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
+from outrider.gateway.edge.idempotency import IdempotentAnswers
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.handoff.planner import Planner
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.parsed_request import RequestContext
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.schema.parsing import naming
+from outrider.gateway.server.auth_dispatcher import model_in_path, principal_of, request_id_of
+from outrider.gateway.server.json_response import json_response
+from outrider.gateway.server.request_watch import RequestWatch, Watched
+from outrider.gateway.server.responses import AnswerResponse, WorkResponse
+from outrider.gateway.server.veil import veil_of
+from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
+from outrider.gateway.telemetry.log_context import log_context
+from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal
+from outrider.gateway.upstream.call import HOPS_HEADER
 
 MAX_SMALL_BODY_BYTES: Final = 2**20
 """The bound on a body that holds no prompt."""

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from engine.errors import EngineNotStartedError
-from gateway.adapters.watcher import AdapterWatcher
-from gateway.backends.client import EngineClient
-from gateway.caching.entry import CacheStore
-from gateway.dashboard.api import DashboardApi
-from gateway.experiments.experiments import Experiments
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.metering.tenancy import Tenancy
-from gateway.planning.jobs import JobBuilder
-from gateway.telemetry.capture import Capture
-from gateway.telemetry.loop_lag import LoopLag
-from gateway.telemetry.tracer import Tracer
+from outrider.engine.errors import EngineNotStartedError
+from outrider.gateway.adapters.watcher import AdapterWatcher
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.caching.entry import CacheStore
+from outrider.gateway.dashboard.api import DashboardApi
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.planning.jobs import JobBuilder
+from outrider.gateway.telemetry.capture import Capture
+from outrider.gateway.telemetry.loop_lag import LoopLag
+from outrider.gateway.telemetry.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 

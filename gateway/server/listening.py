@@ -2,7 +2,7 @@
 
 import socket
 
-from gateway.settings.tree import SettingsError
+from outrider.gateway.settings.tree import SettingsError
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from gateway.schema.openapi import LoadedLimits, build_document
+from outrider.gateway.schema.openapi import LoadedLimits, build_document
 
 
 class OpenApiEndpoint:

@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.responses import HTMLResponse, Response
 
-from gateway.errors.http import Problem
+from outrider.gateway.errors.http import Problem
 
 PLAYGROUND_PATHS: Final = ("/", "/playground")
 DASHBOARD_PATH: Final = "/dashboard"
@@ -52,7 +52,7 @@ def load_page(name: str) -> WebPage:
 
 def _read(name: str) -> bytes:
     """Read a file of gateway/server/static with the files that it includes."""
-    body = resources.files("gateway.server").joinpath(f"static/{name}").read_bytes()
+    body = resources.files("outrider.gateway.server").joinpath(f"static/{name}").read_bytes()
     return _INCLUDE.sub(lambda found: _read(found[1].decode()).rstrip(), body)
 
 

@@ -11,13 +11,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors.tree import AuthenticationError
-from gateway.handoff.pass_through import PassedAnswer, PassedRoute, PassThrough
-from gateway.metering.meter import RequestMeter
-from gateway.server.auth_dispatcher import model_in_path, request_id_of
-from gateway.server.endpoints import RequestIntake, request_context
-from gateway.server.responses import WorkResponse, until_departure
-from gateway.server.veil import veil_for
+from outrider.gateway.errors.tree import AuthenticationError
+from outrider.gateway.handoff.pass_through import PassedAnswer, PassedRoute, PassThrough
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.server.auth_dispatcher import model_in_path, request_id_of
+from outrider.gateway.server.endpoints import RequestIntake, request_context
+from outrider.gateway.server.responses import WorkResponse, until_departure
+from outrider.gateway.server.veil import veil_for
 
 logger = logging.getLogger(__name__)
 

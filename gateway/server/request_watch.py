@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.answers.responder import AnswerFacts
-from gateway.errors.http import problem_of
-from gateway.metering.meter import RequestMeter
-from gateway.telemetry.capture import Capture, Exchange, Recording
-from gateway.telemetry.spans import AnswerMarks, end_answer
-from gateway.telemetry.tracer import Span
+from outrider.gateway.answers.responder import AnswerFacts
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.telemetry.capture import Capture, Exchange, Recording
+from outrider.gateway.telemetry.spans import AnswerMarks, end_answer
+from outrider.gateway.telemetry.tracer import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

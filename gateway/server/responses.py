@@ -12,20 +12,20 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.errors import EngineError
-from gateway.answers.responder import AnswerFacts
-from gateway.apis.api import AnswerWriter
-from gateway.caching.answers import CachedAnswer
-from gateway.edge.departure import watch_departure
-from gateway.edge.header_text import header_text
-from gateway.errors.http import problem_of
-from gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
-from gateway.generation import sse
-from gateway.handoff.fallback import FallbackChain
-from gateway.metering.meter import MeteredEnding, RequestMeter
-from gateway.server.veil import Veil
-from gateway.telemetry.capture import Recording
-from gateway.upstream.dialects.rewriting import splice
+from outrider.engine.errors import EngineError
+from outrider.gateway.answers.responder import AnswerFacts
+from outrider.gateway.apis.api import AnswerWriter
+from outrider.gateway.caching.answers import CachedAnswer
+from outrider.gateway.edge.departure import watch_departure
+from outrider.gateway.edge.header_text import header_text
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
+from outrider.gateway.generation import sse
+from outrider.gateway.handoff.fallback import FallbackChain
+from outrider.gateway.metering.meter import MeteredEnding, RequestMeter
+from outrider.gateway.server.veil import Veil
+from outrider.gateway.telemetry.capture import Recording
+from outrider.gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.guard import GuardNumbers, RouteGuard
+from outrider.router.guard import GuardNumbers, RouteGuard
 
 _GAUGES: Final = {
     "strong_share": "Share of the latest answers that the large model gave.",

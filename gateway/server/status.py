@@ -9,27 +9,27 @@ from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from engine.errors import EngineError
-from engine.events import EngineStats
-from gateway.apis.prices import with_prices
-from gateway.backends.client import EngineClient
-from gateway.errors.tree import GatewayError, UnavailableError
-from gateway.fleet.pool import EnginePool
-from gateway.handoff.chains import ChainBook
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.metering.metrics import GatewayMetrics, engine_families
-from gateway.metering.tenancy import Tenancy
-from gateway.planning.jobs import JobBuilder
-from gateway.planning.model_catalog import AUTO
-from gateway.planning.parsed_request import check_model, tier_not_allowed
-from gateway.schema.openapi import LoadedLimits
-from gateway.server.auth_dispatcher import principal_of
-from gateway.server.json_response import json_response
-from gateway.server.veil import veil_for, veiled_card
-from gateway.tenants.keys import Principal, Scopes
-from gateway.workers.merging import exposition
-from gateway.workers.siblings import Siblings
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineStats
+from outrider.gateway.apis.prices import with_prices
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.handoff.chains import ChainBook
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.handoff.live_model_catalog import LiveModelCatalog
+from outrider.gateway.metering.metrics import GatewayMetrics, engine_families
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.planning.jobs import JobBuilder
+from outrider.gateway.planning.model_catalog import AUTO
+from outrider.gateway.planning.parsed_request import check_model, tier_not_allowed
+from outrider.gateway.schema.openapi import LoadedLimits
+from outrider.gateway.server.auth_dispatcher import principal_of
+from outrider.gateway.server.json_response import json_response
+from outrider.gateway.server.veil import veil_for, veiled_card
+from outrider.gateway.tenants.keys import Principal, Scopes
+from outrider.gateway.workers.merging import exposition
+from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.http import Problem
-from gateway.generation import sse
-from gateway.handoff.chains import ChainBook
-from gateway.tenants.keys import Principal
-from gateway.upstream.event_stream import EventSplitter, event_data
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.generation import sse
+from outrider.gateway.handoff.chains import ChainBook
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
 _TIER_HEADERS: Final = frozenset({"x-outrider-tier", "x-outrider-reason"})
 _TIER_FIELDS: Final = frozenset(

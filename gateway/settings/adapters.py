@@ -8,14 +8,14 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from gateway.settings.sections import (
+from outrider.gateway.settings.sections import (
     Count,
     ModelSettings,
     Seconds,
     Section,
     split_list,
 )
-from gateway.settings.tiers import RESERVED_NAMES, Complaint
+from outrider.gateway.settings.tiers import RESERVED_NAMES, Complaint
 
 AdapterTier = Literal["small", "large", "auto"]
 ADAPTER_TIERS: Final[tuple[AdapterTier, ...]] = ("small", "large", "auto")

@@ -6,10 +6,10 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import NoDecode
 
-from gateway.schema.kinds import FallbackKind, Reveals
-from gateway.settings.paths import did_you_mean
-from gateway.settings.sections import ModelSettings, Section, split_list
-from gateway.settings.tiers import RESERVED_NAMES, Complaint, UpstreamSettings
+from outrider.gateway.schema.kinds import FallbackKind, Reveals
+from outrider.gateway.settings.paths import did_you_mean
+from outrider.gateway.settings.sections import ModelSettings, Section, split_list
+from outrider.gateway.settings.tiers import RESERVED_NAMES, Complaint, UpstreamSettings
 
 MAX_LINKS: Final = 16
 """Models of one alias, with those of the aliases that it names."""

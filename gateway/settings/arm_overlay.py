@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError, create_model, model_validator
 
-from gateway.schema.common import GenerationFields, OutriderOptions, RequestModel, ServiceTierName
-from gateway.settings.paths import did_you_mean
+from outrider.gateway.schema.common import (
+    GenerationFields,
+    OutriderOptions,
+    RequestModel,
+    ServiceTierName,
+)
+from outrider.gateway.settings.paths import did_you_mean
 
 OPTION_FIELDS: Final = (
     "speculation",

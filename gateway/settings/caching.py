@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
 
-from gateway.settings.sections import Count, Seconds, Section, split_list
-from gateway.settings.tiers import Complaint
+from outrider.gateway.settings.sections import Count, Seconds, Section, split_list
+from outrider.gateway.settings.tiers import Complaint
 
 _Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
 _LOCAL = ("small", "large")

@@ -5,10 +5,10 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gateway.schema.common import WHOLE, RequestModel, SloOptions
-from gateway.settings.arm_overlay import ArmOverlay, Overlay, contradictions
-from gateway.settings.experiment_rules import AllocationKind
-from gateway.settings.sections import Share
+from outrider.gateway.schema.common import WHOLE, RequestModel, SloOptions
+from outrider.gateway.settings.arm_overlay import ArmOverlay, Overlay, contradictions
+from outrider.gateway.settings.experiment_rules import AllocationKind
+from outrider.gateway.settings.sections import Share
 
 UnitKind = Literal["user", "key", "conversation", "request"]
 ExperimentState = Literal["draft", "running", "stopped"]

@@ -5,7 +5,7 @@ from importlib.machinery import PathFinder
 from types import MappingProxyType
 from typing import Final
 
-from gateway.settings.errors import SettingsError
+from outrider.gateway.settings.errors import SettingsError
 
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

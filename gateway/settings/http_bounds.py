@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
-from gateway.settings.sections import Count, Seconds, Section, split_list
+from outrider.gateway.settings.sections import Count, Seconds, Section, split_list
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,@]+")
 _HOST: Final = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]|\*")

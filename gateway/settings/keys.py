@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from gateway.settings.sections import Section
+from outrider.gateway.settings.sections import Section
 
 KeyMode = Literal["auto", "required", "off"]
 

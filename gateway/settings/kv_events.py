@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from gateway.settings.loopback import is_loopback
-from gateway.settings.sections import EngineSettings
-from gateway.settings.tiers import Complaint
+from outrider.gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.sections import EngineSettings
+from outrider.gateway.settings.tiers import Complaint
 
 
 def kv_event_complaints(engine: EngineSettings) -> Iterator[Complaint]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.settings.sections import Section
+from outrider.gateway.settings.sections import Section
 
 
 class LedgerSettings(Section):

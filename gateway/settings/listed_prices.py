@@ -9,8 +9,8 @@ from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gateway.settings.presets import PRESETS
-from gateway.settings.sections import split_list
+from outrider.gateway.settings.presets import PRESETS
+from outrider.gateway.settings.sections import split_list
 
 _FILE: Final = "listed_prices.toml"
 
@@ -32,7 +32,7 @@ class ListedPrice:
 @cache
 def listed_prices() -> Mapping[tuple[str, str], ListedPrice]:
     """Read the list: prices by the service's preset and the model's name there."""
-    document = tomllib.loads(files("gateway.settings").joinpath(_FILE).read_text("utf-8"))
+    document = tomllib.loads(files("outrider.gateway.settings").joinpath(_FILE).read_text("utf-8"))
     found: dict[tuple[str, str], ListedPrice] = {}
     for entry in document["prices"]:
         service, names = entry.pop("service"), entry.pop("names")

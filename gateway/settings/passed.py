@@ -1,7 +1,7 @@
 """Settings of what images and sounds cost at an upstream tier, and of the most that one takes."""
 
-from gateway.schema.kinds import PassedUnit
-from gateway.settings.sections import Count, NotNegative, Price, Section, TierPriceSettings
+from outrider.gateway.schema.kinds import PassedUnit
+from outrider.gateway.settings.sections import Count, NotNegative, Price, Section, TierPriceSettings
 
 
 class UpstreamPriceSettings(TierPriceSettings):

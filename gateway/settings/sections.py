@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
-from engine.model.quantised.formats import DECODE, SCHEMES, Decode, SchemeName
-from engine.request import SOURCES, TIERS, Source, Tier
-from gateway.schema.kinds import ToolFormatName
-from router.words import CascadeMode
+from outrider.engine.model.quantised.formats import DECODE, SCHEMES, Decode, SchemeName
+from outrider.engine.request import SOURCES, TIERS, Source, Tier
+from outrider.gateway.schema.kinds import ToolFormatName
+from outrider.router.words import CascadeMode
 
 NONE = "none"
 """Model name that switches a tier off."""
@@ -77,7 +77,7 @@ def is_missing_folder(name: str) -> bool:
 
 def bundled_pair() -> Path:
     """Return the folder of the pair of models that comes with Outrider."""
-    return Path(str(files("draft"))) / "pair"
+    return Path(str(files("outrider.draft"))) / "pair"
 
 
 def template_files(text: str) -> dict[Tier, Path]:

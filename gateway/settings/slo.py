@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 
-from gateway.settings.sections import Count, Section
+from outrider.gateway.settings.sections import Count, Section
 
 SHORT_CHAT: Final = "short-chat"
 LONG_CONTEXT: Final = "long-context"

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.settings.sections import Count, Section, Share
+from outrider.gateway.settings.sections import Count, Section, Share
 
 
 class TraceSettings(Section):

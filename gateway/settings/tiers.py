@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import NoDecode
 
-from gateway.schema.kinds import Capability, PassedEndpoint, ServerKind, UnknownFields
-from gateway.settings.listed_prices import with_listed_price
-from gateway.settings.passed import PassedBounds, UpstreamPriceSettings
-from gateway.settings.paths import did_you_mean
-from gateway.settings.presets import PresetName, SignIn, with_preset
-from gateway.settings.sections import (
+from outrider.gateway.schema.kinds import Capability, PassedEndpoint, ServerKind, UnknownFields
+from outrider.gateway.settings.listed_prices import with_listed_price
+from outrider.gateway.settings.passed import PassedBounds, UpstreamPriceSettings
+from outrider.gateway.settings.paths import did_you_mean
+from outrider.gateway.settings.presets import PresetName, SignIn, with_preset
+from outrider.gateway.settings.sections import (
     Count,
     ModelSettings,
     Seconds,

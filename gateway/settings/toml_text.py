@@ -7,11 +7,11 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from gateway.settings.aliases import AliasSettings
-from gateway.settings.experiments import ArmSpec, ExperimentSettings
-from gateway.settings.passed import UpstreamPriceSettings
-from gateway.settings.paths import named_sections
-from gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.settings.aliases import AliasSettings
+from outrider.gateway.settings.experiments import ArmSpec, ExperimentSettings
+from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.settings.paths import named_sections
+from outrider.gateway.settings.tiers import UpstreamSettings
 
 
 def _arm(overlay: Mapping[str, object]) -> ArmSpec:

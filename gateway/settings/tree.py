@@ -18,40 +18,40 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
-from gateway.settings import paths as settings_paths
-from gateway.settings.adapters import AdapterSettings, adapter_complaints
-from gateway.settings.aliases import AliasSettings, alias_complaints
-from gateway.settings.caching import CacheSettings, cache_complaints
-from gateway.settings.errors import SettingsError as SettingsError
-from gateway.settings.experiments import ExperimentName, ExperimentSettings
-from gateway.settings.http_bounds import HttpSettings
-from gateway.settings.keys import KeySettings
-from gateway.settings.kv_events import kv_event_complaints
-from gateway.settings.ledger import LedgerSettings
-from gateway.settings.passed import UpstreamPriceSettings
-from gateway.settings.paths import did_you_mean, filled_in
-from gateway.settings.sections import NONE as NONE
-from gateway.settings.sections import (
+from outrider.gateway.settings import paths as settings_paths
+from outrider.gateway.settings.adapters import AdapterSettings, adapter_complaints
+from outrider.gateway.settings.aliases import AliasSettings, alias_complaints
+from outrider.gateway.settings.caching import CacheSettings, cache_complaints
+from outrider.gateway.settings.errors import SettingsError as SettingsError
+from outrider.gateway.settings.experiments import ExperimentName, ExperimentSettings
+from outrider.gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.settings.keys import KeySettings
+from outrider.gateway.settings.kv_events import kv_event_complaints
+from outrider.gateway.settings.ledger import LedgerSettings
+from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.settings.paths import did_you_mean, filled_in
+from outrider.gateway.settings.sections import NONE as NONE
+from outrider.gateway.settings.sections import (
     EngineSettings,
     LimitSettings,
     ModelSettings,
     RoutingSettings,
     ServerSettings,
 )
-from gateway.settings.sections import SpeculationSettings as SpeculationSettings
-from gateway.settings.sections import bundled_pair as bundled_pair
-from gateway.settings.sections import is_missing_folder as is_missing_folder
-from gateway.settings.slo import SloSettings
-from gateway.settings.telemetry import TelemetrySettings
-from gateway.settings.tiers import (
+from outrider.gateway.settings.sections import SpeculationSettings as SpeculationSettings
+from outrider.gateway.settings.sections import bundled_pair as bundled_pair
+from outrider.gateway.settings.sections import is_missing_folder as is_missing_folder
+from outrider.gateway.settings.slo import SloSettings
+from outrider.gateway.settings.telemetry import TelemetrySettings
+from outrider.gateway.settings.tiers import (
     Complaint,
     HandoffSettings,
     MirrorSettings,
     UpstreamSettings,
     tier_complaints,
 )
-from gateway.settings.toml_text import to_toml as to_toml
-from gateway.settings.workers import worker_complaints
+from outrider.gateway.settings.toml_text import to_toml as to_toml
+from outrider.gateway.settings.workers import worker_complaints
 
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"

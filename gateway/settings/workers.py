@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 
-from gateway.settings.sections import EngineSettings, ModelSettings, ServerSettings
-from gateway.settings.tiers import Complaint
+from outrider.gateway.settings.sections import EngineSettings, ModelSettings, ServerSettings
+from outrider.gateway.settings.tiers import Complaint
 
 
 def worker_complaints(

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from engine.request import NO_OBJECTIVE, LatencyObjective
-from gateway.errors.tree import BadRequestError
-from gateway.schema.common import OutriderOptions, SloOptions
-from gateway.settings.paths import did_you_mean
-from gateway.settings.slo import (
+from outrider.engine.request import NO_OBJECTIVE, LatencyObjective
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.common import OutriderOptions, SloOptions
+from outrider.gateway.settings.paths import did_you_mean
+from outrider.gateway.settings.slo import (
     BATCH,
     LONG_CONTEXT,
     SHORT_CHAT,

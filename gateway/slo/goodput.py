@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.answers.outcomes import RequestOutcome
+from outrider.gateway.answers.outcomes import RequestOutcome
 
 NO_CLASS: Final = "none"
 """The class of requests that ended before their class was known."""

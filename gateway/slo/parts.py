@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from gateway.settings.slo import SloSettings
-from gateway.slo.classes import SloClasses
-from gateway.slo.goodput import GoodputSink
+from outrider.gateway.settings.slo import SloSettings
+from outrider.gateway.slo.classes import SloClasses
+from outrider.gateway.slo.goodput import GoodputSink
 
 
 def _default_goodput() -> GoodputSink:

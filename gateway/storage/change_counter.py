@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Table, select, update
 
-from gateway.storage.database import Database, insert_new
+from outrider.gateway.storage.database import Database, insert_new
 
 
 class ChangeCounter:

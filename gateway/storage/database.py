@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sqlalchemy import URL, Connection, CursorResult, Engine, Table, create_engine, event, exc
 
-from gateway.errors.tree import StorageError
-from gateway.settings.tree import SettingsError
-from gateway.storage.migrating import migrate
-from gateway.storage.urls import describe, read_url
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.storage.migrating import migrate
+from outrider.gateway.storage.urls import describe, read_url
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql, sqlite

@@ -4,8 +4,8 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
-from gateway.settings.tree import SettingsError
-from gateway.storage.tables import SCHEMA_VERSION
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.storage.tables import SCHEMA_VERSION
 
 _LOCK: Final = 0x6F75747269646572
 """The number of PostgreSQL's advisory lock for migrations: the letters of our name."""
@@ -30,7 +30,7 @@ def migrate(connection: Connection, name: str) -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", "gateway.storage:migrations")
+    config.set_main_option("script_location", "outrider.gateway.storage:migrations")
     known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
     if version is not None and version not in known:
         raise SettingsError(

@@ -1,8 +1,8 @@
 """The database that the settings name, ready to be used."""
 
-from gateway.settings.tree import Settings, SettingsError
-from gateway.storage.database import Database, DatabaseError
-from gateway.storage.urls import NO_DATABASE, default_database_url
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.storage.database import Database, DatabaseError
+from outrider.gateway.storage.urls import NO_DATABASE, default_database_url
 
 
 def open_database(settings: Settings, *, database_url: str | None = None) -> Database | None:

@@ -5,8 +5,8 @@ from typing import Final
 
 from sqlalchemy import select
 
-from gateway.storage import tables
-from gateway.storage.database import Database, insert_new
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database, insert_new
 
 _SECRET_BYTES: Final = 32
 

@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from gateway.settings.tree import SettingsError
+from outrider.gateway.settings.tree import SettingsError
 
 NO_DATABASE: Final = "none"
 

@@ -23,10 +23,10 @@ from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.settings.telemetry import CaptureSettings
-from gateway.settings.tree import SettingsError
-from gateway.telemetry.answer_text import answer_of
-from gateway.telemetry.redaction import redact_json
+from outrider.gateway.settings.telemetry import CaptureSettings
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.telemetry.answer_text import answer_of
+from outrider.gateway.telemetry.redaction import redact_json
 
 log = logging.getLogger(__name__)
 

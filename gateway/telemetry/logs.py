@@ -19,7 +19,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Literal, TextIO
 
-from gateway.telemetry.log_context import log_context
+from outrider.gateway.telemetry.log_context import log_context
 
 LogFormat = Literal["text", "json"]
 _ExceptionInfo = (

@@ -25,8 +25,8 @@ from opentelemetry.trace.span import TraceState
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.telemetry.traceparent import RemoteParent, read_parent, traceparent
-from gateway.telemetry.tracer import (
+from outrider.gateway.telemetry.traceparent import RemoteParent, read_parent, traceparent
+from outrider.gateway.telemetry.tracer import (
     NO_ATTRIBUTES,
     Attributes,
     NullSpan,

@@ -15,7 +15,7 @@ others start with `outrider`. No text of a prompt or of an answer is among them.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gateway.telemetry.tracer import NO_ATTRIBUTES, Attributes, AttributeValue, Span
+from outrider.gateway.telemetry.tracer import NO_ATTRIBUTES, Attributes, AttributeValue, Span
 
 _PROVIDER: Final = "outrider"
 _MAX_CHARS: Final = 128

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from gateway.settings.telemetry import TraceSettings
-from gateway.settings.tree import SettingsError
-from gateway.telemetry.tracer import NULL_TRACER, Tracer
+from outrider.gateway.settings.telemetry import TraceSettings
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
 
 _PATH: Final = "/v1/traces"
 
@@ -31,7 +31,7 @@ def build_tracer(
         return NULL_TRACER
     url = _url(settings.endpoint)
     try:
-        from gateway.telemetry.otel import OtelTracer, make_provider
+        from outrider.gateway.telemetry.otel import OtelTracer, make_provider
     except ModuleNotFoundError as error:
         raise SettingsError(
             f"telemetry.traces.endpoint is set, but {error.name} is not installed. "

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors.tree import BadRequestError, NotFoundError, StorageError
-from gateway.errors.validation import bad_request
-from gateway.tenants.admin_schema import (
+from outrider.gateway.errors.tree import BadRequestError, NotFoundError, StorageError
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.tenants.admin_schema import (
     MAX_PAGE,
     KeyCreate,
     KeyRotate,
@@ -25,12 +25,12 @@ from gateway.tenants.admin_schema import (
     name_set,
     team_report,
 )
-from gateway.tenants.key_store import KeyStore, ShownKey
-from gateway.tenants.keys import KEY_ID, Principal
-from gateway.tenants.merging import merged_changes
-from gateway.tenants.parts import KeyParts
-from gateway.tenants.records import KeyRecord, TeamRecord
-from gateway.workers.siblings import Siblings
+from outrider.gateway.tenants.key_store import KeyStore, ShownKey
+from outrider.gateway.tenants.keys import KEY_ID, Principal
+from outrider.gateway.tenants.merging import merged_changes
+from outrider.gateway.tenants.parts import KeyParts
+from outrider.gateway.tenants.records import KeyRecord, TeamRecord
+from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from gateway.tenants.admin_schema import (
+from outrider.gateway.tenants.admin_schema import (
     MAX_PAGE,
     KeyCreate,
     KeyList,

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.schema.common import WHOLE, RequestModel
-from gateway.schema.kinds import Reveals
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder, KeyRecord, KeyStatus, TeamOrder, TeamRecord
+from outrider.gateway.schema.common import WHOLE, RequestModel
+from outrider.gateway.schema.kinds import Reveals
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder, KeyRecord, KeyStatus, TeamOrder, TeamRecord
 
 MAX_NAME_CHARS = 128
 MAX_LABELS = 64

@@ -4,8 +4,8 @@ import math
 import re
 from typing import Final
 
-from gateway.settings.tree import SettingsError
-from gateway.tenants.keys import id_in
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tenants.keys import id_in
 
 MAX_TOKEN_CHARS: Final = 512
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal, Protocol
 
-from gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
-from gateway.settings.keys import KeyMode
-from gateway.tenants.admin_token import MAX_TOKEN_CHARS
-from gateway.tenants.auth_throttle import AuthThrottle
-from gateway.tenants.key_registry import KeyEntry, KeyRegistry
-from gateway.tenants.keys import ANONYMOUS, KeyHasher, Principal, Scopes, id_in
-from gateway.tenants.metrics import FailureReason, TenantMetrics
+from outrider.gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
+from outrider.gateway.settings.keys import KeyMode
+from outrider.gateway.tenants.admin_token import MAX_TOKEN_CHARS
+from outrider.gateway.tenants.auth_throttle import AuthThrottle
+from outrider.gateway.tenants.key_registry import KeyEntry, KeyRegistry
+from outrider.gateway.tenants.keys import ANONYMOUS, KeyHasher, Principal, Scopes, id_in
+from outrider.gateway.tenants.metrics import FailureReason, TenantMetrics
 
 EndRequest = Callable[[AuthenticationError], None]
 """Ends a running request with this error; called once, in the event loop, and must not block."""

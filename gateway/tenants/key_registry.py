@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.storage.refresh import PeriodicRefresh
-from gateway.tenants.amounts import NO_LIMITS
-from gateway.tenants.key_store import KeyStore
-from gateway.tenants.keys import KeyHasher, Principal
-from gateway.tenants.records import KeyRecord, KeyTable
+from outrider.gateway.storage.refresh import PeriodicRefresh
+from outrider.gateway.tenants.amounts import NO_LIMITS
+from outrider.gateway.tenants.key_store import KeyStore
+from outrider.gateway.tenants.keys import KeyHasher, Principal
+from outrider.gateway.tenants.records import KeyRecord, KeyTable
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast, get_args
 
 from sqlalchemy import RowMapping
 
-from gateway.schema.kinds import Reveals
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder, KeyRecord, TeamOrder, TeamRecord
+from outrider.gateway.schema.kinds import Reveals
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder, KeyRecord, TeamOrder, TeamRecord
 
 logger = logging.getLogger(__name__)
 

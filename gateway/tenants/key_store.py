@@ -11,14 +11,21 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from gateway.errors.tree import ConflictError, NotFoundError
-from gateway.storage import tables
-from gateway.storage.change_counter import ChangeCounter
-from gateway.storage.database import Database
-from gateway.storage.secrets import drawn_secret
-from gateway.tenants.key_rows import fields_of, key_of, readable, row_of_key, row_of_team, team_of
-from gateway.tenants.keys import KEY_PREFIX, KeyHasher, id_in, mint_key, random_id
-from gateway.tenants.records import KeyOrder, KeyRecord, KeyTable, TeamOrder, TeamRecord
+from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.change_counter import ChangeCounter
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.secrets import drawn_secret
+from outrider.gateway.tenants.key_rows import (
+    fields_of,
+    key_of,
+    readable,
+    row_of_key,
+    row_of_team,
+    team_of,
+)
+from outrider.gateway.tenants.keys import KEY_PREFIX, KeyHasher, id_in, mint_key, random_id
+from outrider.gateway.tenants.records import KeyOrder, KeyRecord, KeyTable, TeamOrder, TeamRecord
 
 _SECRET: Final = "keys.secret"
 _TEAM_PREFIX: Final = "team-"

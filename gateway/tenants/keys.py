@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.schema.kinds import Reveals
-from gateway.tenants.amounts import NO_LIMITS, LimitSpec
+from outrider.gateway.schema.kinds import Reveals
+from outrider.gateway.tenants.amounts import NO_LIMITS, LimitSpec
 
 KEY_PREFIX: Final = "or-"
 KEY_ID: Final = re.compile(r"[0-9a-z]{8}")

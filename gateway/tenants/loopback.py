@@ -1,7 +1,7 @@
 """The addresses that the gateway may listen on while there is no key."""
 
-from gateway.settings.loopback import is_loopback
-from gateway.settings.tree import Settings
+from outrider.gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.tree import Settings
 
 
 def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:

@@ -5,9 +5,15 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.errors.tree import BadRequestError
-from gateway.tenants.admin_schema import KeyLimits, KeyUpdate, LabelMap, TeamUpdate, limits_report
-from gateway.tenants.records import KeyOrder, TeamOrder
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.tenants.admin_schema import (
+    KeyLimits,
+    KeyUpdate,
+    LabelMap,
+    TeamUpdate,
+    limits_report,
+)
+from outrider.gateway.tenants.records import KeyOrder, TeamOrder
 
 _LABELS: Final[TypeAdapter[dict[str, str]]] = TypeAdapter(LabelMap)
 

@@ -6,15 +6,15 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from gateway.settings.tree import Settings, SettingsError
-from gateway.storage.database import Database, DatabaseError
-from gateway.tenants.admin_token import check_admin_token
-from gateway.tenants.auth_throttle import AuthThrottle
-from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.key_registry import KeyRegistry
-from gateway.tenants.key_store import KeyStore, load_secret
-from gateway.tenants.keys import KeyHasher
-from gateway.tenants.metrics import TenantMetrics
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.storage.database import Database, DatabaseError
+from outrider.gateway.tenants.admin_token import check_admin_token
+from outrider.gateway.tenants.auth_throttle import AuthThrottle
+from outrider.gateway.tenants.authenticator import Authenticator
+from outrider.gateway.tenants.key_registry import KeyRegistry
+from outrider.gateway.tenants.key_store import KeyStore, load_secret
+from outrider.gateway.tenants.keys import KeyHasher
+from outrider.gateway.tenants.metrics import TenantMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.keys import Scopes, prefix_of
+from outrider.gateway.tenants.amounts import NO_LIMITS, LimitSpec
+from outrider.gateway.tenants.keys import Scopes, prefix_of
 
 KeyStatus = Literal["active", "expired", "revoked"]
 

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from gateway.settings.tree import SettingsError
+from outrider.gateway.settings.tree import SettingsError
 
 _DURATION: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(s|m|h|d|w)")
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

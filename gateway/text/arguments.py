@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Final, Literal, Protocol
 
-from gateway.text.overlap import overlap
-from gateway.text.tool_formats import XmlArguments
-from gateway.text.xml_values import ANY_VALUE, ValueForm
+from outrider.gateway.text.overlap import overlap
+from outrider.gateway.text.tool_formats import XmlArguments
+from outrider.gateway.text.xml_values import ANY_VALUE, ValueForm
 
 _MAX_KEY_CHARS: Final = 256
 

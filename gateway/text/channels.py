@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gateway.schema.tools import FUNCTION_NAME
-from gateway.text.grammar_parts import GrammarPart, Literals, any_of, sequence, star, tag
-from gateway.text.overlap import overlap
-from gateway.text.reasoning_formats import ReasoningDialect, TextKind, Thinking
-from gateway.text.tool_formats import HARMONY, ToolFormat
+from outrider.gateway.schema.tools import FUNCTION_NAME
+from outrider.gateway.text.grammar_parts import GrammarPart, Literals, any_of, sequence, star, tag
+from outrider.gateway.text.overlap import overlap
+from outrider.gateway.text.reasoning_formats import ReasoningDialect, TextKind, Thinking
+from outrider.gateway.text.tool_formats import HARMONY, ToolFormat
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _NEXT: Final = f"{_START}assistant"

@@ -9,38 +9,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from engine.errors import PromptTooLongError, UnsupportedModelError
-from engine.model.checkpoint_files import end_token_ids, merged_ids
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
-from gateway.schema.kinds import ToolFormatName
-from gateway.schema.parsing import JsonBounds
-from gateway.schema.template_variables import read_variables
-from gateway.schema.tools import Tool
-from gateway.text.chat_template import TEMPLATE_ERRORS, ChatTemplate, PromptEnd
-from gateway.text.detokenizer import (
+from outrider.engine.errors import PromptTooLongError, UnsupportedModelError
+from outrider.engine.model.checkpoint_files import end_token_ids, merged_ids
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import (
+    AssistantMessage,
+    InputMessage,
+    Message,
+    ToolMessage,
+    join_parts,
+)
+from outrider.gateway.schema.kinds import ToolFormatName
+from outrider.gateway.schema.parsing import JsonBounds
+from outrider.gateway.schema.template_variables import read_variables
+from outrider.gateway.schema.tools import Tool
+from outrider.gateway.text.chat_template import TEMPLATE_ERRORS, ChatTemplate, PromptEnd
+from outrider.gateway.text.detokenizer import (
     Detokenizer,
     TableDetokenizer,
     TokenTable,
     WindowDetokenizer,
     build_table,
 )
-from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer, special_ids
-from gateway.text.prompt_work import (
+from outrider.gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer, special_ids
+from outrider.gateway.text.prompt_work import (
     UNBOUNDED,
     PromptWork,
     check_call_arguments,
     template_chars,
 )
-from gateway.text.reasoning_formats import (
+from outrider.gateway.text.reasoning_formats import (
     ReasoningDialect,
     Thinking,
     find_reasoning,
     thinking_variables,
 )
-from gateway.text.thinking import TextSplitter, check_thinking_ended, make_splitter
-from gateway.text.tool_formats import ToolDialect, find_dialect
-from gateway.text.tool_prompt import template_call_id, template_calls, template_tools, write_out
+from outrider.gateway.text.thinking import TextSplitter, check_thinking_ended, make_splitter
+from outrider.gateway.text.tool_formats import ToolDialect, find_dialect
+from outrider.gateway.text.tool_prompt import (
+    template_call_id,
+    template_calls,
+    template_tools,
+    write_out,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

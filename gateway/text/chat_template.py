@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import jinja2
 
-from gateway.schema.template_variables import reserved_variables
-from gateway.text.plain_tokenizer import PlainTokenizer
+from outrider.gateway.schema.template_variables import reserved_variables
+from outrider.gateway.text.plain_tokenizer import PlainTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

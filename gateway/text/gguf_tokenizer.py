@@ -1,6 +1,6 @@
 """The tokenizer and the chat template that a GGUF file describes, written as transformers' files.
 
-`python -m gateway.text.gguf_tokenizer FILE FOLDER` does the work in a process of its own:
+`python -m outrider.gateway.text.gguf_tokenizer FILE FOLDER` does the work in a process of its own:
 transformers needs torch to read such files, and the gateway's process has none.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.gguf.header import GgufHeader
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.gguf.header import GgufHeader
 
 # How text is split before merges, where transformers reads it from the file.
 _READ: Final = frozenset(

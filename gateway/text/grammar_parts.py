@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.text.tool_formats import ANY_ID
+from outrider.gateway.text.tool_formats import ANY_ID
 
 GrammarPart = dict[str, Any]
 

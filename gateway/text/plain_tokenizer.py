@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from engine.model.checkpoint_files import read_object
+from outrider.engine.model.checkpoint_files import read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

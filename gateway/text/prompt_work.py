@@ -15,10 +15,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.errors.tree import BadRequestError, PromptQueueFullError
-from gateway.schema.chat import AssistantMessage, Message
-from gateway.schema.parsing import JsonBounds, check_json_bounds
-from gateway.schema.tools import Tool
+from outrider.gateway.errors.tree import BadRequestError, PromptQueueFullError
+from outrider.gateway.schema.chat import AssistantMessage, Message
+from outrider.gateway.schema.parsing import JsonBounds, check_json_bounds
+from outrider.gateway.schema.tools import Tool
 
 # Below this a prompt is built within a millisecond (0.6 us a character, by two cores of 2024).
 INLINE_CHARS: Final = 1024

@@ -7,17 +7,17 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from engine.request import GrammarKind, GrammarSpec
-from gateway.errors.tree import BadRequestError
-from gateway.schema.structured import (
+from outrider.engine.request import GrammarKind, GrammarSpec
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.structured import (
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFormat,
     StructuredOutputs,
 )
-from gateway.text.answer_form import AnswerForm
-from gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
-from gateway.text.thinking import behind_reasoning
+from outrider.gateway.text.answer_form import AnswerForm
+from outrider.gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
+from outrider.gateway.text.thinking import behind_reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

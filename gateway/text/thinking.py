@@ -2,11 +2,11 @@
 
 from typing import Final, Literal, Protocol
 
-from gateway.errors.tree import BadRequestError
-from gateway.text.channels import ChannelSplitter, behind_channels
-from gateway.text.grammar_parts import GrammarPart, Literals, optional, sequence, tag
-from gateway.text.overlap import overlap
-from gateway.text.reasoning_formats import (
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.text.channels import ChannelSplitter, behind_channels
+from outrider.gateway.text.grammar_parts import GrammarPart, Literals, optional, sequence, tag
+from outrider.gateway.text.overlap import overlap
+from outrider.gateway.text.reasoning_formats import (
     THINK,
     ReasoningDialect,
     ReasoningFormat,

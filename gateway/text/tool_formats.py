@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, get_args
 
-from gateway.schema.kinds import ToolFormatName
+from outrider.gateway.schema.kinds import ToolFormatName
 
 ANY_ID: Final = "#"
 """In a format's texts: the id of a call, one to nine letters or digits."""

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gateway.schema.tools import FunctionDefinition
-from gateway.text.channels import channel_answer
-from gateway.text.grammar_parts import (
+from outrider.gateway.schema.tools import FunctionDefinition
+from outrider.gateway.text.channels import channel_answer
+from outrider.gateway.text.grammar_parts import (
     GrammarPart,
     Literals,
     any_of,
@@ -16,8 +16,8 @@ from gateway.text.grammar_parts import (
     star,
     tag,
 )
-from gateway.text.tool_formats import ToolDialect
-from gateway.text.xml_grammar import xml_arguments_grammar
+from outrider.gateway.text.tool_formats import ToolDialect
+from outrider.gateway.text.xml_grammar import xml_arguments_grammar
 
 _COMBINES: Final = frozenset({"$ref", "anyOf", "allOf", "oneOf", "if", "not"})
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.text.arguments import ArgumentsReader, JsonArguments, XmlArgumentsReader
-from gateway.text.overlap import overlap
-from gateway.text.tool_formats import ANY_ID, ToolFormat
-from gateway.text.xml_values import ValueForm
+from outrider.gateway.text.arguments import ArgumentsReader, JsonArguments, XmlArgumentsReader
+from outrider.gateway.text.overlap import overlap
+from outrider.gateway.text.tool_formats import ANY_ID, ToolFormat
+from outrider.gateway.text.xml_values import ValueForm
 
 _SLICE_CHARS: Final = 256
 """Text is read in slices, so that what is held, and copied at each change of state, stays short."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import AssistantMessage
-from gateway.schema.tools import Tool, ToolCallParam
-from gateway.text.tool_formats import ANY_ID, ToolFormat
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import AssistantMessage
+from outrider.gateway.schema.tools import Tool, ToolCallParam
+from outrider.gateway.text.tool_formats import ANY_ID, ToolFormat
 
 TemplateMessage = dict[str, Any]
 

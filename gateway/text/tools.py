@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.request import GrammarSpec
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.tools import FunctionDefinition, NamedToolChoice, Tool
-from gateway.text.answer_form import AnswerForm
-from gateway.text.reasoning_formats import ReasoningDialect, Thinking
-from gateway.text.thinking import behind_reasoning
-from gateway.text.tool_formats import ToolDialect
-from gateway.text.tool_grammar import answer_grammar, arguments_schema
-from gateway.text.tool_parser import ToolReading
-from gateway.text.xml_values import value_forms
+from outrider.engine.request import GrammarSpec
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.tools import FunctionDefinition, NamedToolChoice, Tool
+from outrider.gateway.text.answer_form import AnswerForm
+from outrider.gateway.text.reasoning_formats import ReasoningDialect, Thinking
+from outrider.gateway.text.thinking import behind_reasoning
+from outrider.gateway.text.tool_formats import ToolDialect
+from outrider.gateway.text.tool_grammar import answer_grammar, arguments_schema
+from outrider.gateway.text.tool_parser import ToolReading
+from outrider.gateway.text.xml_values import value_forms
 
 _MAX_NAMES: Final = 32
 

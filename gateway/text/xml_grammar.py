@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engine.request import MAX_GRAMMAR_BYTES
-from gateway.errors.tree import BadRequestError
-from gateway.text.grammar_parts import (
+from outrider.engine.request import MAX_GRAMMAR_BYTES
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.text.grammar_parts import (
     GrammarPart,
     Literals,
     any_of,
@@ -16,8 +16,8 @@ from gateway.text.grammar_parts import (
     star,
     tag,
 )
-from gateway.text.tool_formats import XmlArguments
-from gateway.text.xml_values import target, value_form
+from outrider.gateway.text.tool_formats import XmlArguments
+from outrider.gateway.text.xml_values import target, value_form
 
 _OTHER_KEY: Final = "[a-zA-Z_][a-zA-Z0-9_-]{0,63}"
 _MAX_REASON_CHARS: Final = 120

@@ -5,10 +5,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.errors.tree import DeadlineExceededError, GatewayError, UpstreamError
-from gateway.upstream.attempts import AttemptKind
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
-from gateway.upstream.continuing import (
+from outrider.gateway.errors.tree import DeadlineExceededError, GatewayError, UpstreamError
+from outrider.gateway.upstream.attempts import AttemptKind
+from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
+from outrider.gateway.upstream.continuing import (
     ContinuationPlan,
     Delivered,
     DivergedError,
@@ -18,11 +18,11 @@ from gateway.upstream.continuing import (
     has_reached_limit,
     plan_of,
 )
-from gateway.upstream.dialects.openai_request import is_resumable
-from gateway.upstream.opening import Opening
-from gateway.upstream.parts import TierState
-from gateway.upstream.request import UpstreamRequest
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.dialects.openai_request import is_resumable
+from outrider.gateway.upstream.opening import Opening
+from outrider.gateway.upstream.parts import TierState
+from outrider.gateway.upstream.request import UpstreamRequest
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 _MAX_CONTINUATIONS: Final = 3
 _SEED_BITS: Final = 31

@@ -5,14 +5,14 @@ from dataclasses import replace
 from math import ceil
 from typing import Final
 
-from gateway.errors.tree import DeadlineExceededError
-from gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
-from gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
-from gateway.upstream.call import UpstreamCall, WholeAnswer, num_answers
-from gateway.upstream.parts import TierState
-from gateway.upstream.replicas import Lease
-from gateway.upstream.upstream_usage import UpstreamUsage
-from gateway.upstream.usage import UsageMeter, cost_usd
+from outrider.gateway.errors.tree import DeadlineExceededError
+from outrider.gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
+from outrider.gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
+from outrider.gateway.upstream.call import UpstreamCall, WholeAnswer, num_answers
+from outrider.gateway.upstream.parts import TierState
+from outrider.gateway.upstream.replicas import Lease
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import UsageMeter, cost_usd
 
 logger = logging.getLogger(__name__)
 

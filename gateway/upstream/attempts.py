@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 AttemptKind = Literal["answer", "retry", "hedge", "continuation", "mirror", "probe"]
 AttemptOutcome = Literal[

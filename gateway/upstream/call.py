@@ -6,10 +6,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.schema.kinds import Endpoint
-from gateway.telemetry.tracer import NULL_SPAN, Span
-from gateway.upstream.attempts import OnAttempt
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
+from outrider.gateway.upstream.attempts import OnAttempt
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 HOPS_HEADER: Final = "x-outrider-hops"
 """The gateways that a request has come through, comma-separated, oldest first."""

@@ -8,9 +8,9 @@ from typing import Final
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 
-from gateway.errors.tree import UpstreamError
-from gateway.upstream.addresses import PrivateAddressError
-from gateway.upstream.waits import ExchangeLimits
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.upstream.addresses import PrivateAddressError
+from outrider.gateway.upstream.waits import ExchangeLimits
 
 # OpenSSL's codes of certificate errors (X509_V_ERR_*).
 _CERTIFICATE_WORDS: Final[Mapping[int, str]] = {

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.settings.server_traits import ContinuationStrategy
-from gateway.upstream.call import Chunk, UpstreamCall
-from gateway.upstream.dialects.base import Resume, to_event
-from gateway.upstream.dialects.openai_request import is_resumable
-from gateway.upstream.dialects.rewriting import (
+from outrider.gateway.settings.server_traits import ContinuationStrategy
+from outrider.gateway.upstream.call import Chunk, UpstreamCall
+from outrider.gateway.upstream.dialects.base import Resume, to_event
+from outrider.gateway.upstream.dialects.openai_request import is_resumable
+from outrider.gateway.upstream.dialects.rewriting import (
     cut_content,
     cut_logprobs,
     id_of,
@@ -19,10 +19,10 @@ from gateway.upstream.dialects.rewriting import (
     with_id,
     without_role,
 )
-from gateway.upstream.event_stream import event_data
-from gateway.upstream.request import DONE_CHUNK
-from gateway.upstream.upstream_usage import UpstreamUsage
-from gateway.upstream.usage import CountText, usage_object
+from outrider.gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.request import DONE_CHUNK
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import CountText, usage_object
 
 _encode: Final = msgspec.json.Encoder().encode
 

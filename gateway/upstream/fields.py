@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.common import OutriderOptions
-from gateway.schema.kinds import ServerKind, UnknownFields
-from gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.kinds import ServerKind, UnknownFields
+from outrider.gateway.settings.tiers import UpstreamSettings
 
 SALT_FIELD: Final = "cache_salt"
 

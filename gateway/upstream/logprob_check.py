@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.upstream.call import Chunk, TokenLogprob
+from outrider.gateway.upstream.call import Chunk, TokenLogprob
 
 # Marks of spaces and line ends in the vocabularies of servers that send pieces as they are stored.
 _MARKS: Final = (("\u2581", " "), ("\u0120", " "), ("\u010a", "\n"))

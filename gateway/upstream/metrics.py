@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.answers.responder import HandOffKind
-from gateway.telemetry.children import Children
-from gateway.upstream.attempts import Attempt
-from gateway.upstream.breaker import BreakerState
-from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.answers.responder import HandOffKind
+from outrider.gateway.telemetry.children import Children
+from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.breaker import BreakerState
+from outrider.gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 MirrorOutcome = Literal["answered", "failed", "dropped"]
 """dropped: there were too many copies at that time."""

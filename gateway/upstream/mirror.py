@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import GatewayError, UnavailableError
-from gateway.settings.tiers import MirrorSettings
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.upstream.tier import UpstreamTier
-from gateway.upstream.usage import cost_usd
+from outrider.gateway.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.settings.tiers import MirrorSettings
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.usage import cost_usd
 
 logger = logging.getLogger(__name__)
 

@@ -12,19 +12,19 @@ from tenacity import (
     wait_exponential,
 )
 
-from gateway.errors.tree import (
+from outrider.gateway.errors.tree import (
     DeadlineExceededError,
     GatewayError,
     ThrottledError,
     UnavailableError,
     UpstreamError,
 )
-from gateway.upstream.attempts import AttemptKind, AttemptOutcome
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.dialects.base import Resume
-from gateway.upstream.parts import TierState
-from gateway.upstream.replicas import Replica
-from gateway.upstream.request import UpstreamRequest
+from outrider.gateway.upstream.attempts import AttemptKind, AttemptOutcome
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.dialects.base import Resume
+from outrider.gateway.upstream.parts import TierState
+from outrider.gateway.upstream.replicas import Replica
+from outrider.gateway.upstream.request import UpstreamRequest
 
 _FIRST_WAIT_S: Final = 0.1
 _MAX_WAIT_S: Final = 5.0

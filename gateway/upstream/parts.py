@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.settings.server_traits import ServerTraits
-from gateway.settings.tiers import UpstreamSettings
-from gateway.upstream.attempts import OnAttempt
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.credentials.base import Credential
-from gateway.upstream.dialects.base import Dialect
-from gateway.upstream.hedging import HedgeBudget
-from gateway.upstream.latency import LatencyEstimate
-from gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.settings.server_traits import ServerTraits
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.upstream.attempts import OnAttempt
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.credentials.base import Credential
+from outrider.gateway.upstream.dialects.base import Dialect
+from outrider.gateway.upstream.hedging import HedgeBudget
+from outrider.gateway.upstream.latency import LatencyEstimate
+from outrider.gateway.upstream.replicas import ReplicaSet
 
 if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers
-    from gateway.upstream.transport import Transport
+    from outrider.gateway.upstream.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.schema.kinds import Endpoint, Units
-from gateway.settings.server_traits import ServerTraits
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
-from gateway.upstream.dialects.base import Resume, ServerRefusal, garbage, read_refusal
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.schema.kinds import Endpoint, Units
+from outrider.gateway.settings.server_traits import ServerTraits
+from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
+from outrider.gateway.upstream.dialects.base import Resume, ServerRefusal, garbage, read_refusal
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 _MOST_TOKENS: Final = 2**40
 

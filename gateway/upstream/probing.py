@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors.tree import UpstreamError
-from gateway.upstream.replicas import Replica, ReplicaSet
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.upstream.replicas import Replica, ReplicaSet
 
 if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers
-    from gateway.upstream.transport import Transport
+    from outrider.gateway.upstream.transport import Transport
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from gateway.errors.tree import FailureKind, UpstreamError, UpstreamRefusalError
-from gateway.upstream.breaker import Breaker
-from gateway.upstream.latency import LatencyEstimate
-from gateway.upstream.outliers import RecentTimes, low_median, outliers
+from outrider.gateway.errors.tree import FailureKind, UpstreamError, UpstreamRefusalError
+from outrider.gateway.upstream.breaker import Breaker
+from outrider.gateway.upstream.latency import LatencyEstimate
+from outrider.gateway.upstream.outliers import RecentTimes, low_median, outliers
 
 logger = logging.getLogger(__name__)
 

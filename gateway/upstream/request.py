@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors.tree import (
+from outrider.gateway.errors.tree import (
     DeadlineExceededError,
     FailureKind,
     GatewayError,
@@ -13,18 +13,18 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.upstream.attempt_record import AttemptRecord
-from gateway.upstream.attempts import AttemptKind, AttemptOutcome
-from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, WholeAnswer
-from gateway.upstream.credentials.base import CredentialError, SignedRequest
-from gateway.upstream.dialects.base import ReportedError, is_refusal
-from gateway.upstream.parts import TierState
-from gateway.upstream.replicas import Lease, Replica
-from gateway.upstream.retry_after import asked_wait_s
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.attempt_record import AttemptRecord
+from outrider.gateway.upstream.attempts import AttemptKind, AttemptOutcome
+from outrider.gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, WholeAnswer
+from outrider.gateway.upstream.credentials.base import CredentialError, SignedRequest
+from outrider.gateway.upstream.dialects.base import ReportedError, is_refusal
+from outrider.gateway.upstream.parts import TierState
+from outrider.gateway.upstream.replicas import Lease, Replica
+from outrider.gateway.upstream.retry_after import asked_wait_s
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers
-    from gateway.upstream.response import UpstreamResponse
+    from outrider.gateway.upstream.response import UpstreamResponse
 
 DONE_CHUNK: Final = Chunk(raw=b"data: [DONE]\n\n", is_done=True)
 

@@ -7,10 +7,10 @@ from typing import Final
 
 import aiohttp
 
-from gateway.errors.tree import FailureKind, UpstreamError
-from gateway.upstream.connection_errors import error_of
-from gateway.upstream.event_stream import EventSplitter
-from gateway.upstream.waits import ExchangeLimits, Watch
+from outrider.gateway.errors.tree import FailureKind, UpstreamError
+from outrider.gateway.upstream.connection_errors import error_of
+from outrider.gateway.upstream.event_stream import EventSplitter
+from outrider.gateway.upstream.waits import ExchangeLimits, Watch
 
 MAX_EVENT_BYTES: Final = 4 << 20
 MAX_BODY_BYTES: Final = 32 << 20

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Final
 
-from gateway.errors.tree import GatewayError, UpstreamRefusalError
-from gateway.upstream.call import TokenLogprob, UpstreamCall
-from gateway.upstream.logprob_check import LogprobCheck
-from gateway.upstream.tier import UpstreamTier
+from outrider.gateway.errors.tree import GatewayError, UpstreamRefusalError
+from outrider.gateway.upstream.call import TokenLogprob, UpstreamCall
+from outrider.gateway.upstream.logprob_check import LogprobCheck
+from outrider.gateway.upstream.tier import UpstreamTier
 
 logger = logging.getLogger(__name__)
 

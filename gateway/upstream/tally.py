@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gateway.upstream.call import Chunk, WholeAnswer
+from outrider.gateway.upstream.call import Chunk, WholeAnswer
 
 _BYTES_PER_TOKEN: Final = 4
 """Bytes of UTF-8: about as many in English, and in scripts with two or three bytes a character."""

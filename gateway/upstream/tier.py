@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from gateway.errors.tree import UpstreamError
-from gateway.settings.server_traits import ServerTraits, traits_of
-from gateway.settings.tiers import UpstreamSettings
-from gateway.upstream.answer import UpstreamAnswer
-from gateway.upstream.attempts import Attempt, AttemptKind
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.credentials.base import (
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.settings.server_traits import ServerTraits, traits_of
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.upstream.answer import UpstreamAnswer
+from outrider.gateway.upstream.attempts import Attempt, AttemptKind
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.credentials.base import (
     Credential,
     CredentialError,
     NoCredential,
     SignedRequest,
 )
-from gateway.upstream.fields import FieldFilter
-from gateway.upstream.hedging import HedgeBudget
-from gateway.upstream.latency import LatencyEstimate
-from gateway.upstream.model_list import model_ids
-from gateway.upstream.parts import TierParts, TierState
-from gateway.upstream.passing import PassedRequest, PassingDialect
-from gateway.upstream.probing import Prober
-from gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.fields import FieldFilter
+from outrider.gateway.upstream.hedging import HedgeBudget
+from outrider.gateway.upstream.latency import LatencyEstimate
+from outrider.gateway.upstream.model_list import model_ids
+from outrider.gateway.upstream.parts import TierParts, TierState
+from outrider.gateway.upstream.passing import PassedRequest, PassingDialect
+from outrider.gateway.upstream.probing import Prober
+from outrider.gateway.upstream.replicas import ReplicaSet
 
 __all__ = ["TierParts", "UpstreamTier"]
 

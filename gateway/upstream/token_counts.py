@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from gateway.schema.template_variables import FIELD, read_variables, reserved_variables
-from gateway.upstream.call import UpstreamCall
+from outrider.gateway.schema.template_variables import FIELD, read_variables, reserved_variables
+from outrider.gateway.upstream.call import UpstreamCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

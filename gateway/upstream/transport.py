@@ -19,12 +19,12 @@ from weakref import WeakSet
 import aiohttp
 from aiohttp import AddrInfoType
 
-from gateway.errors.tree import UpstreamError
-from gateway.settings.tiers import TimeoutSettings
-from gateway.upstream.addresses import socket_maker
-from gateway.upstream.connection_errors import error_of
-from gateway.upstream.response import UpstreamResponse
-from gateway.upstream.waits import ExchangeLimits
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.settings.tiers import TimeoutSettings
+from outrider.gateway.upstream.addresses import socket_maker
+from outrider.gateway.upstream.connection_errors import error_of
+from outrider.gateway.upstream.response import UpstreamResponse
+from outrider.gateway.upstream.waits import ExchangeLimits
 
 __all__ = ["Transport", "UpstreamResponse"]
 

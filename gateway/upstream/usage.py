@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.settings.passed import UpstreamPriceSettings
-from gateway.upstream.bounds import media_parts
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
-from gateway.upstream.tally import Tally, size_bytes, tokens_of
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.upstream.bounds import media_parts
+from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
+from outrider.gateway.upstream.tally import Tally, size_bytes, tokens_of
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 CountText = Callable[[str], int]
 CountPrompt = Callable[[UpstreamCall], int | None]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
-from gateway.settings.tiers import TimeoutSettings
+from outrider.gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
+from outrider.gateway.settings.tiers import TimeoutSettings
 
 # Event loops round to milliseconds, so a timer may fire a little before its time.
 _TICK_S: Final = 0.002

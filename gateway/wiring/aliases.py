@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.parsing import parse
-from gateway.schema.unknown_fields import HINTS
-from gateway.settings.aliases import AliasSettings
-from gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.schema.unknown_fields import HINTS
+from outrider.gateway.settings.aliases import AliasSettings
+from outrider.gateway.settings.tree import Settings, SettingsError
 
 _QUESTION: Final[Mapping[str, Any]] = {
     "model": "auto",

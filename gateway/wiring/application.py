@@ -6,56 +6,56 @@ from hashlib import blake2b
 
 from prometheus_client import CollectorRegistry
 
-from engine.request import Tier
-from gateway.adapters.admin import AdapterApi
-from gateway.adapters.registry import AdapterChange, AdapterRegistry
-from gateway.adapters.watcher import AdapterWatcher
-from gateway.apis.messages.api import MessagesApi
-from gateway.apis.responses.api import ResponsesApi
-from gateway.apis.tokenize import Tokenizing
-from gateway.backends.metrics import PauseMetrics
-from gateway.caching.answers import AnswerCache
-from gateway.caching.metrics import CacheMetrics
-from gateway.dashboard.api import DashboardApi, DashboardSources
-from gateway.dashboard.experiments import experiment_documents
-from gateway.dashboard.recent import RecentOutcomes
-from gateway.edge.bodies import BodyBudget
-from gateway.edge.foreign_pages import ForeignPages
-from gateway.edge.idempotency import IdempotentAnswers
-from gateway.experiments.admin import ExperimentApi
-from gateway.experiments.feedback import FeedbackApi
-from gateway.fleet.admin import GroupChange, ReplicaApi
-from gateway.fleet.metrics import FleetMetrics
-from gateway.fleet.pool import EnginePool
-from gateway.handoff.arm_check import arm_check
-from gateway.handoff.chains import ChainBook
-from gateway.handoff.cloud_calls import CloudCalls
-from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.handoff.local_responder import LocalLoad
-from gateway.handoff.pass_through import PassThrough
-from gateway.handoff.planner import Planner
-from gateway.handoff.reading import RequestReader
-from gateway.handoff.small_calls import SmallCalls
-from gateway.ledger.usage_api import UsageApi
-from gateway.planning.jobs import JobBuilder
-from gateway.planning.model_catalog import LocalFormats
-from gateway.planning.tier_choice import TierChooser
-from gateway.server.app import Routes, create_app
-from gateway.server.auth_dispatcher import AuthDispatcher
-from gateway.server.endpoints import AnswerEndpoints, RequestIntake
-from gateway.server.lifespan import Lifespan
-from gateway.server.pages import Pages
-from gateway.server.pass_through import PassThroughEndpoints
-from gateway.server.route_metrics import RouteCollector
-from gateway.server.status import StatusEndpoints
-from gateway.settings.adapters import parse_adapter
-from gateway.settings.tiers import RESERVED_NAMES
-from gateway.telemetry.loop_lag import LoopLag
-from gateway.tenants.admin import AdminApi
-from gateway.wiring.parts import GatewayParts
-from gateway.workers.line import Handler
-from gateway.workers.merging import Families, collected
-from gateway.workers.siblings import Siblings
+from outrider.engine.request import Tier
+from outrider.gateway.adapters.admin import AdapterApi
+from outrider.gateway.adapters.registry import AdapterChange, AdapterRegistry
+from outrider.gateway.adapters.watcher import AdapterWatcher
+from outrider.gateway.apis.messages.api import MessagesApi
+from outrider.gateway.apis.responses.api import ResponsesApi
+from outrider.gateway.apis.tokenize import Tokenizing
+from outrider.gateway.backends.metrics import PauseMetrics
+from outrider.gateway.caching.answers import AnswerCache
+from outrider.gateway.caching.metrics import CacheMetrics
+from outrider.gateway.dashboard.api import DashboardApi, DashboardSources
+from outrider.gateway.dashboard.experiments import experiment_documents
+from outrider.gateway.dashboard.recent import RecentOutcomes
+from outrider.gateway.edge.bodies import BodyBudget
+from outrider.gateway.edge.foreign_pages import ForeignPages
+from outrider.gateway.edge.idempotency import IdempotentAnswers
+from outrider.gateway.experiments.admin import ExperimentApi
+from outrider.gateway.experiments.feedback import FeedbackApi
+from outrider.gateway.fleet.admin import GroupChange, ReplicaApi
+from outrider.gateway.fleet.metrics import FleetMetrics
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.handoff.arm_check import arm_check
+from outrider.gateway.handoff.chains import ChainBook
+from outrider.gateway.handoff.cloud_calls import CloudCalls
+from outrider.gateway.handoff.live_model_catalog import LiveModelCatalog
+from outrider.gateway.handoff.local_responder import LocalLoad
+from outrider.gateway.handoff.pass_through import PassThrough
+from outrider.gateway.handoff.planner import Planner
+from outrider.gateway.handoff.reading import RequestReader
+from outrider.gateway.handoff.small_calls import SmallCalls
+from outrider.gateway.ledger.usage_api import UsageApi
+from outrider.gateway.planning.jobs import JobBuilder
+from outrider.gateway.planning.model_catalog import LocalFormats
+from outrider.gateway.planning.tier_choice import TierChooser
+from outrider.gateway.server.app import Routes, create_app
+from outrider.gateway.server.auth_dispatcher import AuthDispatcher
+from outrider.gateway.server.endpoints import AnswerEndpoints, RequestIntake
+from outrider.gateway.server.lifespan import Lifespan
+from outrider.gateway.server.pages import Pages
+from outrider.gateway.server.pass_through import PassThroughEndpoints
+from outrider.gateway.server.route_metrics import RouteCollector
+from outrider.gateway.server.status import StatusEndpoints
+from outrider.gateway.settings.adapters import parse_adapter
+from outrider.gateway.settings.tiers import RESERVED_NAMES
+from outrider.gateway.telemetry.loop_lag import LoopLag
+from outrider.gateway.tenants.admin import AdminApi
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.workers.line import Handler
+from outrider.gateway.workers.merging import Families, collected
+from outrider.gateway.workers.siblings import Siblings
 
 
 def build_app(parts: GatewayParts) -> AuthDispatcher:

@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError
-from engine.request import GrammarSpec, Tier
-from gateway.backends.absent import AbsentEngine
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineProcess
-from gateway.backends.step_loop import LoadingCallback, no_progress
-from gateway.schema.parsing import JsonBounds
-from gateway.settings.tree import Settings
-from gateway.wiring.chat_tokenizers import load_chat_tokenizer
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.drafter import allowed_difference, measure_budget
-from gateway.wiring.engine import (
+from outrider.engine.errors import EngineError
+from outrider.engine.request import GrammarSpec, Tier
+from outrider.gateway.backends.absent import AbsentEngine
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineProcess
+from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
+from outrider.gateway.schema.parsing import JsonBounds
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.drafter import allowed_difference, measure_budget
+from outrider.gateway.wiring.engine import (
     build_grammars,
     compile_kernels,
     join,
@@ -34,14 +34,14 @@ from gateway.wiring.engine import (
     publish_blocks,
     saved_times,
 )
-from gateway.wiring.fleet import RemoteEngines, build_remote
-from gateway.wiring.process import process_client
+from outrider.gateway.wiring.fleet import RemoteEngines, build_remote
+from outrider.gateway.wiring.process import process_client
 
 if TYPE_CHECKING:
-    from engine.core import Engine
-    from engine.passes.step_times import CurveStore
-    from gateway.wiring.parts import GatewayParts
-    from gateway.workers.siblings import Siblings
+    from outrider.engine.core import Engine
+    from outrider.engine.passes.step_times import CurveStore
+    from outrider.gateway.wiring.parts import GatewayParts
+    from outrider.gateway.workers.siblings import Siblings
 
 log = logging.getLogger(__name__)
 
@@ -96,20 +96,20 @@ def build_parts(
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.
     """
-    from gateway.edge.metrics import EdgeMetrics
-    from gateway.experiments.experiments import build_experiments
-    from gateway.metering.metrics import GatewayMetrics
-    from gateway.planning.gateway_limits import GatewayLimits
-    from gateway.slo.parts import build_slo
-    from gateway.telemetry.capture import build_capture
-    from gateway.telemetry.tracing import build_tracer
-    from gateway.upstream.metrics import UpstreamMetrics
-    from gateway.wiring.aliases import checked_aliases
-    from gateway.wiring.caching import build_cache
-    from gateway.wiring.parts import GatewayParts
-    from gateway.wiring.routing import build_routing
-    from gateway.wiring.tenancy import build_tenancy
-    from gateway.wiring.upstream import build_cloud
+    from outrider.gateway.edge.metrics import EdgeMetrics
+    from outrider.gateway.experiments.experiments import build_experiments
+    from outrider.gateway.metering.metrics import GatewayMetrics
+    from outrider.gateway.planning.gateway_limits import GatewayLimits
+    from outrider.gateway.slo.parts import build_slo
+    from outrider.gateway.telemetry.capture import build_capture
+    from outrider.gateway.telemetry.tracing import build_tracer
+    from outrider.gateway.upstream.metrics import UpstreamMetrics
+    from outrider.gateway.wiring.aliases import checked_aliases
+    from outrider.gateway.wiring.caching import build_cache
+    from outrider.gateway.wiring.parts import GatewayParts
+    from outrider.gateway.wiring.routing import build_routing
+    from outrider.gateway.wiring.tenancy import build_tenancy
+    from outrider.gateway.wiring.upstream import build_cloud
 
     models = named_models(settings)
     metrics = GatewayMetrics()
@@ -186,18 +186,18 @@ def build_parts(
 def import_engine() -> None:
     """Import what `build_engine` imports, in a process that waits in reserve."""
     for name in (
-        "draft.budget",
-        "draft.tree_drafter",
-        "engine.core",
-        "engine.grammar.xgrammar_backend",
-        "engine.model.load",
-        "engine.passes.saved_times",
-        "engine.passes.step_times",
-        "engine.warm_up",
-        "gateway.text.plain_tokenizer",
-        "gateway.wiring.chat_tokenizers",
-        "gateway.text.chat",
-        "verifier.coupled",
+        "outrider.draft.budget",
+        "outrider.draft.tree_drafter",
+        "outrider.engine.core",
+        "outrider.engine.grammar.xgrammar_backend",
+        "outrider.engine.model.load",
+        "outrider.engine.passes.saved_times",
+        "outrider.engine.passes.step_times",
+        "outrider.engine.warm_up",
+        "outrider.gateway.text.plain_tokenizer",
+        "outrider.gateway.wiring.chat_tokenizers",
+        "outrider.gateway.text.chat",
+        "outrider.verifier.coupled",
         "xgrammar",
     ):
         importlib.import_module(name)

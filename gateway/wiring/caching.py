@@ -4,11 +4,11 @@ import hashlib
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-from gateway.caching.answers import CacheRules
-from gateway.caching.entry import CacheStore
-from gateway.caching.memory_store import MemoryStore
-from gateway.settings.tree import Settings
-from gateway.wiring.parts import CacheParts
+from outrider.gateway.caching.answers import CacheRules
+from outrider.gateway.caching.entry import CacheStore
+from outrider.gateway.caching.memory_store import MemoryStore
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.parts import CacheParts
 
 _TIMEOUT_S = 0.25
 _SHAPING = ("models", "engine", "speculation", "routing", "handoff", "tiers", "aliases", "limits")
@@ -37,8 +37,8 @@ def _store(settings: Settings) -> CacheStore | None:
         return None
     if options.store == "memory":
         return MemoryStore(ttl_s=options.ttl_s, max_bytes=options.max_bytes, clock=time.monotonic)
-    from gateway.caching.redis_store import RedisEntries
-    from gateway.limits.redis_store import redis_client
+    from outrider.gateway.caching.redis_store import RedisEntries
+    from outrider.gateway.limits.redis_store import redis_client
 
     assert settings.redis_url is not None, "checked with the settings"
     return RedisEntries(

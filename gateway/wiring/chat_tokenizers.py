@@ -3,11 +3,11 @@
 import re
 from typing import TYPE_CHECKING, Final
 
-from engine.request import Tier
-from gateway.settings.tree import Settings, SettingsError
+from outrider.engine.request import Tier
+from outrider.gateway.settings.tree import Settings, SettingsError
 
 if TYPE_CHECKING:
-    from gateway.text.chat import ChatTokenizer
+    from outrider.gateway.text.chat import ChatTokenizer
 
 # transformers' own tag, which marks what the model wrote; jinja2 alone does not know it.
 _GENERATION_TAG: Final = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
@@ -18,7 +18,7 @@ def load_chat_tokenizer(settings: Settings, tier: Tier, path: str) -> "ChatToken
 
     Raises SettingsError for the template, and as `ChatTokenizer.load` does.
     """
-    from gateway.text.chat import ChatTokenizer
+    from outrider.gateway.text.chat import ChatTokenizer
 
     wanted = settings.models.tool_format
     return ChatTokenizer.load(

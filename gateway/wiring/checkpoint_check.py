@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import read_object
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import read_object
 
 logger = logging.getLogger(__name__)
 

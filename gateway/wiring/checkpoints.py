@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from engine.errors import UnsupportedModelError
-from engine.model.gguf.folder import find_gguf, gguf_folder
-from engine.request import TIERS, Tier
-from gateway.settings.paths import cache_folder
-from gateway.settings.tree import Settings
-from gateway.text.gguf_tokenizer import write_tokenizer
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.gguf.folder import find_gguf, gguf_folder
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.settings.paths import cache_folder
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.text.gguf_tokenizer import write_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
-from gateway.settings.tiers import UpstreamSettings
-from gateway.upstream.credentials.base import (
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.upstream.credentials.base import (
     AsHeaders,
     Credential,
     CredentialError,
@@ -15,19 +15,19 @@ from gateway.upstream.credentials.base import (
     bearer,
     checked,
 )
-from gateway.upstream.credentials.rotating import (
+from outrider.gateway.upstream.credentials.rotating import (
     CommandKey,
     FileKey,
     RotatingCredential,
     Secret,
 )
-from gateway.upstream.credentials.vendors import (
+from outrider.gateway.upstream.credentials.vendors import (
     AwsSignature,
     entra_fetch,
     google_fetch,
     missing_library,
 )
-from gateway.upstream.dialects.base import Dialect
+from outrider.gateway.upstream.dialects.base import Dialect
 
 _MIN_SECRET_CHARS: Final = 8
 

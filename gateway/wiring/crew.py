@@ -13,27 +13,27 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from engine.errors import EngineDiedError, EngineError
-from engine.events import EngineInfo
-from gateway.backends.process_client import STABLE_AFTER_S
-from gateway.backends.spawning import EngineProcess
-from gateway.backends.step_loop import LoadingCallback, no_progress
-from gateway.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S
-from gateway.experiments.experiments import build_experiments
-from gateway.settings.tree import Settings, SettingsError
-from gateway.storage.database import DatabaseError
-from gateway.storage.open import open_database
-from gateway.tenants.parts import key_store
-from gateway.wiring.process import process_client
-from gateway.workers.connections import Dispatcher
-from gateway.workers.line import CallFailedError, Handler, LineClosedError
-from gateway.workers.merging import Families, WorkerMetrics
-from gateway.workers.process import WorkerProcess, WorkerTask
-from gateway.workers.siblings import Change
+from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.engine.events import EngineInfo
+from outrider.gateway.backends.process_client import STABLE_AFTER_S
+from outrider.gateway.backends.spawning import EngineProcess
+from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
+from outrider.gateway.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S
+from outrider.gateway.experiments.experiments import build_experiments
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.storage.database import DatabaseError
+from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenants.parts import key_store
+from outrider.gateway.wiring.process import process_client
+from outrider.gateway.workers.connections import Dispatcher
+from outrider.gateway.workers.line import CallFailedError, Handler, LineClosedError
+from outrider.gateway.workers.merging import Families, WorkerMetrics
+from outrider.gateway.workers.process import WorkerProcess, WorkerTask
+from outrider.gateway.workers.siblings import Change
 
 log = logging.getLogger(__name__)
 
-_MODULE: Final = "gateway.wiring.worker"
+_MODULE: Final = "outrider.gateway.wiring.worker"
 _ASK_S: Final = 2.0
 _CHANGE_S: Final = 300.0
 _CLOSING_S: Final = 60.0

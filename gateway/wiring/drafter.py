@@ -1,6 +1,6 @@
 """The drafter's part of the wiring: what guesses for the large model, and what its passes take.
 
-Everything heavy is imported inside functions, as in `gateway.wiring.engine`.
+Everything heavy is imported inside functions, as in `outrider.gateway.wiring.engine`.
 """
 
 import logging
@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.errors import EngineError
-from engine.request import TIERS, Source, Tier
-from gateway.backends.step_loop import LoadingCallback
-from gateway.settings.tree import Settings
-from gateway.wiring.checkpoints import named_models
+from outrider.engine.errors import EngineError
+from outrider.engine.request import TIERS, Source, Tier
+from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.checkpoints import named_models
 
 if TYPE_CHECKING:
-    from draft.budget import TreeBudget
-    from draft.config import DraftConfig
-    from draft.head_texts import Head
-    from draft.heads.protocol import HeadModel
-    from draft.token_map import TokenMap
-    from draft.tree_drafter import TreeDrafter
-    from engine.model.protocol import CausalModel
-    from engine.passes.runner import ModelRunner
-    from engine.passes.step_times import CurveStore
+    from outrider.draft.budget import TreeBudget
+    from outrider.draft.config import DraftConfig
+    from outrider.draft.head_texts import Head
+    from outrider.draft.heads.protocol import HeadModel
+    from outrider.draft.token_map import TokenMap
+    from outrider.draft.tree_drafter import TreeDrafter
+    from outrider.engine.model.protocol import CausalModel
+    from outrider.engine.passes.runner import ModelRunner
+    from outrider.engine.passes.step_times import CurveStore
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ def load_head(
     path = settings.models.drafter
     if path is None or not settings.speculation.enabled:
         return None
-    from draft.heads.read_head import read_head
-    from engine.model.decoder import DecoderModel
-    from engine.model.whole_ends import ends_of
+    from outrider.draft.heads.read_head import read_head
+    from outrider.engine.model.decoder import DecoderModel
+    from outrider.engine.model.whole_ends import ends_of
 
     large = models.get("large")
     if large is None:
@@ -76,8 +76,8 @@ def load_head(
 
 def make_head(settings: Settings, model: "HeadModel", large: "ModelRunner") -> "Head":
     """Give a head its KV cache, which holds as many tokens as the large model's."""
-    from draft.head_texts import Head
-    from engine.passes.runner import ModelRunner
+    from outrider.draft.head_texts import Head
+    from outrider.engine.passes.runner import ModelRunner
 
     options = settings.engine
     runner = ModelRunner(
@@ -107,8 +107,8 @@ def measure_budget(
     None where no tokens are drafted, or where the trees' sizes are fixed. `saved`: measurements of
     earlier starts, which are taken where there are any.
     """
-    from draft.budget import TreeBudget
-    from engine.passes.step_times import follow_step_times
+    from outrider.draft.budget import TreeBudget
+    from outrider.engine.passes.step_times import follow_step_times
 
     if not (_drafts(settings, runners) and settings.speculation.adaptive):
         return None
@@ -164,7 +164,7 @@ def vocabulary_difference(settings: Settings) -> str | None:
 
     Raises EngineError for a tokenizer that cannot be loaded.
     """
-    from draft.vocabulary import describe_difference
+    from outrider.draft.vocabulary import describe_difference
 
     large, small = (
         _load_tokenizer(path).backend_tokenizer.get_vocab(with_added_tokens=True)
@@ -181,7 +181,7 @@ def build_drafter(
     Where there is neither, what needs no model drafts: repeated text, predictions, grammars, and a
     small answer that another engine or server gave.
     """
-    from draft.tree_drafter import TreeDrafter
+    from outrider.draft.tree_drafter import TreeDrafter
 
     options, head = settings.speculation, head_of(runners)
     if not _drafts(settings, runners):
@@ -218,7 +218,7 @@ def capture_draft_levels(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", runner: "ModelRunner"
 ) -> None:
     """Record the levels of the trees that a runner's model drafts, if any grow on the device."""
-    from draft.draft_levels import capture_levels
+    from outrider.draft.draft_levels import capture_levels
 
     large, head = runners.get("large"), head_of(runners)
     if not settings.speculation.enabled or large is None or not _grows_on_device(settings, large):
@@ -231,7 +231,7 @@ def capture_draft_levels(
 
 def draft_config(settings: Settings) -> "DraftConfig":
     """Return the limits of trees."""
-    from draft.config import DraftConfig
+    from outrider.draft.config import DraftConfig
 
     options = settings.speculation
     return DraftConfig(
@@ -245,7 +245,7 @@ def draft_config(settings: Settings) -> "DraftConfig":
 
 
 def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> "TokenMap":
-    from draft.token_map import SpecialTokens, TokenMap
+    from outrider.draft.token_map import SpecialTokens, TokenMap
 
     target, draft = (_load_tokenizer(path) for path in _both_models(settings))
     return TokenMap(
@@ -266,7 +266,7 @@ def _both_models(settings: Settings) -> tuple[str, str]:
 
 def _load_tokenizer(path: str) -> Any:
     """Load the fast tokenizer of a folder or hub id. Raises EngineError."""
-    from gateway.text.plain_tokenizer import load_tokenizer
+    from outrider.gateway.text.plain_tokenizer import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(path)

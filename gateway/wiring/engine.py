@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.cache.recurrent_lines import RecurrentSizes
-from engine.errors import EngineError, InvalidAdapterError
-from engine.events import AdapterInfo
-from engine.model.quantised.formats import DECODE, Decode, Rounding
-from engine.request import Tier
-from gateway.adapters.files import adapter_ref
-from gateway.backends.step_loop import LoadingCallback
-from gateway.settings.adapters import parse_adapter
-from gateway.settings.paths import cache_folder
-from gateway.settings.tree import Settings
-from gateway.wiring.chat_tokenizers import load_chat_tokenizer
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.drafter import (
+from outrider.engine.cache.recurrent_lines import RecurrentSizes
+from outrider.engine.errors import EngineError, InvalidAdapterError
+from outrider.engine.events import AdapterInfo
+from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding
+from outrider.engine.request import Tier
+from outrider.gateway.adapters.files import adapter_ref
+from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.settings.adapters import parse_adapter
+from outrider.gateway.settings.paths import cache_folder
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.drafter import (
     Runners,
     build_drafter,
     capture_draft_levels,
@@ -33,21 +33,21 @@ from gateway.wiring.drafter import (
     make_head,
     report,
 )
-from gateway.wiring.hardware import usable_physical_cores
-from gateway.wiring.kv_budget import cache_sizes, kv_dtype
-from gateway.wiring.tensor_parallel import has_ranks, start_ranks, threads_of_rank
+from outrider.gateway.wiring.hardware import usable_physical_cores
+from outrider.gateway.wiring.kv_budget import cache_sizes, kv_dtype
+from outrider.gateway.wiring.tensor_parallel import has_ranks, start_ranks, threads_of_rank
 
 if TYPE_CHECKING:
     import torch
 
-    from draft.budget import TreeBudget
-    from engine.core import Engine
-    from engine.grammar.grammar import GrammarCompiler
-    from engine.model.protocol import CausalModel
-    from engine.parallel.messages import ModelSource
-    from engine.parallel.ranks import Ranks
-    from engine.passes.runner import ModelRunner
-    from engine.passes.step_times import CurveStore
+    from outrider.draft.budget import TreeBudget
+    from outrider.engine.core import Engine
+    from outrider.engine.grammar.grammar import GrammarCompiler
+    from outrider.engine.model.protocol import CausalModel
+    from outrider.engine.parallel.messages import ModelSource
+    from outrider.engine.parallel.ranks import Ranks
+    from outrider.engine.passes.runner import ModelRunner
+    from outrider.engine.passes.step_times import CurveStore
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ def _load_runners(
     """ranks: the large model's others, None where it is in one piece."""
     import torch
 
-    from engine.model.load import load_model
-    from engine.model.shard import WHOLE
-    from engine.parallel.runner import ParallelRunner
-    from engine.passes.runner import ModelRunner
+    from outrider.engine.model.load import load_model
+    from outrider.engine.model.shard import WHOLE
+    from outrider.engine.parallel.runner import ParallelRunner
+    from outrider.engine.passes.runner import ModelRunner
 
     options = settings.engine
     models: dict[Tier, CausalModel] = {}
@@ -144,7 +144,7 @@ def _load_runners(
 
 def _source(settings: Settings, tier: Tier) -> "ModelSource":
     """Return a tier's checkpoint, and how it is loaded."""
-    from engine.parallel.messages import ModelSource
+    from outrider.engine.parallel.messages import ModelSource
 
     return ModelSource(
         path=named_models(settings)[tier],
@@ -157,7 +157,7 @@ def _source(settings: Settings, tier: Tier) -> "ModelSource":
 
 def tell_products() -> None:
     """Warn where products could be compiled and are not, as after an update without a build."""
-    from kernels.cpu.product_library import product_support
+    from outrider.kernels.cpu.product_library import product_support
 
     support = product_support()
     if support.advice:
@@ -217,11 +217,11 @@ def compile_kernels(
     All kinds where kernels are compiled at their first launch, for which Triton takes a second or
     so each; otherwise a short one of each tier.
     """
-    from draft.tree_warm_up import warm_up_trees
-    from engine.core import Engine
-    from engine.warm_up import warm_up, warm_up_briefly
-    from kernels.triton_support import uses_triton
-    from verifier.coupled import CoupledVerifier
+    from outrider.draft.tree_warm_up import warm_up_trees
+    from outrider.engine.core import Engine
+    from outrider.engine.warm_up import warm_up, warm_up_briefly
+    from outrider.kernels.triton_support import uses_triton
+    from outrider.verifier.coupled import CoupledVerifier
 
     drafter = build_drafter(settings, runners, None)
     engine = Engine(runners=runners, verifier=CoupledVerifier(), drafter=drafter)
@@ -237,9 +237,9 @@ def compile_kernels(
 
 
 def _warm_up_passes(runner: "ModelRunner", *, has_adapters: bool) -> None:
-    from engine.adapters.warm_up import adapter_of_nothing
-    from engine.config import EngineConfig
-    from engine.passes.warm_up import warm_up_passes
+    from outrider.engine.adapters.warm_up import adapter_of_nothing
+    from outrider.engine.config import EngineConfig
+    from outrider.engine.passes.warm_up import warm_up_passes
 
     max_rows = EngineConfig().max_tokens_per_step
     warm_up_passes(runner, max_rows=max_rows)
@@ -259,11 +259,11 @@ def join(
 
     Raises EngineError when the small model cannot draft for the large one.
     """
-    from engine.config import EngineConfig
-    from engine.core import Engine
-    from engine.queue.fair_queue import FairQueue
-    from engine.queue.slo_queue import SloQueue
-    from verifier.coupled import CoupledVerifier
+    from outrider.engine.config import EngineConfig
+    from outrider.engine.core import Engine
+    from outrider.engine.queue.fair_queue import FairQueue
+    from outrider.engine.queue.slo_queue import SloQueue
+    from outrider.verifier.coupled import CoupledVerifier
 
     options = settings.engine
     return Engine(
@@ -306,8 +306,8 @@ def publish_blocks(settings: Settings, engine: "Engine") -> None:
     options = settings.engine
     if options.kv_events is None:
         return
-    from gateway.backends.fleet_keys import read_fleet_keys
-    from gateway.backends.kv_events import KvEventPublisher
+    from outrider.gateway.backends.fleet_keys import read_fleet_keys
+    from outrider.gateway.backends.kv_events import KvEventPublisher
 
     keys = None if options.replicas_key is None else read_fleet_keys(options.replicas_key)
     tiers = engine.info().tiers
@@ -324,7 +324,7 @@ def publish_blocks(settings: Settings, engine: "Engine") -> None:
 
 def saved_times(settings: Settings) -> "CurveStore | None":
     """Pass times that earlier starts with these settings measured here; None without a folder."""
-    from engine.passes.saved_times import SavedTimes
+    from outrider.engine.passes.saved_times import SavedTimes
 
     options = settings.engine
     conditions = options.model_dump(
@@ -341,8 +341,8 @@ def build_grammars(
 
     A tier whose tokens have no fixed text, or no end, gets none: structured output is refused.
     """
-    from engine.grammar.process import CompileBounds
-    from engine.grammar.xgrammar_backend import XGrammarCompiler
+    from outrider.engine.grammar.process import CompileBounds
+    from outrider.engine.grammar.xgrammar_backend import XGrammarCompiler
 
     bounds = CompileBounds(
         compile_cpu_s=settings.engine.grammar_compile_s,
@@ -387,7 +387,7 @@ def _pick_device(name: str) -> "torch.device":
 
 def _check_modes(settings: Settings, device: "torch.device") -> None:
     """Raise EngineError for a mode that this device cannot run."""
-    from kernels.triton_support import triton
+    from outrider.kernels.triton_support import triton
 
     if settings.engine.deterministic is True and device.type == "cuda" and triton is None:
         raise EngineError(

@@ -6,19 +6,19 @@ from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
-from engine.request import Tier
-from gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
-from gateway.backends.remote_client import RemoteEngineClient
-from gateway.backends.watched_client import Patience
-from gateway.backends.wire import BlocksChanged, BlocksReset
-from gateway.fleet.addresses import DNS, LISTS, is_looked_up
-from gateway.fleet.block_index import BlockIndex
-from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.demand import Demand
-from gateway.fleet.discovery import DiscoveredPool
-from gateway.fleet.replica import Replica
-from gateway.settings.tree import Settings
-from gateway.wiring.process import patience_of
+from outrider.engine.request import Tier
+from outrider.gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
+from outrider.gateway.backends.remote_client import RemoteEngineClient
+from outrider.gateway.backends.watched_client import Patience
+from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.fleet.addresses import DNS, LISTS, is_looked_up
+from outrider.gateway.fleet.block_index import BlockIndex
+from outrider.gateway.fleet.cache_aware import CacheAware
+from outrider.gateway.fleet.demand import Demand
+from outrider.gateway.fleet.discovery import DiscoveredPool
+from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.process import patience_of
 
 _MOST_REPLICAS: Final = 1024
 _MOST_BLOCKS: Final = 2**23  # of all; half a GB, of which only what is filled is touched

@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.cache.recurrent_lines import RecurrentSizes
-from engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.request import Tier
-from gateway.settings.tree import Settings
-from gateway.wiring.hardware import available_memory_bytes
+from outrider.engine.cache.recurrent_lines import RecurrentSizes
+from outrider.engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
+from outrider.engine.config import EngineConfig
+from outrider.engine.errors import EngineError
+from outrider.engine.request import Tier
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.hardware import available_memory_bytes
 
 if TYPE_CHECKING:
     import torch
 
-    from draft.heads.protocol import HeadModel
-    from engine.model.protocol import CausalModel
-    from engine.parallel.ranks import Ranks
+    from outrider.draft.heads.protocol import HeadModel
+    from outrider.engine.model.protocol import CausalModel
+    from outrider.engine.parallel.ranks import Ranks
 
 _GIB = 2**30
 _CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
@@ -176,7 +176,7 @@ def _block_bytes(settings: Settings, model: "CausalModel", demand: int) -> Block
 
 def _head_bytes(settings: Settings, head: "CausalModel") -> int:
     """Return the bytes of a head's block, which is of the model's own type."""
-    from engine.model.kv_cache import KVCache
+    from outrider.engine.model.kv_cache import KVCache
 
     block_size = settings.engine.block_size
     return KVCache.bytes_per_block(head.config, block_size=block_size, dtype=head.dtype)
@@ -186,7 +186,7 @@ def _bytes_per_block(
     settings: Settings, model: "CausalModel", *, windowed: bool | None = None
 ) -> int:
     """Return a block's memory on rank 0's device; on a CPU that is where all ranks' parts lie."""
-    from engine.model.kv_cache import KVCache
+    from outrider.engine.model.kv_cache import KVCache
 
     num_parts = model.config.num_ranks if model.device.type == "cpu" else 1
     return num_parts * KVCache.bytes_per_block(
@@ -236,8 +236,8 @@ def _graph_bytes(
 
     head: has graphs of its own, and the large model's yield what it reads.
     """
-    from engine.passes.level_graphs import estimate_level_bytes
-    from engine.passes.pass_graphs import estimate_bytes
+    from outrider.engine.passes.level_graphs import estimate_level_bytes
+    from outrider.engine.passes.pass_graphs import estimate_bytes
 
     if not settings.engine.cuda_graphs:
         return 0
@@ -264,8 +264,8 @@ def _pass_bytes(
     """
     import torch
 
-    from engine.parallel.runner import RankRunner
-    from engine.passes.pass_memory import LargestPass, measure_pass_bytes
+    from outrider.engine.parallel.runner import RankRunner
+    from outrider.engine.passes.pass_memory import LargestPass, measure_pass_bytes
 
     options = settings.engine
     needed = 0

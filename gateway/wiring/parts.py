@@ -4,28 +4,28 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from engine.request import Tier
-from gateway.backends.client import EngineClient
-from gateway.caching.answers import CacheRules
-from gateway.caching.entry import CacheStore
-from gateway.edge.metrics import EdgeMetrics
-from gateway.experiments.experiments import Experiments
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.metering.metrics import GatewayMetrics
-from gateway.metering.tenancy import Tenancy
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.routing_parts import RoutingParts
-from gateway.schema.kinds import UnknownFields
-from gateway.settings.adapters import AdapterSettings
-from gateway.settings.aliases import AliasSettings
-from gateway.settings.http_bounds import HttpSettings
-from gateway.slo.parts import SloParts
-from gateway.telemetry.capture import NULL_CAPTURE, Capture
-from gateway.telemetry.tracer import NULL_TRACER, Tracer
-from gateway.text.chat import ChatTokenizer
-from gateway.text.prompt_work import PromptSlots
-from gateway.workers.siblings import Siblings
-from router.policy import RoutePolicy
+from outrider.engine.request import Tier
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.caching.answers import CacheRules
+from outrider.gateway.caching.entry import CacheStore
+from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.schema.kinds import UnknownFields
+from outrider.gateway.settings.adapters import AdapterSettings
+from outrider.gateway.settings.aliases import AliasSettings
+from outrider.gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.slo.parts import SloParts
+from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
+from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.prompt_work import PromptSlots
+from outrider.gateway.workers.siblings import Siblings
+from outrider.router.policy import RoutePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,10 @@
 import logging
 from typing import Final
 
-from gateway.settings.listed_prices import ListedPrice, listed_price
-from gateway.settings.tiers import UpstreamSettings
-from gateway.settings.tree import Settings
-from gateway.upstream.addresses import check_url
+from outrider.gateway.settings.listed_prices import ListedPrice, listed_price
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.upstream.addresses import check_url
 
 log = logging.getLogger(__name__)
 

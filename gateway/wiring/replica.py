@@ -7,18 +7,18 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from engine.events import EngineInfo
-from gateway.backends.connected_gateway import ListenerBounds
-from gateway.backends.engine_listener import EngineListener
-from gateway.backends.fleet_keys import FleetKeys
-from gateway.backends.step_loop import LoadingCallback, serve_loaded
-from gateway.settings.tree import Settings, SettingsError
-from gateway.wiring.chat_tokenizers import load_chat_tokenizer
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.start import check_models, most_requests, openmp_environment
+from outrider.engine.events import EngineInfo
+from outrider.gateway.backends.connected_gateway import ListenerBounds
+from outrider.gateway.backends.engine_listener import EngineListener
+from outrider.gateway.backends.fleet_keys import FleetKeys
+from outrider.gateway.backends.step_loop import LoadingCallback, serve_loaded
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.start import check_models, most_requests, openmp_environment
 
 if TYPE_CHECKING:
-    from engine.core import Engine
+    from outrider.engine.core import Engine
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def run_replica(
 
 
 def _load(settings: Settings, on_progress: LoadingCallback) -> "Engine":
-    from gateway.wiring.build import build_engine
-    from gateway.wiring.engine import saved_times
+    from outrider.gateway.wiring.build import build_engine
+    from outrider.gateway.wiring.engine import saved_times
 
     return build_engine(settings, on_progress, saved_times(settings), starts_compilers=True)

@@ -4,16 +4,16 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.errors import EngineError
-from engine.model.fingerprint import checkpoint_fingerprint
-from engine.request import TIERS, Tier
-from gateway.planning.routing_parts import RoutingParts
-from gateway.settings.sections import PriceSettings, TierPriceSettings
-from gateway.settings.tree import Settings
-from router.costs import TokenPrices, TypicalRequest
-from router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
-from router.policy import CascadeOptions, RoutePolicy, pair_complaint
-from router.scorer import RouterFileError
+from outrider.engine.errors import EngineError
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.settings.sections import PriceSettings, TierPriceSettings
+from outrider.gateway.settings.tree import Settings
+from outrider.router.costs import TokenPrices, TypicalRequest
+from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
+from outrider.router.policy import CascadeOptions, RoutePolicy, pair_complaint
+from outrider.router.scorer import RouterFileError
 
 log = logging.getLogger(__name__)
 

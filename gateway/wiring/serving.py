@@ -17,30 +17,30 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from engine.errors import EngineError, EngineNotStartedError
-from engine.events import EngineInfo
-from engine.request import Tier
-from gateway.backends.spawning import EngineProcess
-from gateway.backends.step_loop import LoadingCallback, no_progress
-from gateway.edge.bounds import ConnectionBounds
-from gateway.edge.cors import CorsPolicy
-from gateway.edge.headers import EdgeHeaders
-from gateway.edge.protocol import edge_protocol
-from gateway.fleet.pool import EnginePool
-from gateway.server.draining import DrainGate, Draining, watch_draining
-from gateway.server.listening import listen, url_of
-from gateway.settings.keys import KeySettings
-from gateway.settings.tree import Settings
-from gateway.storage.urls import NO_DATABASE
-from gateway.wiring.application import build_app
-from gateway.wiring.build import AnyEngineClient, build_client, build_parts
-from gateway.wiring.parts import GatewayParts
-from gateway.wiring.prices import log_prices
-from gateway.wiring.process import shared_client
-from gateway.wiring.start import check_models
-from gateway.wiring.upstream import check_upstreams
-from gateway.workers.connections import Receiver
-from gateway.workers.siblings import Siblings
+from outrider.engine.errors import EngineError, EngineNotStartedError
+from outrider.engine.events import EngineInfo
+from outrider.engine.request import Tier
+from outrider.gateway.backends.spawning import EngineProcess
+from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.cors import CorsPolicy
+from outrider.gateway.edge.headers import EdgeHeaders
+from outrider.gateway.edge.protocol import edge_protocol
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.server.draining import DrainGate, Draining, watch_draining
+from outrider.gateway.server.listening import listen, url_of
+from outrider.gateway.settings.keys import KeySettings
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.storage.urls import NO_DATABASE
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.build import AnyEngineClient, build_client, build_parts
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.prices import log_prices
+from outrider.gateway.wiring.process import shared_client
+from outrider.gateway.wiring.start import check_models
+from outrider.gateway.wiring.upstream import check_upstreams
+from outrider.gateway.workers.connections import Receiver
+from outrider.gateway.workers.siblings import Siblings
 
 log = logging.getLogger(__name__)
 

@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from engine.adapters.peft_config import check_kind
-from engine.errors import InvalidAdapterError
-from engine.model.checkpoint_files import read_object
-from engine.request import TIERS, Tier
-from gateway.backends.spawning import EngineProcess, EngineRecipe
-from gateway.settings.adapters import parse_adapter
-from gateway.settings.caching import CacheSettings
-from gateway.settings.extras import need_extra
-from gateway.settings.keys import KeySettings
-from gateway.settings.loopback import is_loopback
-from gateway.settings.tiers import HandoffSettings, MirrorSettings
-from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
-from gateway.tenants.loopback import listen_host
-from gateway.wiring.chat_tokenizers import chat_template
-from gateway.wiring.checkpoint_check import check_checkpoint
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.hardware import may_have_gpu, usable_physical_cores
+from outrider.engine.adapters.peft_config import check_kind
+from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.model.checkpoint_files import read_object
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.backends.spawning import EngineProcess, EngineRecipe
+from outrider.gateway.settings.adapters import parse_adapter
+from outrider.gateway.settings.caching import CacheSettings
+from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.settings.keys import KeySettings
+from outrider.gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
+from outrider.gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
+from outrider.gateway.tenants.loopback import listen_host
+from outrider.gateway.wiring.chat_tokenizers import chat_template
+from outrider.gateway.wiring.checkpoint_check import check_checkpoint
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.hardware import may_have_gpu, usable_physical_cores
 
 _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
 _OWN_DRAFTER: Final = "mtp"  # in the place of a path: see draft/heads/read_head.py
@@ -60,12 +60,14 @@ def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[s
 def engine_recipe(settings: Settings) -> EngineRecipe:
     """Return the recipe for the engine's process."""
     return EngineRecipe(
-        builder="gateway.wiring.build:build_engine_from_json",
+        builder="outrider.gateway.wiring.build:build_engine_from_json",
         arguments=_engine_settings(settings).model_dump_json(),
         environment=engine_environment(settings, os.environ),
         log_level=settings.log_level,
         log_format=settings.telemetry.log_format,
-        importer="gateway.wiring.build:import_engine" if settings.engine.reserve_process else None,
+        importer="outrider.gateway.wiring.build:import_engine"
+        if settings.engine.reserve_process
+        else None,
         max_requests=most_requests(settings) if settings.server.workers > 1 else 0,
     )
 
@@ -211,9 +213,9 @@ def serving_host(settings: Settings) -> tuple[str, str | None]:
     if is_loopback(settings.server.host) or settings.keys.mode != "auto":
         return listen_host(settings, has_keys=False)
     # Most starts need no database to know their address, and it takes half a second to import.
-    from gateway.storage.database import DatabaseError
-    from gateway.storage.open import open_database
-    from gateway.tenants.parts import key_store
+    from outrider.gateway.storage.database import DatabaseError
+    from outrider.gateway.storage.open import open_database
+    from outrider.gateway.tenants.parts import key_store
 
     database = open_database(settings)
     if database is None:

@@ -1,20 +1,20 @@
 """One model on several devices: the checks before anything is loaded, and the ranks' start.
 
-Everything heavy is imported inside functions, as in `gateway.wiring.engine`.
+Everything heavy is imported inside functions, as in `outrider.gateway.wiring.engine`.
 """
 
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError
-from gateway.settings.tree import Settings
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.hardware import usable_physical_cores
+from outrider.engine.errors import EngineError
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.hardware import usable_physical_cores
 
 if TYPE_CHECKING:
     import torch
 
-    from engine.parallel.messages import ModelSource
-    from engine.parallel.ranks import Ranks
+    from outrider.engine.parallel.messages import ModelSource
+    from outrider.engine.parallel.ranks import Ranks
 
 
 def start_ranks(settings: Settings, device: "torch.device", source: "ModelSource") -> "Ranks":
@@ -23,7 +23,7 @@ def start_ranks(settings: Settings, device: "torch.device", source: "ModelSource
     Raises EngineError where there are too few devices, and UnsupportedModelError for a model that
     cannot be shared out.
     """
-    from engine.parallel.ranks import Ranks
+    from outrider.engine.parallel.ranks import Ranks
 
     check_ranks(settings, device, source.path)
     count = settings.engine.tensor_parallel
@@ -32,9 +32,9 @@ def start_ranks(settings: Settings, device: "torch.device", source: "ModelSource
 
 def check_ranks(settings: Settings, device: "torch.device", path: str) -> None:
     """Raise as `start_ranks` does for the large model at `path`; nothing is started."""
-    from engine.model.read_config import read_model_config
-    from engine.model.shared_config import check_shares
-    from engine.model.weights import resolve_checkpoint
+    from outrider.engine.model.read_config import read_model_config
+    from outrider.engine.model.shared_config import check_shares
+    from outrider.engine.model.weights import resolve_checkpoint
 
     count = settings.engine.tensor_parallel
     _check_devices(count, device)

@@ -7,26 +7,26 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from engine.request import Tier
-from gateway.handoff.cloud_parts import CloudParts
-from gateway.planning.placement import PlacementPolicy
-from gateway.settings.server_traits import TRAITS
-from gateway.settings.tiers import MirrorSettings, UpstreamSettings
-from gateway.settings.tree import Settings, SettingsError, is_missing_folder
-from gateway.upstream.addresses import check_url
-from gateway.upstream.attempts import OnAttempt
-from gateway.upstream.dialects import dialect_for
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.upstream.mirror import Mirror
-from gateway.upstream.parts import TierParts
-from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.small_server import SmallServer
-from gateway.upstream.tier import UpstreamTier
-from gateway.upstream.token_counts import TokenCounter
-from gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
+from outrider.engine.request import Tier
+from outrider.gateway.handoff.cloud_parts import CloudParts
+from outrider.gateway.planning.placement import PlacementPolicy
+from outrider.gateway.settings.server_traits import TRAITS
+from outrider.gateway.settings.tiers import MirrorSettings, UpstreamSettings
+from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
+from outrider.gateway.upstream.addresses import check_url
+from outrider.gateway.upstream.attempts import OnAttempt
+from outrider.gateway.upstream.dialects import dialect_for
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.mirror import Mirror
+from outrider.gateway.upstream.parts import TierParts
+from outrider.gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.small_server import SmallServer
+from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.token_counts import TokenCounter
+from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
 
 if TYPE_CHECKING:
-    from gateway.upstream.transport import Transport
+    from outrider.gateway.upstream.transport import Transport
 
 _MIN_SECRET_CHARS: Final = 8
 
@@ -167,7 +167,7 @@ def build_transport(
     clock: Callable[[], float] = time.monotonic,
 ) -> "Transport":
     """Build the HTTP transport to a tier's servers from its settings."""
-    from gateway.upstream.transport import Transport  # aiohttp: 0.2 s of the start
+    from outrider.gateway.upstream.transport import Transport  # aiohttp: 0.2 s of the start
 
     return Transport(
         tier=name,

@@ -1,4 +1,5 @@
-"""A worker's process: `python -m gateway.wiring.worker`, started by the gateway's parent process.
+"""A worker's process: `python -m outrider.gateway.wiring.worker`, started by the gateway's parent
+process.
 
 Standard input carries its task, and then stays open for as long as the parent lives: a thread that
 reads it ends this process with the parent, whichever way that ends.
@@ -14,14 +15,14 @@ from contextlib import suppress
 
 import uvloop
 
-from engine.errors import EngineError
-from engine.events import EngineInfo
-from gateway.settings.tree import Settings, SettingsError
-from gateway.telemetry.logs import configure_logging
-from gateway.wiring.start import keep_torch_out
-from gateway.workers.connections import Receiver
-from gateway.workers.process import WorkerTask, read_task
-from gateway.workers.siblings import Siblings
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineInfo
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.telemetry.logs import configure_logging
+from outrider.gateway.wiring.start import keep_torch_out
+from outrider.gateway.workers.connections import Receiver
+from outrider.gateway.workers.process import WorkerTask, read_task
+from outrider.gateway.workers.siblings import Siblings
 
 _FAILED = 3
 """Exit status of a worker that has told its parent why it cannot start."""
@@ -45,7 +46,7 @@ def main() -> int:
 
 
 async def _serve(task: WorkerTask, line_end: socket.socket, connections_end: socket.socket) -> int:
-    from gateway.wiring.serving import GatewayRun, WorkerPlace
+    from outrider.gateway.wiring.serving import GatewayRun, WorkerPlace
 
     settings: Settings = task.settings
     siblings = Siblings(task.number, settings.server.workers, line_end)

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from gateway.workers.connections import give, give_no_more
-from gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
-from gateway.workers.watchdog import until_silent
+from outrider.gateway.workers.connections import give, give_no_more
+from outrider.gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
+from outrider.gateway.workers.watchdog import until_silent
 
 logger = logging.getLogger(__name__)
 

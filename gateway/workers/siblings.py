@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.errors.tree import UnavailableError
-from gateway.workers.connections import Receiver
-from gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
-from gateway.workers.merging import Families
+from outrider.gateway.errors.tree import UnavailableError
+from outrider.gateway.workers.connections import Receiver
+from outrider.gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
+from outrider.gateway.workers.merging import Families
 
 logger = logging.getLogger(__name__)
 

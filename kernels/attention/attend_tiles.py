@@ -13,11 +13,11 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.attention.attention_blocks import attend_in_any_order, attend_in_order
-from kernels.attention.attention_spans import read_cache
-from kernels.attention.attention_tiles import MAX_SEQUENCES, SPLIT_ALIGNMENT, TilePlan
-from kernels.attention.combine_splits import combine_splits, inverse_with_sink
-from kernels.triton_support import (
+from outrider.kernels.attention.attention_blocks import attend_in_any_order, attend_in_order
+from outrider.kernels.attention.attention_spans import read_cache
+from outrider.kernels.attention.attention_tiles import MAX_SEQUENCES, SPLIT_ALIGNMENT, TilePlan
+from outrider.kernels.attention.combine_splits import combine_splits, inverse_with_sink
+from outrider.kernels.triton_support import (
     jit,
     launch,
     next_power_of_2,

@@ -7,7 +7,7 @@ Functions here are parts of kernels/attention/attend_tiles.py's kernels. Two tup
 elements from slot to slot, scales from slot to slot, factor, inner factor).
 """
 
-from kernels.triton_support import dot, jit, tl
+from outrider.kernels.triton_support import dot, jit, tl
 
 _NEVER = tl.constexpr(0x7FFFFFFF)
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.layers.linear import can_pack_dtype
+from outrider.kernels.layers.linear import can_pack_dtype
 
 # Up to this many query rows, the query heads of a group are packed into one tile.
 PACKED_MAX_ROWS = 64
@@ -135,7 +135,7 @@ def plan_spans(  # noqa: PLR0913 - a step's plan depends on the model's shape
 ) -> AttentionPlan:
     """Locate keys, build masks, and decide which sequences are computed together.
 
-    The arguments are those of `kernels.attention.paged_attention.plan_attention`.
+    The arguments are those of `outrider.kernels.attention.paged_attention.plan_attention`.
     """
     planner = _Planner(
         batch=batch if sliding_window is None else batch.of_window(),

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
 
-from kernels.arrays import Ints32
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.attention_tiles import (
+from outrider.kernels.arrays import Ints32
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.attention_tiles import (
     MAX_SEQUENCES,
     MAX_TREE_NODES,
     TilePlan,
@@ -21,8 +21,8 @@ from kernels.attention.attention_tiles import (
     tile_shape,
     workspace_size,
 )
-from kernels.triton_support import architecture
-from kernels.upload import upload
+from outrider.kernels.triton_support import architecture
+from outrider.kernels.upload import upload
 
 _NUM_WORDS = MAX_TREE_NODES // 64
 # Sequences and steps of paths are padded to a multiple of this: Triton compiles a kernel once more

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention.attention_plan import AttentionPlan, Group, KeySpan
+from outrider.kernels.attention.attention_plan import AttentionPlan, Group, KeySpan
 
 
 def attend_spans(  # noqa: PLR0913 - a cache with scales is two tensors more

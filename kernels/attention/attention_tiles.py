@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.triton_support import (
+from outrider.kernels.triton_support import (
     jit,
     launch,
     next_power_of_2,

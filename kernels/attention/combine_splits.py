@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.attention.attention_tiles import TilePlan
-from kernels.triton_support import jit, launch, num_multiprocessors, tl
+from outrider.kernels.attention.attention_tiles import TilePlan
+from outrider.kernels.triton_support import jit, launch, num_multiprocessors, tl
 
 _PROGRAMS_PER_MULTIPROCESSOR = 32
 # Splits that a program of the kernel reads at once. Programs of one warp wait for no barrier.

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.ordered_plan import (
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.ordered_plan import (
     BATCH_MULTIPLE,
     SPLIT_KEYS,
     TILE_HEIGHTS,

@@ -1,4 +1,4 @@
-"""Tiles and splits of `kernels.attention.ordered_attention`, cut on the host once a step.
+"""Tiles and splits of `outrider.kernels.attention.ordered_attention`, cut on the host once a step.
 
 A row's keys are the positions up to its own, in splits of `SPLIT_KEYS` counted from position 0. A
 tile is a few rows with all their heads of a key-value head; a pair is a tile and a split.
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.attention_plan import AttentionBatch
 
 # Measured on Zen 4 with 64 dimensions: 32 keys waste little where every tree node has a tile of
 # its own; 8 lines are the fewest whose products have the same bits with 1 and 2 threads.

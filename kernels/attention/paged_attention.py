@@ -12,16 +12,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.attention.attend_tiles import attend_tiles
-from kernels.attention.attention_plan import AttentionBatch, AttentionPlan, plan_spans
-from kernels.attention.attention_rows import plan_tiles
-from kernels.attention.attention_spans import attend_spans
-from kernels.attention.attention_tiles import TilePlan
-from kernels.attention.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
-from kernels.attention.row_plan import MadeOnce, RowPlan, plan_row_keys
-from kernels.cpu.panel_linear import prefers_onednn
-from kernels.cpu.row_attention import attend_rows, can_attend_rows
-from kernels.triton_support import is_automatic, uses_triton
+from outrider.kernels.attention.attend_tiles import attend_tiles
+from outrider.kernels.attention.attention_plan import AttentionBatch, AttentionPlan, plan_spans
+from outrider.kernels.attention.attention_rows import plan_tiles
+from outrider.kernels.attention.attention_spans import attend_spans
+from outrider.kernels.attention.attention_tiles import TilePlan
+from outrider.kernels.attention.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
+from outrider.kernels.attention.row_plan import MadeOnce, RowPlan, plan_row_keys
+from outrider.kernels.cpu.panel_linear import prefers_onednn
+from outrider.kernels.cpu.row_attention import attend_rows, can_attend_rows
+from outrider.kernels.triton_support import is_automatic, uses_triton
 
 __all__ = [
     "AttentionBatch",

@@ -1,4 +1,6 @@
-"""The keys of every row in order, for the compiled attention of `kernels.cpu.row_attention`."""
+"""The keys of every row in order, for the compiled attention of
+`outrider.kernels.cpu.row_attention`.
+"""
 
 import ctypes
 import struct
@@ -8,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.attention.attention_plan import AttentionBatch, AttentionPlan
-from kernels.attention.ordered_plan import OrderedPlan
-from kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys, compiled_library
-from kernels.cpu.structs import Attention, RowPlanCall
+from outrider.kernels.attention.attention_plan import AttentionBatch, AttentionPlan
+from outrider.kernels.attention.ordered_plan import OrderedPlan
+from outrider.kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys, compiled_library
+from outrider.kernels.cpu.structs import Attention, RowPlanCall
 
 _WORD_BITS = 64
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.attention_tiles import MAX_TREE_NODES
-from kernels.triton_support import jit, launch, tl, uses_triton
+from outrider.kernels.attention.attention_tiles import MAX_TREE_NODES
+from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 # A row's ancestor mask: 64 nodes a word.
 NUM_WORDS = MAX_TREE_NODES // 64

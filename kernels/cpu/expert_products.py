@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.product_library import Kind, product_support
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.product_library import Kind, product_support
 
 _KINDS: Final = (Kind.BFLOAT16, Kind.INT8, Kind.INT4)
 _NO_SUCH_EXPERT: Final = -2

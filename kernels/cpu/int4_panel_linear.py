@@ -5,15 +5,15 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.cpu.panel_linear import (
+from outrider.kernels.cpu.panel_linear import (
     BYTES_PER_THREAD,
     PanelLinear,
     contiguous_f32,
     library_for,
 )
-from kernels.cpu.product_library import InstructionSet, Kind
-from kernels.cpu.structs import Int4Struct
-from kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.cpu.product_library import InstructionSet, Kind
+from outrider.kernels.cpu.structs import Int4Struct
+from outrider.kernels.quantised.weight import QuantisedWeight
 
 # Codes are packed in eights along k.
 GROUP_MULTIPLE = 8

@@ -11,9 +11,14 @@ import functools
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import InstructionSet, Kind, ProductLibrary, product_support
-from kernels.cpu.structs import ProductStruct
-from kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.cpu.product_library import (
+    InstructionSet,
+    Kind,
+    ProductLibrary,
+    product_support,
+)
+from outrider.kernels.cpu.structs import ProductStruct
+from outrider.kernels.quantised.weight import QuantisedWeight
 
 # A thread more for so many bytes of weights: starting one costs about what reading them does.
 BYTES_PER_THREAD = 64 << 10

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from kernels.cpu.huge_pages import HugePageMemory
+from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
 _VERSION: Final = 10  # as kVersion in products.cpp

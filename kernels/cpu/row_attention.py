@@ -4,8 +4,8 @@ Every row reads its keys in the order of their positions, in chunks of 32 counte
 with a running softmax: Milakov, Gimelshein, 2018 ("Online normalizer calculation for softmax"). A
 chunk that rows of a sequence share is made ready once for up to `TILE_ROWS` of them; what a row
 adds up does not depend on them. A tree's nodes see, from the chunk on in which the tree begins, a
-path of their own. The reference is `kernels.attention.ordered_attention`, which sums in another
-order.
+path of their own. The reference is `outrider.kernels.attention.ordered_attention`, which sums in
+another order.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
-from kernels.cpu.structs import Attention
+from outrider.kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
+from outrider.kernels.cpu.structs import Attention
 
 TILE_ROWS: Final = 16
 CHUNK_KEYS: Final = 32

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import ProductLibrary
+from outrider.kernels.cpu.product_library import ProductLibrary
 
 _Address, _Int32, _Int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 

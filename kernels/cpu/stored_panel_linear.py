@@ -10,15 +10,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.panel_linear import (
+from outrider.kernels.cpu.panel_linear import (
     BYTES_PER_THREAD,
     PanelLinear,
     contiguous_f32,
     library_for,
 )
-from kernels.cpu.product_library import InstructionSet, Kind
-from kernels.cpu.stored_library import SCALE_TYPES, StoredStruct, stored_library
-from kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
+from outrider.kernels.cpu.product_library import InstructionSet, Kind
+from outrider.kernels.cpu.stored_library import SCALE_TYPES, StoredStruct, stored_library
+from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 
 _NUMBERS: Final[dict[Number, int]] = {"int4": 0, "int8": 1, "float8": 2}  # as in stored.h
 # Columns that groups have to be whole multiples of: what a unit of codes holds of each.

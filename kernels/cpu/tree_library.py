@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.product_library import product_support
 
 TREE_SLOTS: Final = 256
 """Bits of a mask; the most nodes of a ranking or a frontier (kTreeSlots in tree.h)."""

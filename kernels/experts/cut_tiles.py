@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 # Numbers that a program of the kernel holds at once when it counts: pairs times experts.
 _COUNTED = 8192

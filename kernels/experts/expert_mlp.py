@@ -8,18 +8,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.cpu.expert_products import ExpertProducts, alike_panels
-from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
-from kernels.experts.integer_experts import ExpertProduct, integer_mlp
-from kernels.experts.route import Routed
-from kernels.layers.compiled_rows import ACTIVATIONS
-from kernels.layers.gated_mul import gated_mul
-from kernels.layers.integer_linear import can_use_integer_tiles
-from kernels.layers.linear import Linear
-from kernels.layers.row_invariant_linear import Product, make_linear
-from kernels.layers.row_invariant_ops import make_gate
-from kernels.quantised.weight import QuantisedWeight
-from kernels.triton_support import uses_triton
+from outrider.kernels.cpu.expert_products import ExpertProducts, alike_panels
+from outrider.kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
+from outrider.kernels.experts.integer_experts import ExpertProduct, integer_mlp
+from outrider.kernels.experts.route import Routed
+from outrider.kernels.layers.compiled_rows import ACTIVATIONS
+from outrider.kernels.layers.gated_mul import gated_mul
+from outrider.kernels.layers.integer_linear import can_use_integer_tiles
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.row_invariant_linear import Product, make_linear
+from outrider.kernels.layers.row_invariant_ops import make_gate
+from outrider.kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.triton_support import uses_triton
 
 __all__ = ["ExpertMlp", "ExpertWeights", "GateKind", "clamped_swiglu"]
 

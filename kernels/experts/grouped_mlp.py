@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.experts.cut_tiles import cut_tiles
-from kernels.experts.route import Routed
-from kernels.layers.gated_mul import Activation, sigmoid
-from kernels.triton_support import dot, jit, launch, next_power_of_2, rounded, tl, triton
+from outrider.kernels.experts.cut_tiles import cut_tiles
+from outrider.kernels.experts.route import Routed
+from outrider.kernels.layers.gated_mul import Activation, sigmoid
+from outrider.kernels.triton_support import dot, jit, launch, next_power_of_2, rounded, tl, triton
 
 GateKind = Activation | Literal["clamped_swiglu"]
 

@@ -1,7 +1,7 @@
 """Experts with weights of 8 or 4 bits on a GPU: all experts' rows in two grouped products.
 
-As `grouped_mlp`, with the products of `kernels.layers.integer_linear` and their bits: rows are
-rounded to 8 bits in front of each, and the gate lies between. Nothing waits for the device.
+As `grouped_mlp`, with the products of `outrider.kernels.layers.integer_linear` and their bits: rows
+are rounded to 8 bits in front of each, and the gate lies between. Nothing waits for the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.experts.cut_tiles import ExpertTiles, cut_tiles
-from kernels.experts.grouped_mlp import combine, tile_rows
-from kernels.experts.route import Routed
-from kernels.layers.integer_linear import (
+from outrider.kernels.experts.cut_tiles import ExpertTiles, cut_tiles
+from outrider.kernels.experts.grouped_mlp import combine, tile_rows
+from outrider.kernels.experts.route import Routed
+from outrider.kernels.layers.integer_linear import (
     IntegerLinear,
     block_depth,
     int4_sums,
     int8_sums,
     rounded_rows,
 )
-from kernels.quantised.weight import QuantisedWeight
-from kernels.triton_support import jit, launch, rounded, tl
+from outrider.kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.triton_support import jit, launch, rounded, tl
 
 _BLOCK_N = 32
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, next_power_of_2, tl, triton, uses_triton
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, triton, uses_triton
 
 # A program holds its share of all moves: (at most so many, 8-byte words of each one's row, warps),
 # no more than 16 words a thread, and no less than a sector of 32 bytes of a row.

@@ -3,15 +3,23 @@
 import torch
 from torch import Tensor
 
-from kernels.kv.write_kv import fp8_bits, fp8_scale, write_kv_reference
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import (
+from outrider.kernels.kv.write_kv import fp8_bits, fp8_scale, write_kv_reference
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import (
     RotaryTable,
     heads_per_program,
     norm_and_rotate_reference,
     rotated_halves,
 )
-from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, triton, uses_triton
+from outrider.kernels.triton_support import (
+    jit,
+    launch,
+    next_power_of_2,
+    rounded,
+    tl,
+    triton,
+    uses_triton,
+)
 
 
 def rope_write_kv_reference(  # noqa: PLR0913 - as the launcher

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.product_library import product_support
-from kernels.cpu.structs import LayerStruct
-from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
-from kernels.layers.gated_mul import Activation
-from kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.structs import LayerStruct
+from outrider.kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
+from outrider.kernels.layers.gated_mul import Activation
+from outrider.kernels.layers.rms_norm import RmsNorm
 
 
 class CompiledLayer:

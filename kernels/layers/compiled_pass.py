@@ -13,13 +13,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.product_library import product_support
-from kernels.cpu.row_attention import RowKeys
-from kernels.layers.compiled_layer import CompiledLayer
-from kernels.layers.compiled_rows import CompiledNorm
-from kernels.layers.lora import CompiledLoraRows
-from kernels.layers.taps import Taps
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.row_attention import RowKeys
+from outrider.kernels.layers.compiled_layer import CompiledLayer
+from outrider.kernels.layers.compiled_rows import CompiledNorm
+from outrider.kernels.layers.lora import CompiledLoraRows
+from outrider.kernels.layers.taps import Taps
 
 # Beyond, Python's share of a pass is nothing, and torch's allocator keeps what a layer works in.
 MAX_ROWS: Final = 128

@@ -11,11 +11,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
-from kernels.cpu.structs import GateCall, HeadsCall, NormCall
-from kernels.layers.gated_mul import Activation
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import RotaryTable
+from outrider.kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
+from outrider.kernels.cpu.structs import GateCall, HeadsCall, NormCall
+from outrider.kernels.layers.gated_mul import Activation
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import RotaryTable
 
 # Of `enum Activation` in rows.h; the exact GELU is torch's.
 ACTIVATIONS: Final[dict[Activation, int]] = {"silu": 0, "gelu_tanh": 1}
@@ -120,7 +120,8 @@ def place_heads(  # noqa: PLR0913 - as `rope_write_kv`
     qk_norm: RmsNorm | None = None,
     instruction_set: InstructionSet | None = None,
 ) -> Tensor:
-    """`kernels.kv.rope_write_kv.rope_write_kv` in bfloat16: return the query, keep the rest.
+    """`outrider.kernels.kv.rope_write_kv.rope_write_kv` in bfloat16: return the query, keep the
+    rest.
 
     heads: [n, query, key and value heads, head_dim]; positions, slot_mapping: int64 [n];
     caches: [blocks, block_size, num_kv_heads, head_dim]. Raises IndexError, before anything is

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, next_power_of_2, tl, triton, uses_triton
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, triton, uses_triton
 
 _CHUNK = 2048
 

@@ -6,7 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, triton, uses_triton
+from outrider.kernels.triton_support import (
+    jit,
+    launch,
+    next_power_of_2,
+    rounded,
+    tl,
+    triton,
+    uses_triton,
+)
 
 # "gelu_tanh" is GELU's tanh approximation, "gelu" the exact one.
 Activation = Literal["silu", "gelu", "gelu_tanh"]

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.quantised.rows import int4_linear_reference
-from kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.quantised.rows import int4_linear_reference
+from outrider.kernels.quantised.weight import QuantisedWeight
 
 
 class Int4Linear:

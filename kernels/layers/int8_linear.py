@@ -1,15 +1,15 @@
 """Products of 8-bit rows with 8-bit weights: whole sums, so that every kernel has the same bits.
 
-The compiled panels hold them on x86 (`kernels.cpu.panel_linear`). Here is what runs elsewhere, on
-torch's own integer product, to the bit as `int8_linear_reference` has it.
+The compiled panels hold them on x86 (`outrider.kernels.cpu.panel_linear`). Here is what runs
+elsewhere, on torch's own integer product, to the bit as `int8_linear_reference` has it.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.quantised.rows import int8_rows, scaled_sums
-from kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.quantised.rows import int8_rows, scaled_sums
+from outrider.kernels.quantised.weight import QuantisedWeight
 
 # cuBLASLt multiplies whole numbers from so many rows on, in widths that 8 divides.
 _MIN_ROWS = 32

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.quantised.weight import QuantisedWeight, packed_nibbles
-from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, uses_triton
+from outrider.kernels.quantised.weight import QuantisedWeight, packed_nibbles
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, uses_triton
 
 # Tensor cores take 8-bit operands in depths of 32, so this divides rows as they are stored.
 _DEPTH: Final = 32

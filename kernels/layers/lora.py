@@ -15,10 +15,10 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import product_support
-from kernels.cpu.structs import LoraPartStruct, LoraRowsStruct, LoraSiteStruct
-from kernels.layers.compiled_rows import can_run_rows
-from kernels.triton_support import (
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.structs import LoraPartStruct, LoraRowsStruct, LoraSiteStruct
+from outrider.kernels.layers.compiled_rows import can_run_rows
+from outrider.kernels.triton_support import (
     is_automatic,
     jit,
     launch,

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, uses_triton
 
 # A row is one tile, up to 16 elements a thread where that many threads pay.
 _ELEMENTS_PER_WARP = 16 * 32

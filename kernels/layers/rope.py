@@ -6,8 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.layers.rms_norm import RmsNorm
-from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, triton, uses_triton
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.triton_support import (
+    jit,
+    launch,
+    next_power_of_2,
+    rounded,
+    tl,
+    triton,
+    uses_triton,
+)
 
 # Elements of the heads that a program rotates.
 _TILE = 1024

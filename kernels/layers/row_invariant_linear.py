@@ -12,22 +12,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.int4_panel_linear import Int4PanelLinear
-from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, can_use_panels, prefers_onednn
-from kernels.cpu.product_library import product_support
-from kernels.cpu.stored_panel_linear import StoredPanelLinear, can_hold_stored
-from kernels.layers.compiled_rows import CompiledNorm, can_run_rows
-from kernels.layers.int4_linear import Int4Linear
-from kernels.layers.int8_linear import Int8Linear
-from kernels.layers.integer_linear import IntegerLinear, can_use_integer_tiles
-from kernels.layers.linear import PACK_ROWS, Linear, can_pack
-from kernels.layers.linear_tiles import GROUP_TILES, tile_shape
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.row_invariant_ops import RowInvariantNorm
-from kernels.layers.stored_linear import StoredLinear, can_use_stored_tiles
-from kernels.quantised.stored_weight import StoredWeight
-from kernels.quantised.weight import QuantisedWeight
-from kernels.triton_support import dot, is_automatic, jit, launch, rounded, tl, uses_triton
+from outrider.kernels.cpu.int4_panel_linear import Int4PanelLinear
+from outrider.kernels.cpu.panel_linear import (
+    Int8PanelLinear,
+    PanelLinear,
+    can_use_panels,
+    prefers_onednn,
+)
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear, can_hold_stored
+from outrider.kernels.layers.compiled_rows import CompiledNorm, can_run_rows
+from outrider.kernels.layers.int4_linear import Int4Linear
+from outrider.kernels.layers.int8_linear import Int8Linear
+from outrider.kernels.layers.integer_linear import IntegerLinear, can_use_integer_tiles
+from outrider.kernels.layers.linear import PACK_ROWS, Linear, can_pack
+from outrider.kernels.layers.linear_tiles import GROUP_TILES, tile_shape
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.row_invariant_ops import RowInvariantNorm
+from outrider.kernels.layers.stored_linear import StoredLinear, can_use_stored_tiles
+from outrider.kernels.quantised.stored_weight import StoredWeight
+from outrider.kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.triton_support import dot, is_automatic, jit, launch, rounded, tl, uses_triton
 
 # The tile that defines the right bits on a CPU, and the other numbers of rows that may be run
 # where they give the same ones. A pass is padded to the next of them: at most half of it.
@@ -123,7 +128,7 @@ def row_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 
 class RowInvariantLinear:
-    """`kernels.layers.linear.Linear` whose rows keep their bits in any company.
+    """`outrider.kernels.layers.linear.Linear` whose rows keep their bits in any company.
 
     On a CPU, passes are cut into runs of `RUN_ROWS` rows, the last padded with zeros. Which of them
     give the bits of a full tile, wherever a row stands in it, is tried with this very weight for

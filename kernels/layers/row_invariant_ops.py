@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.product_library import product_support
-from kernels.layers.compiled_rows import ACTIVATIONS, gate_rows
-from kernels.layers.gated_mul import Activation, gated_mul, gated_mul_reference
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import rotate
-from kernels.triton_support import is_automatic
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.layers.compiled_rows import ACTIVATIONS, gate_rows
+from outrider.kernels.layers.gated_mul import Activation, gated_mul, gated_mul_reference
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import rotate
+from outrider.kernels.triton_support import is_automatic
 
 # Torch shares element-wise work between threads from this many elements on, also inside rows.
 SERIAL_ELEMENTS = 32768

@@ -23,10 +23,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.layers.gated_mul import Activation, activated, gated_mul_reference
-from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm
-from kernels.triton_support import (
+from outrider.kernels.layers.gated_mul import Activation, activated, gated_mul_reference
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.triton_support import (
     dot,
     jit,
     launch,

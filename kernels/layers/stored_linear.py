@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.layers.linear_tiles import GROUP_TILES, tile_shape
-from kernels.quantised.stored_weight import StoredWeight
-from kernels.triton_support import dot, jit, launch, rounded, tl, uses_triton
+from outrider.kernels.layers.linear_tiles import GROUP_TILES, tile_shape
+from outrider.kernels.quantised.stored_weight import StoredWeight
+from outrider.kernels.triton_support import dot, jit, launch, rounded, tl, uses_triton
 
 # The bias of float32's exponent less that of float8's: where its bits are taken over.
 _FLOAT8_FACTOR: Final = tl.constexpr(2.0**120)

@@ -7,7 +7,7 @@ from them, depend on no other row (Dettmers et al., "LLM.int8()", 2022, vector-w
 import torch
 from torch import Tensor
 
-from kernels.quantised.weight import QuantisedWeight
+from outrider.kernels.quantised.weight import QuantisedWeight
 
 
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.triton_support import dot, jit, launch, next_power_of_2, tl, triton, uses_triton
+from outrider.kernels.triton_support import (
+    dot,
+    jit,
+    launch,
+    next_power_of_2,
+    tl,
+    triton,
+    uses_triton,
+)
 
 _VALUE_BLOCK = 16  # columns of the state that a program has
 _KEY_BLOCK = 16  # features at a time: products in float32 are unrolled over them

@@ -5,8 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.recurrent.delta_rows import RowContributions
-from kernels.triton_support import dot, jit, launch, next_power_of_2, tl, triton, uses_triton
+from outrider.kernels.recurrent.delta_rows import RowContributions
+from outrider.kernels.triton_support import (
+    dot,
+    jit,
+    launch,
+    next_power_of_2,
+    tl,
+    triton,
+    uses_triton,
+)
 
 _VALUE_BLOCK = 16
 _ROW_BLOCK = 16

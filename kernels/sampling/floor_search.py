@@ -1,7 +1,7 @@
 """The last step of `kernels/sampling/truncation_floor.py`: search a row's border among few
 candidates."""
 
-from kernels.triton_support import jit, tl
+from outrider.kernels.triton_support import jit, tl
 
 
 @jit
@@ -131,7 +131,7 @@ def search_floor_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     CHUNKS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """The floor of one row; see `kernels.sampling.truncation_floor` for the arguments."""
+    """The floor of one row; see `outrider.kernels.sampling.truncation_floor` for the arguments."""
     row = tl.program_id(0).to(tl.int64)
     temperature, cuts_k, cuts_p = cuts_of(temperature_ptr, top_k_ptr, top_p_ptr, row, vocab_size)
     min_p = tl.load(min_p_ptr + row)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 _MASK_64 = (1 << 64) - 1
 _MASK_32 = (1 << 32) - 1

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.product_library import product_support
-from kernels.cpu.structs import LikeliestCall
-from kernels.triton_support import is_automatic
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.structs import LikeliestCall
+from outrider.kernels.triton_support import is_automatic
 
 # kMostLikeliest in rows.h.
 _MOST_COMPILED: Final = 16

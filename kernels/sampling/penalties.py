@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 _BLOCK: Final = 256
 

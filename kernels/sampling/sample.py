@@ -10,11 +10,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.sampling.floor_search import scaled
-from kernels.sampling.gumbel_noise import gumbel_noise, gumbel_of
-from kernels.sampling.sampling_rows import SamplingRows, SamplingTable
-from kernels.sampling.truncation_floor import floor_of_scores, truncation_floor
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from outrider.kernels.sampling.floor_search import scaled
+from outrider.kernels.sampling.gumbel_noise import gumbel_noise, gumbel_of
+from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable
+from outrider.kernels.sampling.truncation_floor import floor_of_scores, truncation_floor
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 __all__ = [
     "MAX_TOP_TOKENS",

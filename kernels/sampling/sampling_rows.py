@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 # Fields begin at multiples of 16 bytes, so that kernels are compiled for one alignment only.
 _ALIGNED_WORDS: Final = 4
@@ -24,7 +24,7 @@ class SamplingRows:
 
     temperature: float32 [num_rows], 0 for a greedy row, whose other fields mean nothing. top_k:
     int32 [num_rows], 0 is off. top_p, min_p: float32 [num_rows], 1 and 0 are off. noise_keys: int32
-    [num_rows, 2] (`kernels.sampling.gumbel_noise.row_key`).
+    [num_rows, 2] (`outrider.kernels.sampling.gumbel_noise.row_key`).
 
     The host knows, without asking the device: has_sampled, whether any row may have a temperature;
     has_truncation, whether any of those may have top-k, top-p or min-p. They may say yes too often.

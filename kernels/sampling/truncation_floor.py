@@ -16,9 +16,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.sampling.floor_search import cuts_of, peak_of, scaled, search_floor_kernel
-from kernels.sampling.sampling_rows import SamplingRows
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from outrider.kernels.sampling.floor_search import cuts_of, peak_of, scaled, search_floor_kernel
+from outrider.kernels.sampling.sampling_rows import SamplingRows
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 # Truncations are worked out on the likeliest tokens; the whole vocabulary is sorted only where a
 # nucleus reaches beyond them.

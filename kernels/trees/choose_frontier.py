@@ -1,8 +1,9 @@
 """Choice of the nodes that the small model extends next, in all trees of a step.
 
-As `draft.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most likely reaches and
-then leaves by none of their children. The small model can compute a node when it has computed its
-parent or does so in the same pass; unlike there, no row is spent on the ancestors of a promising
+As `outrider.draft.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most likely
+reaches and then leaves by none of their children. The small model can compute a node when it has
+computed its parent or does so in the same pass; unlike there, no row is spent on the ancestors of a
+promising
 node: they are chosen in their own right, one below the other. A model that is stepwise can compute
 a node only when it has computed its parent before, as a head, whose rows carry what the parent's
 gave.
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.trees.tree_ranks import ranked, ranks_among
-from kernels.trees.tree_state import (
+from outrider.kernels.trees.tree_ranks import ranked, ranks_among
+from outrider.kernels.trees.tree_state import (
     COVERED,
     DEPTH,
     DRAFT_OFFSET,
@@ -37,7 +38,7 @@ from kernels.trees.tree_state import (
     num_warps_for,
     number,
 )
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class FrontierRows:
     token_ids, positions, logical_slots, depth, sequence_index: int64 [S * F]; a row of padding has
     slot -1, token 0, depth 0 and the root's position. ancestor_words: int64 [S * F, 4], bit j is
     draft offset j. row_starts, num_rows, tree_starts (the roots' slots), kv_lens: int32 [S]. They
-    are what `engine.passes.device_rows.DeviceRows` holds.
+    are what `outrider.engine.passes.device_rows.DeviceRows` holds.
     """
 
     token_ids: Tensor
@@ -286,7 +287,8 @@ def choose_frontier(
     Sets the state's frontier, and draft offsets and ancestor words of the nodes chosen: the n-th
     call gives out the offsets from 1 + (n - 1) * width on, in the order of the rows. Nothing is
     chosen in a tree that has had as many passes as it may have depths, or has no draft slot left.
-    most_believed: how far guesses count as covering what may follow (`draft.budget.MOST_BELIEVED`).
+    most_believed: how far guesses count as covering what may follow
+    (`outrider.draft.budget.MOST_BELIEVED`).
     is_stepwise: parents of what is chosen were computed in earlier passes.
     """
     if not uses_triton(state.candidates):

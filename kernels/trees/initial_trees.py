@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.trees.tree_state import (
+from outrider.kernels.trees.tree_state import (
     MAX_CAPACITY,
     MAX_TREE_SLOTS,
     MIN_CAPACITY,
@@ -23,12 +23,12 @@ from kernels.trees.tree_state import (
     TreeState,
     number,
 )
-from kernels.triton_support import next_power_of_2
-from kernels.upload import upload
+from outrider.kernels.triton_support import next_power_of_2
+from outrider.kernels.upload import upload
 
 
 class TreeGuess(Protocol):
-    """A candidate as the host knows it (`draft.growing_tree.Candidate`)."""
+    """A candidate as the host knows it (`outrider.draft.growing_tree.Candidate`)."""
 
     token_id: int
     parent: int

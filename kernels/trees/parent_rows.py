@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.trees.tree_state import (
+from outrider.kernels.trees.tree_state import (
     DRAFT_OFFSET,
     NUM_FIELDS,
     NUM_NUMBERS,
@@ -18,7 +18,7 @@ from kernels.trees.tree_state import (
     TreeState,
     number,
 )
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 _MOST_AT_ONCE: Final = 1024
 

@@ -1,8 +1,9 @@
 """The guesses that the target judges: the likeliest of all trees of a step, under one budget.
 
-As `draft.growing_tree.GrowingTree.to_token_tree` of what `TreeDrafter` shares out: a path counts by
-its probability times its sequence's urgency. A tree's part is the head of its own ranking, in which
-parents stand before children, so every selection is a forest (cf. Sequoia, Chen et al. 2024).
+As `outrider.draft.growing_tree.GrowingTree.to_token_tree` of what `TreeDrafter` shares out: a path
+counts by its probability times its sequence's urgency. A tree's part is the head of its own
+ranking, in which parents stand before children, so every selection is a forest (cf. Sequoia, Chen
+et al. 2024).
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.trees.tree_ranks import ranked, ranks_among
-from kernels.trees.tree_state import (
+from outrider.kernels.trees.tree_ranks import ranked, ranks_among
+from outrider.kernels.trees.tree_state import (
     DEPTH,
     DRAFT_OFFSET,
     MAX_NODES,
@@ -33,8 +34,8 @@ from kernels.trees.tree_state import (
     num_warps_for,
     number,
 )
-from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
-from kernels.upload import upload
+from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from outrider.kernels.upload import upload
 
 # Ranks that may be chosen: the root takes one of a tree's bits.
 _MOST_GUESSES = MAX_TREE_SLOTS - 1

@@ -1,7 +1,7 @@
 """The order of a tree's guesses: the likeliest first, parents before children."""
 
-from kernels.trees.tree_state import DEPTH, PATH_PROB
-from kernels.triton_support import jit, tl
+from outrider.kernels.trees.tree_state import DEPTH, PATH_PROB
+from outrider.kernels.triton_support import jit, tl
 
 
 def ranked(path_probs: list[float], depths: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, tl
+from outrider.kernels.triton_support import jit, tl
 
 # Bits of a row's ancestor mask, which bound a tree and the draft slots behind a root.
 MAX_TREE_SLOTS = 256

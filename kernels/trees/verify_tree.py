@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.triton_support import jit, launch, tl, uses_triton
+from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 MAX_TREE_NODES: Final = 256
 _SCANNED_NODES: Final = 256

@@ -3,7 +3,7 @@
 from benchmarks import driving
 from benchmarks.driving import build_bench
 from benchmarks.prompts import Prompt
-from engine.passes.runner import ModelRunner
+from outrider.engine.passes.runner import ModelRunner
 from tests.engines import random_prompt, tiny_pair
 
 

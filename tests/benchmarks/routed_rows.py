@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from router.calibration import CalibrationTarget, Prices, StageRows
-from router.costs import TokenPrices
-from router.features import FloatRows
+from outrider.router.calibration import CalibrationTarget, Prices, StageRows
+from outrider.router.costs import TokenPrices
+from outrider.router.features import FloatRows
 
 PRICES: Prices = {
     "small": TokenPrices(prompt=1.0, cached_prompt=0.0, completion=1.0),

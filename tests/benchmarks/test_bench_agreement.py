@@ -23,7 +23,7 @@ from benchmarks.agreement_tools import (
     write_prompts,
 )
 from benchmarks.bench_agreement import check, compared, figures, main, tools
-from gateway.tools.bench.results import write_result
+from outrider.gateway.tools.bench.results import write_result
 from tests.gateway.tools.bench.made_results import made_result, made_rows
 
 _ENVIRONMENTS = {

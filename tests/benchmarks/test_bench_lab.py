@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_lab import experiment_section, of_users, summary_figures, write_trace
-from gateway.experiments.statistics.plan import SamplePlan
-from gateway.experiments.statistics.report import analyse
-from gateway.tools.bench.traces import load_trace
-from gateway.tools.bench.workloads import PlannedRequest
+from outrider.gateway.experiments.statistics.plan import SamplePlan
+from outrider.gateway.experiments.statistics.report import analyse
+from outrider.gateway.tools.bench.traces import load_trace
+from outrider.gateway.tools.bench.workloads import PlannedRequest
 from tests.gateway.tools.bench.made_results import made_result, made_rows
 
 

@@ -36,10 +36,10 @@ from benchmarks.chaos_traffic import Clients, Exchange
 from benchmarks.mock_upstream import MockScript, mock_in_thread
 from benchmarks.record import ROOT
 from benchmarks.toxics import Toxic
-from gateway.answers.outcomes import ArmRef, RequestEnding, RequestOutcome
-from gateway.experiments.measure_store import MeasureStore
-from gateway.experiments.measures import ArmMeasures
-from gateway.storage.database import Database
+from outrider.gateway.answers.outcomes import ArmRef, RequestEnding, RequestOutcome
+from outrider.gateway.experiments.measure_store import MeasureStore
+from outrider.gateway.experiments.measures import ArmMeasures
+from outrider.gateway.storage.database import Database
 
 QUESTION = Question(number=0, kind="chat", body={"model": "large", "messages": []})
 FINE = Exchange(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.compare import compare_answers, first_difference, runner_logits
-from engine.passes.runner import ModelRunner
+from outrider.engine.passes.runner import ModelRunner
 from tests.engines import random_prompt, tiny_pair
 
 TOKENS = st.lists(st.integers(0, 3), max_size=6)

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.disagreeing import agreement_counts, noisy_weights
 from benchmarks.harness import DEMO_PAIR
-from draft.training.pair_evaluation import Model
+from outrider.draft.training.pair_evaluation import Model
 
 WEIGHTS = {
     "matrix.weight": torch.linspace(-2, 2, 64, dtype=torch.float32).view(8, 8),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import engine_ends
-from engine.events import EngineEvent, TokensEmitted
-from gateway.fleet.pool import EnginePool
+from outrider.engine.events import EngineEvent, TokensEmitted
+from outrider.gateway.fleet.pool import EnginePool
 
 
 @pytest.mark.slow

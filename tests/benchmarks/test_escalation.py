@@ -17,8 +17,8 @@ from benchmarks.escalation import (
     restarted,
     watched,
 )
-from engine.request import EngineRequest
-from router.cascade import Judgement
+from outrider.engine.request import EngineRequest
+from outrider.router.cascade import Judgement
 from tests.benchmarks.benches import make_bench, make_prompts
 
 answers = st.lists(st.integers(0, 5), max_size=20)

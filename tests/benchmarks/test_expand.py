@@ -8,10 +8,10 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.expand import main, max_logit_gap
-from draft.training import expand_files
-from draft.training.expand import expand
-from draft.training.expand_files import EXPANDABLE_TYPES, Checkpoint, ExpandError
-from draft.training.expand_shape import Shape, shape_for_parameters
+from outrider.draft.training import expand_files
+from outrider.draft.training.expand import expand
+from outrider.draft.training.expand_files import EXPANDABLE_TYPES, Checkpoint, ExpandError
+from outrider.draft.training.expand_shape import Shape, shape_for_parameters
 from tests.models import HF_CONFIGS, make_hf_model
 
 OLD = Shape(hidden_size=64, num_layers=3, intermediate_size=96, num_heads=4, num_kv_heads=2)

@@ -42,9 +42,9 @@ from benchmarks.gpu_sections import Sections
 from benchmarks.gpu_timing import Ceilings, largest_difference, measure, ratio_of
 from benchmarks.gpu_variants import recorded_variants
 from benchmarks.record import ROOT
-from engine.model.config import ModelConfig
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.triton_support import use_kernels
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.triton_support import use_kernels
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(copy_bytes_per_s=1e12, read_bytes_per_s=2e12, matmul_flops_per_s=1e14)
@@ -561,8 +561,10 @@ def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
     files += [folder / "conftest.py" for folder in folders if (folder / "conftest.py").exists()]
     files += tests
     for package in ("kernels", "engine", "draft", "verifier"):
-        files += [file for file in (ROOT / package).rglob("*.py") if file.name != "__init__.py"]
-    modules = sorted(".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files)
+        own = (ROOT / ".ci" / "src" / "outrider" / package).rglob("*.py")
+        files += [file for file in own if file.name != "__init__.py"]
+    paths = [file.relative_to(ROOT).with_suffix("") for file in files]
+    modules = sorted(".".join(path.parts).removeprefix("..ci.src.") for path in paths)
     assert {"tests.conftest", "tests.kernels.conftest", "tests.laws.test_gpu_laws"} <= {*modules}
     laws = ("tests/laws/test_gpu_laws.py", "-q", "-m", "gpu", "-p", "no:cacheprovider")
     answer = subprocess.run(

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.grown_head import grow_head
-from draft.heads.read_head import read_head
-from draft.training.expand import expand
-from draft.training.expand_shape import Shape
-from engine.model.decoder import DecoderModel
+from outrider.draft.heads.read_head import read_head
+from outrider.draft.training.expand import expand
+from outrider.draft.training.expand_shape import Shape
+from outrider.engine.model.decoder import DecoderModel
 from tests.draft.heads.head_files import (
     eagle3_weights,
     make_target,

@@ -8,7 +8,7 @@ from benchmarks import bench_load
 from benchmarks.driving import make_requests
 from benchmarks.load import ClosedLoop, Window
 from benchmarks.load_plot import draw
-from engine.request import EngineRequest
+from outrider.engine.request import EngineRequest
 from tests.benchmarks.benches import make_bench, make_prompts
 from tests.engines import assert_idle
 

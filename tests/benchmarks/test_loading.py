@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench_loading
-from engine.model.quantised.formats import SCHEMES
+from outrider.engine.model.quantised.formats import SCHEMES
 
 
 @pytest.mark.slow

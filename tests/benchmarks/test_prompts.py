@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.prompts import load_prompts
-from draft.training.tasks.families import split_of
+from outrider.draft.training.tasks.families import split_of
 
 
 class _Words:

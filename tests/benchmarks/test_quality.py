@@ -11,7 +11,7 @@ from benchmarks.bench_quality import change
 from benchmarks.harness import DEMO_PAIR
 from benchmarks.prompts import load_tokenizer
 from benchmarks.quality import Answers, Text, file_texts, nats, perplexity
-from engine.passes.runner import ModelRunner
+from outrider.engine.passes.runner import ModelRunner
 from tests.engines import tiny_pair
 
 

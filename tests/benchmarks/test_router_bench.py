@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from benchmarks.bench_router import Cost, TimedPolicy, make_texts, measure_judging
-from router.policy import FixedPolicy, RouteConstraints
+from outrider.router.policy import FixedPolicy, RouteConstraints
 from tests.benchmarks.scorers import make_scorer
 
 

@@ -25,10 +25,10 @@ from benchmarks.routing_policies import (
     oracle,
 )
 from benchmarks.routing_runs import SPECULATIVE, Labels, by_way, select_rows
-from engine.events import TierInfo
-from engine.request import Tier
-from gateway.tools.collect.data import read_questions
-from router.scorer import RouterScorer, prompt_hashes
+from outrider.engine.events import TierInfo
+from outrider.engine.request import Tier
+from outrider.gateway.tools.collect.data import read_questions
+from outrider.router.scorer import RouterScorer, prompt_hashes
 from tests.benchmarks.routed_rows import PRICES, ROWS, TARGET
 from tests.benchmarks.scorers import make_scorer
 

@@ -6,7 +6,7 @@ from benchmarks.compare import Comparison, Divergence, combine
 from benchmarks.driving import Bench, make_requests
 from benchmarks.prompts import Prompt
 from benchmarks.turns import Case, Turn, Turns, engine_case
-from engine.request import EngineRequest
+from outrider.engine.request import EngineRequest
 from tests.benchmarks.benches import make_bench, make_prompts
 
 

@@ -5,10 +5,10 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.block_guesses import grow_products
-from draft.growing_tree import GrowingTree
-from draft.model_guesses import Children
-from engine.trees.token_tree import SOURCE_BIT
+from outrider.draft.block_guesses import grow_products
+from outrider.draft.growing_tree import GrowingTree
+from outrider.draft.model_guesses import Children
+from outrider.engine.trees.token_tree import SOURCE_BIT
 
 Path = tuple[int, ...]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
+from outrider.draft.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
 from tests.engines import FixedTimes
 
 PROBS = st.lists(st.floats(0.0, 1.0), max_size=60).map(lambda probs: sorted(probs, reverse=True))

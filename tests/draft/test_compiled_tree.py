@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draft import tree_batch
-from draft.calibration import EdgeCalibration
-from draft.compiled_tree import CompiledTree
-from draft.growing_tree import GrowingTree
-from engine.cache.block_pool import BlockPool, root_hash
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ForwardSlice
-from engine.trees.token_tree import SOURCE_BIT
-from kernels.cpu.tree_library import TreeLibrary, tree_library
-from kernels.sampling.likeliest import Likeliest
+from outrider.draft import tree_batch
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.compiled_tree import CompiledTree
+from outrider.draft.growing_tree import GrowingTree
+from outrider.engine.cache.block_pool import BlockPool, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.kernels.cpu.tree_library import TreeLibrary, tree_library
+from outrider.kernels.sampling.likeliest import Likeliest
 from tests.engines import make_engine, make_request, random_prompt, serve, tiny_pair
 
 pytestmark = pytest.mark.skipif(tree_library() is None, reason="the library was not built")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from draft.budget import DraftGain, TreeBudget
-from draft.device_clock import LevelClock, StepClock
-from draft.device_growth import DeviceGrowth
-from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
-from draft.level_host_times import LevelHostTimes
-from draft.tree_drafter import TreeDrafter
+from outrider.draft.budget import DraftGain, TreeBudget
+from outrider.draft.device_clock import LevelClock, StepClock
+from outrider.draft.device_growth import DeviceGrowth
+from outrider.draft.forecast import Grower, TreeForecast, num_levels, share_nodes
+from outrider.draft.level_host_times import LevelHostTimes
+from outrider.draft.tree_drafter import TreeDrafter
 from tests.engine.passes.test_pass_clock import FakeDevice
 from tests.engines import FixedTimes, make_engine, make_request, random_prompt, serve, tiny_pair
 

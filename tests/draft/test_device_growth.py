@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft import device_trees, tree_batch
-from draft.calibration import EdgeCalibration
-from draft.candidate import Candidate
-from draft.config import DraftConfig
-from draft.device_growth import DeviceGrowth, GrownDrafts
-from draft.device_trees import DeviceTrees
-from draft.tree_drafter import TreeDrafter
-from engine.core import Engine
-from engine.protocols import DraftLogits, Trees
-from engine.request import Source, SpeculationParams
-from engine.sequences.sequence import Sequence
-from engine.trees.forest import ForestReadback, ForestVerdicts, HostForest
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels.sampling.sample import SamplingTable, TopTokens
-from kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeState
+from outrider.draft import device_trees, tree_batch
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.candidate import Candidate
+from outrider.draft.config import DraftConfig
+from outrider.draft.device_growth import DeviceGrowth, GrownDrafts
+from outrider.draft.device_trees import DeviceTrees
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.core import Engine
+from outrider.engine.protocols import DraftLogits, Trees
+from outrider.engine.request import Source, SpeculationParams
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.forest import ForestReadback, ForestVerdicts, HostForest
+from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from outrider.kernels.sampling.sample import SamplingTable, TopTokens
+from outrider.kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeState
 from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,
@@ -407,8 +407,12 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
     moves: list[Tensor] = []
     for runner in engine._runners.values():
         monkeypatch.setattr(runner, "compact", lambda *slots: moves.extend(slots))
-    monkeypatch.setattr("draft.device_growth.upload", lambda values, _: on_meta(*values.shape))
-    monkeypatch.setattr("engine.step.large_pass.upload", lambda values, _: on_meta(*values.shape))
+    monkeypatch.setattr(
+        "outrider.draft.device_growth.upload", lambda values, _: on_meta(*values.shape)
+    )
+    monkeypatch.setattr(
+        "outrider.engine.step.large_pass.upload", lambda values, _: on_meta(*values.shape)
+    )
     monkeypatch.setattr(engine._large._verifier, "judge_forest", lambda *args: verdicts)
     output = type("Output", (), {"logits": on_meta(12, 131, dtype=torch.float32)})()
     engine._large._judge_forest(forest, output)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draft.budget import StepBudget
-from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
+from outrider.draft.budget import StepBudget
+from outrider.draft.forecast import Grower, TreeForecast, num_levels, share_nodes
 from tests.engines import FixedTimes
 
 

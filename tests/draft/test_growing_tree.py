@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.candidate import Candidate
-from draft.compiled_tree import CompiledTree
-from draft.growing_tree import GrowingTree
-from draft.tree_batch import DraftTree
-from engine.cache.block_pool import BlockPool, root_hash
-from engine.cache.kv_view import KVView
-from engine.trees.token_tree import SOURCE_BIT
-from kernels.cpu.tree_library import tree_library
+from outrider.draft.candidate import Candidate
+from outrider.draft.compiled_tree import CompiledTree
+from outrider.draft.growing_tree import GrowingTree
+from outrider.draft.tree_batch import DraftTree
+from outrider.engine.cache.block_pool import BlockPool, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.kernels.cpu.tree_library import tree_library
 
 Path = tuple[int, ...]
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from draft.calibration import BIN_EDGES, DEPTH_CLASS, EdgeCalibration
-from draft.device_trees import DeviceCalibration
-from draft.grown_trees import GrownTrees
-from engine.trees.token_tree import SOURCE_BIT
-from kernels.trees import tree_state
-from kernels.trees.tree_state import number
+from outrider.draft.calibration import BIN_EDGES, DEPTH_CLASS, EdgeCalibration
+from outrider.draft.device_trees import DeviceCalibration
+from outrider.draft.grown_trees import GrownTrees
+from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.kernels.trees import tree_state
+from outrider.kernels.trees.tree_state import number
 
 
 def test_the_device_reads_the_calibration_that_the_host_uses() -> None:

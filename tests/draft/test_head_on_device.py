@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from draft.config import DraftConfig
-from draft.head_texts import Head
-from draft.heads.protocol import HeadModel
-from draft.heads.read_head import read_head
-from draft.tree_drafter import TreeDrafter
-from engine.core import Engine
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest
+from outrider.draft.config import DraftConfig
+from outrider.draft.head_texts import Head
+from outrider.draft.heads.protocol import HeadModel
+from outrider.draft.heads.read_head import read_head
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.core import Engine
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest
 from tests.draft.heads.head_files import (
     VOCAB,
     eagle3_weights,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draft.budget import TreeBudget
-from draft.level_host_times import LevelHostTimes
+from outrider.draft.budget import TreeBudget
+from outrider.draft.level_host_times import LevelHostTimes
 from tests.engines import FixedTimes
 
 

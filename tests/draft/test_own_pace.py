@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from draft.own_pace import OwnPace
+from outrider.draft.own_pace import OwnPace
 
 MOST = 1.3  # the stretch that a step would have without accounts
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.prediction import PredictionCursor
+from outrider.draft.prediction import PredictionCursor
 
 
 def numbers(count: int, seed: int = 1, vocab_size: int = 300) -> list[int]:

@@ -10,15 +10,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.device_trees import DeviceTrees
-from engine.core import Engine
-from engine.passes.cuda_capture import Run
-from engine.passes.level_graphs import TREE_COUNTS, LevelGraphs
-from engine.passes.runner import ModelRunner
-from engine.passes.tile_plans import TilePlanner
-from engine.protocols import DraftLogits
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.device_trees import DeviceTrees
+from outrider.engine.core import Engine
+from outrider.engine.passes.cuda_capture import Run
+from outrider.engine.passes.level_graphs import TREE_COUNTS, LevelGraphs
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.tile_plans import TilePlanner
+from outrider.engine.protocols import DraftLogits
 from tests.engines import (
     Answer,
     FixedTimes,

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from draft.step_choice import STEP_KINDS, StepChoice, StepKind
-from engine.request import SamplingParams
+from outrider.draft.step_choice import STEP_KINDS, StepChoice, StepKind
+from outrider.engine.request import SamplingParams
 
 Step = tuple[int, float]  # tokens of a stream, and hundredths of a second
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.guess import Guess
-from draft.suffix_index import (
+from outrider.draft.guess import Guess
+from outrider.draft.suffix_index import (
     BREAK,
     MAX_MATCH,
     Continuation,

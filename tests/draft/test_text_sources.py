@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from draft.text_sources import Guess, TextSources
-from engine.cache.block_pool import BlockPool, root_hash
-from engine.cache.kv_view import KVView
-from engine.request import EngineRequest, SamplingParams
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sequence import Sequence
+from outrider.draft.text_sources import Guess, TextSources
+from outrider.engine.cache.block_pool import BlockPool, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sequence import Sequence
 
 VOCAB_SIZE = 50_000
 

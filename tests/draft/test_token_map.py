@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from draft.token_map import SpecialTokens, TokenMap, VocabMismatchError
-from draft.vocabulary import describe_difference, vocabulary_bytes
+from outrider.draft.token_map import SpecialTokens, TokenMap, VocabMismatchError
+from outrider.draft.vocabulary import describe_difference, vocabulary_bytes
 
 ENGLISH = (
     "the quick brown fox jumps over the lazy dog, and the other dog sleeps in the sun",

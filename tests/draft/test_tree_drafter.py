@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.passes.runner import ForwardSlice, ModelRunner
-from engine.protocols import Beside, DraftLogits
-from engine.request import CascadeParams, Source, SpeculationParams
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sequence import Sequence
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.protocols import Beside, DraftLogits
+from outrider.engine.request import CascadeParams, Source, SpeculationParams
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.coupled import CoupledVerifier
 from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,
@@ -33,7 +34,6 @@ from tests.engines import (
     watch_small_rows,
 )
 from tests.models import make_hf_model
-from verifier.coupled import CoupledVerifier
 
 MODEL: tuple[Source, ...] = ("model",)
 

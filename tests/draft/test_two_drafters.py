@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
-from draft.config import DraftConfig
-from engine.core import Engine
-from engine.request import EngineRequest, SpeculationParams
+from outrider.draft.config import DraftConfig
+from outrider.engine.core import Engine
+from outrider.engine.request import EngineRequest, SpeculationParams
 from tests.engines import make_request, random_prompt, serve, texts
 from tests.heads import head_runner, knowing_pair, make_head_engine
 from tests.laws.mixed import plainly

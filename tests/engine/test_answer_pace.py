@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.answer_pace import AnswerPace
+from outrider.engine.answer_pace import AnswerPace
 
 
 def learnt(

@@ -6,19 +6,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import (
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.errors import (
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
     TierUnavailableError,
 )
-from engine.events import EngineEvent, Failed, Finished, PrefillDone, TokensEmitted
-from engine.model.decoder import DecoderModel, DtypeName
-from engine.passes.runner import ModelRunner
-from engine.request import SamplingParams, SpeculationParams
+from outrider.engine.events import EngineEvent, Failed, Finished, PrefillDone, TokensEmitted
+from outrider.engine.model.decoder import DecoderModel, DtypeName
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import SamplingParams, SpeculationParams
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     Answer,
     assert_idle,
@@ -32,7 +33,6 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.models import save_hf_model
-from verifier.coupled import CoupledVerifier
 
 
 def large_only(**options: object) -> Engine:

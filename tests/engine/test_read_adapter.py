@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from engine.adapters.peft_config import read_scales
-from engine.adapters.read_adapter import Adapter, read_adapter
-from engine.errors import InvalidAdapterError
-from engine.request import AdapterRef, EngineRequest, SamplingParams
+from outrider.engine.adapters.peft_config import read_scales
+from outrider.engine.adapters.read_adapter import Adapter, read_adapter
+from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.request import AdapterRef, EngineRequest, SamplingParams
 from tests.adapters import make_adapter
 from tests.engines import make_engine, make_request, random_prompt, tiny_pair
 from tests.models import make_hf_model

@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import InfeasibleObjectiveError
-from engine.queue.slo_queue import SloQueue
-from engine.request import EngineRequest, LatencyObjective, Tier
-from engine.ttft_predictor import ForecastCorrection, RemainingWork, ServiceTimes, predict_ttft_s
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.errors import InfeasibleObjectiveError
+from outrider.engine.queue.slo_queue import SloQueue
+from outrider.engine.request import EngineRequest, LatencyObjective, Tier
+from outrider.engine.ttft_predictor import (
+    ForecastCorrection,
+    RemainingWork,
+    ServiceTimes,
+    predict_ttft_s,
+)
 from tests.engines import assert_idle, make_engine, make_request, random_prompt, tiny_pair
 
 TIMES = {"row_s": 0.01, "token_s": 0.1}

@@ -16,13 +16,13 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gateway.edge.bounds import ConnectionBounds
-from gateway.edge.protocol import edge_protocol
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.protocol import edge_protocol
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 CORPUS = (

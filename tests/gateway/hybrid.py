@@ -11,24 +11,24 @@ from typing import Any
 import httpx
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
-from engine.request import Tier
-from gateway.experiments.experiments import build_experiments
-from gateway.metering.metrics import GatewayMetrics
-from gateway.metering.tenancy import Tenancy
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.settings.tree import Settings
-from gateway.slo.parts import build_slo
-from gateway.telemetry.capture import build_capture
-from gateway.telemetry.tracer import NULL_TRACER, Tracer
-from gateway.text.chat import ChatTokenizer
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.wiring.application import build_app
-from gateway.wiring.caching import build_cache
-from gateway.wiring.parts import GatewayParts
-from gateway.wiring.tenancy import build_tenancy
-from gateway.wiring.upstream import build_cloud
-from router.cascade import CascadePlan
-from router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.engine.request import Tier
+from outrider.gateway.experiments.experiments import build_experiments
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.slo.parts import build_slo
+from outrider.gateway.telemetry.capture import build_capture
+from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.caching import build_cache
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.tenancy import build_tenancy
+from outrider.gateway.wiring.upstream import build_cloud
+from outrider.router.cascade import CascadePlan
+from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.conftest import serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.errors import InvalidAdapterError
-from engine.events import (
+from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.events import (
     AdapterInfo,
     AnswerHeld,
     EngineEvent,
@@ -22,10 +22,10 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
-from engine.request import AdapterRef, EngineRequest, Tier
-from engine.trace import StepTrace, TokenOrigin
-from gateway.backends.client import OnEnd, PausedRequests, tell_end
-from gateway.backends.seen_work import SeenWork
+from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.trace import StepTrace, TokenOrigin
+from outrider.gateway.backends.client import OnEnd, PausedRequests, tell_end
+from outrider.gateway.backends.seen_work import SeenWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.block_news import BlockFeed
-from engine.errors import (
+from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.errors import (
     EngineError,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
     TierUnavailableError,
 )
-from engine.events import (
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     EngineInfo,
@@ -32,9 +32,9 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest, SamplingParams, Tier
-from gateway.backends.seen_work import SeenWork
-from gateway.backends.step_loop import LoadingCallback
+from outrider.engine.request import EngineRequest, SamplingParams, Tier
+from outrider.gateway.backends.seen_work import SeenWork
+from outrider.gateway.backends.step_loop import LoadingCallback
 
 CRASH_IN_STEP = 900_001
 WEDGE_IN_STEP = 900_002

@@ -17,19 +17,19 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.mock_upstream import MockScript
 from benchmarks.toxics import Toxic
-from engine.events import EngineInfo
-from gateway.cli import app, main
-from gateway.settings.tree import Settings, load_settings
-from gateway.text.chat import ChatTokenizer
-from gateway.tools.console.terminal import (
+from outrider.engine.events import EngineInfo
+from outrider.gateway.cli import app, main
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tools.console.terminal import (
     DRAFTED_STYLE,
     LoadingProgress,
     print_banner,
     print_whole,
     token_text,
 )
-from gateway.tools.console.terminal_chat import ChatAnswer, ChatOptions, stream_answer
-from gateway.tools.console.user_errors import ChatError
+from outrider.gateway.tools.console.terminal_chat import ChatAnswer, ChatOptions, stream_answer
+from outrider.gateway.tools.console.user_errors import ChatError
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 
@@ -146,7 +146,7 @@ def test_the_version_names_what_answers() -> None:
 def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> None:
     script = (
         "import atexit, sys; atexit.register(lambda: print(*sys.modules));"
-        "from gateway.cli import main; main()"
+        "from outrider.gateway.cli import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "serve", "--port", str(taken_port)],
@@ -163,7 +163,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> Non
 
 def test_a_tier_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("gateway.tools.console.serve_command._serve", served.append)
+    monkeypatch.setattr("outrider.gateway.tools.console.serve_command._serve", served.append)
     result = invoke(
         *("serve", "--large", "none", "--small", "none"),
         *(
@@ -215,13 +215,6 @@ def test_the_banner_names_upstream_tiers() -> None:
     assert "gpu    big-1 at http://a/v1, http://b/v1 (vllm)" in text
     assert "Models: auto, gpu, chat, legal." in text
     assert "speculation" not in text
-
-
-def test_serve_refuses_beside_hugging_faces_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.tools.doctor.conflicts.version", lambda name: "0.11.0")
-    result = invoke("serve")
-    assert result.exit_code == 2
-    assert "pip uninstall kernels" in result.output
 
 
 def test_chat_streams_an_answer_and_sums_it_up(server: Server) -> None:

@@ -34,7 +34,7 @@ def declared() -> set[str]:
 
 
 def test_every_import_is_of_a_declared_distribution() -> None:
-    foreign = imported() - set(sys.stdlib_module_names) - TYPES_ALONE - {*OWN, "outrider"}
+    foreign = imported() - set(sys.stdlib_module_names) - TYPES_ALONE - {"outrider"}
     known, providers = declared(), packages_distributions()
     for name in sorted(foreign):
         names = providers.get(name, [NAMES.get(name, name)])

@@ -7,13 +7,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gateway.cli import COMMANDS, app
+from outrider.gateway.cli import COMMANDS, app
 
 _HEAVY = {"torch", "transformers", "pydantic", "fastapi", "sqlalchemy", "httpx", "numpy", "zmq"}
 _LIST_MODULES = """
 import sys
 sys.argv = ["outrider", "--help"]
-from gateway.cli import main
+from outrider.gateway.cli import main
 try:
     main()
 finally:
@@ -28,8 +28,8 @@ def test_help_loads_nothing_but_the_list_of_commands() -> None:
     assert all(name in done.stdout for name in COMMANDS)
     loaded = set(done.stderr.split())
     assert not loaded & _HEAVY
-    ours = {name for name in loaded if name.partition(".")[0] in ("gateway", "engine", "draft")}
-    assert ours == {"gateway", "gateway.cli"}
+    ours = {name for name in loaded if name.partition(".")[0] == "outrider"}
+    assert ours == {"outrider", "outrider.gateway", "outrider.gateway.cli"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -16,37 +16,37 @@ from typing import Final
 
 import pytest
 
-import gateway
-from engine.grammar.json_lengths import _PART
-from engine.grammar.json_schema import _PLAIN_REFERENCE
-from engine.grammar.source import _ORIGIN
-from gateway.apis.responses.paths import in_own_words, own_path
-from gateway.apis.responses.writer import _SANE_TAIL
-from gateway.caching.answers import _WITHHELD
-from gateway.edge import forms
-from gateway.edge.bodies import _JSON_TYPE
-from gateway.edge.cors import _HEADER_NAMES
-from gateway.edge.foreign_pages import _LOCAL_HOST, _PORT
-from gateway.edge.framing import complaint
-from gateway.edge.idempotency import _KEY as IDEMPOTENCY_KEY
-from gateway.errors.http import INVALID_REQUEST, Problem
-from gateway.errors.tree import BadRequestError
-from gateway.experiments.feedback import _ID as FEEDBACK_ID
-from gateway.handoff.misplaced_options import _OTHER_SIGNS
-from gateway.handoff.required_capabilities import _PLAIN_PATH
-from gateway.ledger.timestamps import parse_time
-from gateway.schema.tools import FUNCTION_NAME
-from gateway.schema.unknown_fields import _OTHER_SIGNS as UNKNOWN_SIGNS
-from gateway.server.auth_dispatcher import _SANE_ID
-from gateway.server.endpoints import _HOP
-from gateway.server.veil import _TIER_NAMED
-from gateway.telemetry.redaction import redact_text
-from gateway.telemetry.traceparent import read_parent
-from gateway.tenants.keys import id_in
-from gateway.text import channels, tool_parser
-from gateway.text.tool_prompt import _SHORT_ID
-from gateway.upstream.dialects.anthropic_messages import _FOREIGN_CHARS
-from router.answer_text import text_fault
+from outrider import gateway
+from outrider.engine.grammar.json_lengths import _PART
+from outrider.engine.grammar.json_schema import _PLAIN_REFERENCE
+from outrider.engine.grammar.source import _ORIGIN
+from outrider.gateway.apis.responses.paths import in_own_words, own_path
+from outrider.gateway.apis.responses.writer import _SANE_TAIL
+from outrider.gateway.caching.answers import _WITHHELD
+from outrider.gateway.edge import forms
+from outrider.gateway.edge.bodies import _JSON_TYPE
+from outrider.gateway.edge.cors import _HEADER_NAMES
+from outrider.gateway.edge.foreign_pages import _LOCAL_HOST, _PORT
+from outrider.gateway.edge.framing import complaint
+from outrider.gateway.edge.idempotency import _KEY as IDEMPOTENCY_KEY
+from outrider.gateway.errors.http import INVALID_REQUEST, Problem
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.experiments.feedback import _ID as FEEDBACK_ID
+from outrider.gateway.handoff.misplaced_options import _OTHER_SIGNS
+from outrider.gateway.handoff.required_capabilities import _PLAIN_PATH
+from outrider.gateway.ledger.timestamps import parse_time
+from outrider.gateway.schema.tools import FUNCTION_NAME
+from outrider.gateway.schema.unknown_fields import _OTHER_SIGNS as UNKNOWN_SIGNS
+from outrider.gateway.server.auth_dispatcher import _SANE_ID
+from outrider.gateway.server.endpoints import _HOP
+from outrider.gateway.server.veil import _TIER_NAMED
+from outrider.gateway.telemetry.redaction import redact_text
+from outrider.gateway.telemetry.traceparent import read_parent
+from outrider.gateway.tenants.keys import id_in
+from outrider.gateway.text import channels, tool_parser
+from outrider.gateway.text.tool_prompt import _SHORT_ID
+from outrider.gateway.upstream.dialects.anthropic_messages import _FOREIGN_CHARS
+from outrider.router.answer_text import text_fault
 
 _SMALL: Final = 1_000  # characters
 _GROWTH: Final = 8

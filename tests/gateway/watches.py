@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.request import EngineRequest, SamplingParams, Tier
-from gateway.generation.generation import Generation
-from gateway.generation.sse import Delta
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.job import ChoicePlan, EscalationTarget, Job
-from gateway.text.chat import ChatTokenizer
-from router.cascade import Action, CascadePlan, Judgement
+from outrider.engine.request import EngineRequest, SamplingParams, Tier
+from outrider.gateway.generation.generation import Generation
+from outrider.gateway.generation.sse import Delta
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.job import ChoicePlan, EscalationTarget, Job
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.router.cascade import Action, CascadePlan, Judgement
 from tests.gateway.scripted_client import ScriptedClient
 
 Result = TypeVar("Result")

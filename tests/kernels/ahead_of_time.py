@@ -202,7 +202,7 @@ def load_specimens(path: Path) -> tuple[Any, ...]:
 def _launches_of(specimen: Any, architecture: int) -> list[Any]:
     import torch
 
-    from kernels.triton_support import record_launches
+    from outrider.kernels.triton_support import record_launches
 
     with torch.inference_mode(), record_launches(architecture) as launches:
         specimen.run()
@@ -285,7 +285,7 @@ def table(usages: Sequence[Usage]) -> str:
 @contextmanager
 def _compiling_environment() -> Iterator[None]:
     """Triton's kernels chosen, its interpreter off; kernels must not be imported before."""
-    if "kernels.triton_support" in sys.modules:
+    if "outrider.kernels.triton_support" in sys.modules:
         raise RuntimeError("kernels are loaded: compile ahead of time in a process of its own")
     os.environ["OUTRIDER_KERNELS"] = "triton"
     os.environ.pop("TRITON_INTERPRET", None)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.attend_tiles import attend_tiles
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.attention_rows import plan_tiles
-from kernels.attention.attention_tiles import TileShape
+from outrider.kernels.attention.attend_tiles import attend_tiles
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.attention_rows import plan_tiles
+from outrider.kernels.attention.attention_tiles import TileShape
 from tests.kernels.attention.naive import naive_attention
 
 FP8 = torch.float8_e4m3fn

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import triton, use_kernels
 
 
 @pytest.fixture(scope="session")

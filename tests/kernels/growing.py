@@ -12,8 +12,8 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from draft.budget import MOST_BELIEVED
-from draft.calibration import (
+from outrider.draft.budget import MOST_BELIEVED
+from outrider.draft.calibration import (
     BIN_EDGES,
     DEPTH_CLASS,
     LEAST_LIKELY,
@@ -21,12 +21,12 @@ from draft.calibration import (
     MOST_LIKELY,
     EdgeCalibration,
 )
-from draft.candidate import Candidate
-from draft.growing_tree import GrowingTree
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels.trees import choose_frontier as choosing
-from kernels.trees import select_trees as selecting
-from kernels.trees.build_tree import (
+from outrider.draft.candidate import Candidate
+from outrider.draft.growing_tree import GrowingTree
+from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from outrider.kernels.trees import choose_frontier as choosing
+from outrider.kernels.trees import select_trees as selecting
+from outrider.kernels.trees.build_tree import (
     EdgeTable,
     FrontierRows,
     InitialTree,
@@ -35,7 +35,7 @@ from kernels.trees.build_tree import (
     expand_tree,
     init_trees,
 )
-from kernels.triton_support import KernelChoice, triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 from tests.sizes import compiled_sizes
 
 VOCAB = 30  # so few that text and the small model often say the same

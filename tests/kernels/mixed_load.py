@@ -26,21 +26,21 @@ os.environ["OUTRIDER_KERNELS"] = "triton"
 
 import torch
 
-from draft.config import DraftConfig
-from draft.draft_levels import capture_levels
-from draft.tree_warm_up import warm_up_trees
-from engine.adapters.warm_up import adapter_of_nothing
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.model.decoder import DecoderModel
-from engine.model.quantised import scheme as schemes
-from engine.model.quantised.formats import Rounding, SchemeName
-from engine.passes.runner import ModelRunner
-from engine.passes.warm_up import warm_up_passes
-from engine.request import AdapterRef, CascadeParams, EngineRequest
-from engine.warm_up import warm_up
-from kernels import triton_support
-from kernels.triton_support import Launch, use_kernels
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_levels import capture_levels
+from outrider.draft.tree_warm_up import warm_up_trees
+from outrider.engine.adapters.warm_up import adapter_of_nothing
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised import scheme as schemes
+from outrider.engine.model.quantised.formats import Rounding, SchemeName
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.warm_up import warm_up_passes
+from outrider.engine.request import AdapterRef, CascadeParams, EngineRequest
+from outrider.engine.warm_up import warm_up
+from outrider.kernels import triton_support
+from outrider.kernels.triton_support import Launch, use_kernels
 from tests.adapters import adapter_ref, make_adapter
 from tests.engines import (
     Answer,
@@ -57,9 +57,12 @@ from tests.models import make_hf_model
 CPU = torch.device("cpu")
 # Modules whose functions decide what comes next.
 COMPUTED = (
-    "kernels.trees.choose_frontier", "kernels.trees.expand_tree", "kernels.trees.select_trees",
-    "kernels.trees.verify_tree", "kernels.sampling.sample",
-)  # fmt: skip
+    "outrider.kernels.trees.choose_frontier",
+    "outrider.kernels.trees.expand_tree",
+    "outrider.kernels.trees.select_trees",
+    "outrider.kernels.trees.verify_tree",
+    "outrider.kernels.sampling.sample",
+)
 
 
 class Variants(list[Launch]):

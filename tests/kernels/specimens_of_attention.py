@@ -6,15 +6,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from kernels.attention.attend_tiles import attend_tiles
-from kernels.attention.attention_tiles import (
+from outrider.kernels.attention.attend_tiles import attend_tiles
+from outrider.kernels.attention.attention_tiles import (
     TilePlan,
     max_tiles_of,
     new_work,
     tile_shapes,
     workspace_size,
 )
-from kernels.triton_support import architecture
+from outrider.kernels.triton_support import architecture
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,

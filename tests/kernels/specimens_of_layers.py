@@ -4,22 +4,22 @@ from functools import partial
 
 import torch
 
-from kernels.experts.cut_tiles import cut_tiles
-from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
-from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
-from kernels.experts.route import Routed
-from kernels.kv.compact_kv import compact_kv
-from kernels.kv.rope_write_kv import rope_write_kv
-from kernels.kv.write_kv import write_kv
-from kernels.layers.embedding import embed_tokens
-from kernels.layers.gated_mul import Activation, gated_mul
-from kernels.layers.integer_linear import IntegerLinear
-from kernels.layers.linear import Linear
-from kernels.layers.lora import LoraPart, LoraWeights, TritonLoraRows
-from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
-from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
-from kernels.layers.row_invariant_linear import row_invariant_linear
-from kernels.layers.split_k_linear import (
+from outrider.kernels.experts.cut_tiles import cut_tiles
+from outrider.kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
+from outrider.kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
+from outrider.kernels.experts.route import Routed
+from outrider.kernels.kv.compact_kv import compact_kv
+from outrider.kernels.kv.rope_write_kv import rope_write_kv
+from outrider.kernels.kv.write_kv import write_kv
+from outrider.kernels.layers.embedding import embed_tokens
+from outrider.kernels.layers.gated_mul import Activation, gated_mul
+from outrider.kernels.layers.integer_linear import IntegerLinear
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.lora import LoraPart, LoraWeights, TritonLoraRows
+from outrider.kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from outrider.kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
+from outrider.kernels.layers.row_invariant_linear import row_invariant_linear
+from outrider.kernels.layers.split_k_linear import (
     FEW_ROWS,
     HalfNormed,
     SplitScratch,
@@ -28,9 +28,9 @@ from kernels.layers.split_k_linear import (
     split_k_linear,
     split_shape,
 )
-from kernels.layers.stored_linear import StoredLinear
-from kernels.quantised.stored_weight import Number, StoredWeight
-from kernels.quantised.weight import Bits, QuantisedWeight
+from outrider.kernels.layers.stored_linear import StoredLinear
+from outrider.kernels.quantised.stored_weight import Number, StoredWeight
+from outrider.kernels.quantised.weight import Bits, QuantisedWeight
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,

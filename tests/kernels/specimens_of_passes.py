@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from kernels.attention.stage_rows import (
+from outrider.kernels.attention.stage_rows import (
     MAX_TREE_NODES,
     NUM_WORDS,
     PassInputs,
@@ -12,12 +12,12 @@ from kernels.attention.stage_rows import (
     stage_rows,
     tree_paths,
 )
-from kernels.sampling.gumbel_noise import gumbel_noise
-from kernels.sampling.penalties import apply_penalties
-from kernels.sampling.sample import SamplingRows, perturb, top_tokens
-from kernels.sampling.sampling_rows import SamplingTable
-from kernels.sampling.truncation_floor import truncation_floor
-from kernels.trees.build_tree import (
+from outrider.kernels.sampling.gumbel_noise import gumbel_noise
+from outrider.kernels.sampling.penalties import apply_penalties
+from outrider.kernels.sampling.sample import SamplingRows, perturb, top_tokens
+from outrider.kernels.sampling.sampling_rows import SamplingTable
+from outrider.kernels.sampling.truncation_floor import truncation_floor
+from outrider.kernels.trees.build_tree import (
     EdgeTable,
     TreeState,
     choose_frontier,
@@ -26,7 +26,7 @@ from kernels.trees.build_tree import (
     parent_rows,
     select_trees,
 )
-from kernels.trees.verify_tree import verify_forest
+from outrider.kernels.trees.verify_tree import verify_forest
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,

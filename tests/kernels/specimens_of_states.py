@@ -4,8 +4,13 @@ from functools import partial
 
 import torch
 
-from kernels.recurrent.delta_rows import DeltaBatch, DeltaInputs, RowContributions, delta_rows
-from kernels.recurrent.fold_states import StateFolds, fold_states
+from outrider.kernels.recurrent.delta_rows import (
+    DeltaBatch,
+    DeltaInputs,
+    RowContributions,
+    delta_rows,
+)
+from outrider.kernels.recurrent.fold_states import StateFolds, fold_states
 from tests.kernels.specimen import Specimen, integers
 
 _LINE_ROWS = 192

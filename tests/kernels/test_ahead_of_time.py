@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kernels.triton_support import dot, jit, launch, tl
+from outrider.kernels.triton_support import dot, jit, launch, tl
 
 
 @dataclass

@@ -17,13 +17,13 @@ from collections import defaultdict
 
 import torch
 
-from kernels.experts.cut_tiles import cut_tiles
-from kernels.kv.compact_kv import compact_kv
-from kernels.kv.write_kv import write_kv
-from kernels.layers.embedding import embed_tokens
-from kernels.layers.row_invariant_linear import row_invariant_linear
-from kernels.sampling.penalties import apply_penalties
-from kernels.triton_support import record_launches
+from outrider.kernels.experts.cut_tiles import cut_tiles
+from outrider.kernels.kv.compact_kv import compact_kv
+from outrider.kernels.kv.write_kv import write_kv
+from outrider.kernels.layers.embedding import embed_tokens
+from outrider.kernels.layers.row_invariant_linear import row_invariant_linear
+from outrider.kernels.sampling.penalties import apply_penalties
+from outrider.kernels.triton_support import record_launches
 
 cache = torch.zeros(1, 2, 8, 16, 2, 64)
 

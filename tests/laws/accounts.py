@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import select
 
-from draft.training.tasks.families import stream
-from engine.events import EngineStats
-from engine.request import TIERS
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.ledger.book import Ledger
-from gateway.ledger.writer import JournaledLedger
-from gateway.storage import tables
-from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder, TeamOrder
-from router.policy import RoutePolicy
+from outrider.draft.training.tasks.families import stream
+from outrider.engine.events import EngineStats
+from outrider.engine.request import TIERS
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.ledger.book import Ledger
+from outrider.gateway.ledger.writer import JournaledLedger
+from outrider.gateway.storage import tables
+from outrider.gateway.tenants.amounts import NO_LIMITS, LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder, TeamOrder
+from outrider.router.policy import RoutePolicy
 from tests.databases import with_tables
 from tests.laws.gateways import Gateway, gateway
 

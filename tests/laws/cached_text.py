@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.cache.kv_view import KVView
-from engine.core import Engine
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.core import Engine
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import (
     tiny_pair,
 )

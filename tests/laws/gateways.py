@@ -9,18 +9,18 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.model.load import load_model
-from engine.passes.runner import ModelRunner
-from engine.request import Tier
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.fleet.pool import EnginePool
-from gateway.settings.tree import Settings, load_settings
-from gateway.wiring.application import build_app
-from gateway.wiring.build import build_client, build_parts
-from gateway.wiring.engine import join, named_models
-from gateway.wiring.parts import GatewayParts
-from router.policy import RoutePolicy
+from outrider.engine.model.load import load_model
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import Tier
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.build import build_client, build_parts
+from outrider.gateway.wiring.engine import join, named_models
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.router.policy import RoutePolicy
 from tests.engines import PAIR_FOLDER, shipped_pair
 from tests.gateway.conftest import serve, wait_for
 

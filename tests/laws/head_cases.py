@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from functools import cache
 
-from draft.heads.protocol import HeadModel
-from engine.core import Engine
-from engine.request import EngineRequest, Source
+from outrider.draft.heads.protocol import HeadModel
+from outrider.engine.core import Engine
+from outrider.engine.request import EngineRequest, Source
 from tests.engines import Pair, make_request, random_prompt
 from tests.heads import random_head, random_pair
 from tests.laws.mixed import mixed_requests, plainly

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from engine.request import EngineRequest, SpeculationParams
+from outrider.engine.request import EngineRequest, SpeculationParams
 from tests.engines import Answer, Pair, make_engine, make_request, random_prompt, serve, texts
 
 SAMPLINGS: tuple[dict[str, float], ...] = (

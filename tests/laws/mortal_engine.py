@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from engine.cache.block_news import BlockFeed
-from engine.events import (
+from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.events import (
     EngineEvent,
     EngineInfo,
     EngineStats,
@@ -20,9 +20,9 @@ from engine.events import (
     PrefillDone,
     TokensEmitted,
 )
-from engine.request import EngineRequest, Tier
-from gateway.backends.step_loop import LoadingCallback, StepEngine
-from gateway.wiring.build import build_engine_from_json
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.backends.step_loop import LoadingCallback, StepEngine
+from outrider.gateway.wiring.build import build_engine_from_json
 from tests.gateway.scripted_engine import ScriptedEngine
 
 OnEvents = Callable[[list[EngineEvent]], None]

@@ -20,20 +20,20 @@ from typing import Any, Final
 import aiohttp  # noqa: F401 - as the next line
 import alembic.command  # noqa: F401 - what each gateway imports while it starts is there already
 
-import gateway.upstream.transport
-import gateway.wiring.routing
-import gateway.wiring.tenancy  # noqa: F401 - as above
-from gateway.ledger.journal import Journal
-from gateway.ledger.row import LedgerRow
-from gateway.ledger.storing import RowStore
-from gateway.ledger.writer import JournaledLedger
-from gateway.metering.meter import RequestMeter
-from gateway.metering.reserved_usage import ReservedUsage
-from gateway.server.listening import listen, url_of
-from gateway.settings.tree import load_settings
-from gateway.wiring.serving import GatewayRun
-from gateway.wiring.start import keep_torch_out, start_engine
-from gateway.wiring.until_signalled import serve_until_signalled
+import outrider.gateway.upstream.transport
+import outrider.gateway.wiring.routing
+import outrider.gateway.wiring.tenancy  # noqa: F401 - as above
+from outrider.gateway.ledger.journal import Journal
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.ledger.storing import RowStore
+from outrider.gateway.ledger.writer import JournaledLedger
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.metering.reserved_usage import ReservedUsage
+from outrider.gateway.server.listening import listen, url_of
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.serving import GatewayRun
+from outrider.gateway.wiring.start import keep_torch_out, start_engine
+from outrider.gateway.wiring.until_signalled import serve_until_signalled
 
 VICTIM: Final = "victim"
 """The x-request-id of the request that the moments are moments of."""

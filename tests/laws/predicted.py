@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from engine.request import EngineRequest, Source, SpeculationParams
+from outrider.engine.request import EngineRequest, Source, SpeculationParams
 from tests.engines import (
     make_request,
     random_prompt,

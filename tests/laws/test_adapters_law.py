@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from draft.calibration import EdgeCalibration
-from draft.config import DraftConfig
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.request import AdapterRef, EngineRequest
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.request import AdapterRef, EngineRequest
 from tests.adapters import adapter_ref, make_adapter, merged
 from tests.engines import (
     Answer,
@@ -326,7 +326,7 @@ def test_steps_go_on_while_an_adapter_is_read(
     """A request waits for its adapter while another one's tokens come."""
     import threading
 
-    from engine.queue import adapter_queue
+    from outrider.engine.queue import adapter_queue
 
     may_read = threading.Event()
     read = adapter_queue.read_adapter

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft.draft_state import Draft
-from draft.model_guesses import Slices
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.sequences.sampling import RowGroup, perturbed_scores
-from engine.trees.token_tree import SOURCE_BIT
+from outrider.draft.draft_state import Draft
+from outrider.draft.model_guesses import Slices
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.sequences.sampling import RowGroup, perturbed_scores
+from outrider.engine.trees.token_tree import SOURCE_BIT
 from tests.block_heads import DEPTHS, random_block, taught_head, taught_requests
 from tests.engines import assert_idle, make_engine, serve, texts
 from tests.heads import head_runner, make_head_engine, random_head, random_pair

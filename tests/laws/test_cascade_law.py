@@ -15,17 +15,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import InvalidRequestError, PromptTooLongError
-from engine.passes.runner import ModelRunner
-from engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams
-from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import TokenTree
-from kernels.sampling.gumbel_noise import gumbel_noise, row_key
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.errors import InvalidRequestError, PromptTooLongError
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     Answer,
     FixedTimes,
@@ -47,7 +48,6 @@ from tests.laws.chi_square import VOCAB_SIZE, p_value, strangers
 from tests.laws.mixed import mixed_requests, plainly, total
 from tests.sizes import slow_but
 from tests.verifier.mixtures import mixture, probs_of
-from verifier.coupled import CoupledVerifier
 
 CASCADES = (
     CascadeParams(alpha=0.1),

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.backends.step_loop import no_progress
-from gateway.settings.sections import bundled_pair
-from gateway.settings.tree import load_settings
-from gateway.wiring.serving import background_gateway
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.settings.sections import bundled_pair
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.serving import background_gateway
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
 {{ messages[0].content }}{{ '<|start|>assistant' }}{# <|channel|>analysis commentary #}"""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.request import EngineRequest, Tier
+from outrider.engine.config import EngineConfig
+from outrider.engine.request import EngineRequest, Tier
 from tests.engines import (
     assert_idle,
     make_engine,

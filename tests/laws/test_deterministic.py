@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.model.decoder import DecoderModel
-from engine.model.quantised.formats import Rounding
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.triton_support import use_kernels
+from outrider.engine.config import EngineConfig
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised.formats import Rounding
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.triton_support import use_kernels
 from tests.engines import (
     PAIR_FOLDER,
     Pair,

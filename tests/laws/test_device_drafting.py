@@ -5,14 +5,20 @@ from functools import cache
 
 import pytest
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.device_trees import DeviceTrees
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.protocols import Trees
-from engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams, Tier
-from kernels.triton_support import use_kernels
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.device_trees import DeviceTrees
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.protocols import Trees
+from outrider.engine.request import (
+    CascadeParams,
+    EngineRequest,
+    GrammarSpec,
+    SpeculationParams,
+    Tier,
+)
+from outrider.kernels.triton_support import use_kernels
 from tests.engines import (
     Answer,
     FixedTimes,

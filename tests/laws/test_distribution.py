@@ -21,16 +21,16 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draft.config import DraftConfig
-from engine.core import Engine
-from engine.protocols import Verdict
-from engine.request import SOURCES, Source
-from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import TokenTree
+from outrider.draft.config import DraftConfig
+from outrider.engine.core import Engine
+from outrider.engine.protocols import Verdict
+from outrider.engine.request import SOURCES, Source
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import make_engine, make_request, serve
 from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from tests.sizes import repeats
-from verifier.coupled import CoupledVerifier
 
 ALPHA = 1e-4
 NUM_SEEDS = repeats(8000, 4000)

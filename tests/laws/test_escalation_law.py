@@ -13,10 +13,10 @@ from itertools import product
 import pytest
 import torch
 
-from draft.training.tasks.families import stream
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.request import EngineRequest, GrammarSpec
+from outrider.draft.training.tasks.families import stream
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.request import EngineRequest, GrammarSpec
 from tests.engines import (
     Answer,
     assert_idle,

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from draft.config import DraftConfig
-from engine.request import CascadeParams, EngineRequest
+from outrider.draft.config import DraftConfig
+from outrider.engine.request import CascadeParams, EngineRequest
 from tests.engines import (
     PAIR_FOLDER,
     Answer,

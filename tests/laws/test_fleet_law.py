@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from draft.tree_drafter import TreeDrafter
-from engine.core import Engine
-from engine.events import (
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.core import Engine
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     Failed,
@@ -23,11 +23,12 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.passes.runner import ModelRunner
-from engine.request import CascadeParams, EngineRequest, Tier
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import CascadeParams, EngineRequest, Tier
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import Answer, make_request, random_prompt, serve, tiny_pair
 from tests.engines import make_engine as engine_of_pair
 from tests.gateway.backends.clients import started
@@ -38,7 +39,6 @@ from tests.gateway.scripted_engine import make_request as scripted_request
 from tests.laws.options import OPTIONS
 from tests.laws.test_resumed_law import LOGPROB_ERROR, requests_of
 from tests.laws.test_resumed_law import engine_of as shipped_engine
-from verifier.coupled import CoupledVerifier
 
 OnEvents = Callable[[list[EngineEvent]], None]
 

@@ -9,9 +9,9 @@ from functools import cache
 
 import pytest
 
-from draft.config import DraftConfig
-from engine.config import EngineConfig
-from engine.request import EngineRequest, SpeculationParams, Tier
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
+from outrider.engine.request import EngineRequest, SpeculationParams, Tier
 from tests.engines import (
     Answer,
     assert_idle,

@@ -10,14 +10,14 @@ from functools import cache
 import pytest
 import torch
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.core import Engine
-from engine.passes.level_graphs import TREE_COUNTS
-from engine.passes.runner import ModelRunner
-from engine.passes.step_times import follow_step_times
-from engine.request import CascadeParams, EngineRequest
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.core import Engine
+from outrider.engine.passes.level_graphs import TREE_COUNTS
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.step_times import follow_step_times
+from outrider.engine.request import CascadeParams, EngineRequest
 from tests.engines import (
     Pair,
     assert_idle,

@@ -13,7 +13,7 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.fuzzed_schemas import random_schema
-from engine.request import EngineRequest, GrammarSpec
+from outrider.engine.request import EngineRequest, GrammarSpec
 from tests.engines import (
     Answer,
     assert_idle,

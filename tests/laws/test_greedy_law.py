@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.core import Engine
-from engine.request import EngineRequest, Tier
+from outrider.engine.core import Engine
+from outrider.engine.request import EngineRequest, Tier
 from tests.engines import (
     Answer,
     assert_idle,

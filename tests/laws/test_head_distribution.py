@@ -9,8 +9,9 @@ from functools import cache
 import pytest
 import torch
 
-from draft.config import DraftConfig
-from draft.heads.protocol import HeadModel
+from outrider.draft.config import DraftConfig
+from outrider.draft.heads.protocol import HeadModel
+from outrider.verifier.coupled import CoupledVerifier
 from tests.draft.heads.head_files import (
     eagle3_weights,
     layer_fields,
@@ -31,7 +32,6 @@ from tests.laws.test_distribution import (
     exact_distribution,
 )
 from tests.sizes import repeats
-from verifier.coupled import CoupledVerifier
 
 NUM_SEEDS = repeats(4000, 1200)
 DRAFT = DraftConfig(

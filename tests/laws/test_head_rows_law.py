@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft.config import DraftConfig
-from draft.training.head_model import HeadKind as TrainedKind
-from draft.training.head_model import UnrollRows
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.request import EngineRequest
+from outrider.draft.config import DraftConfig
+from outrider.draft.training.head_model import HeadKind as TrainedKind
+from outrider.draft.training.head_model import UnrollRows
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.request import EngineRequest
 from tests.engines import assert_idle, make_request, random_prompt, serve
 from tests.heads import TextAndPath, make_head_engine, watch_head
 from tests.laws.head_cases import conversations, head_case

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.request import CascadeParams, SpeculationParams
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.request import CascadeParams, SpeculationParams
 from tests.engines import (
     FixedTimes,
     assert_idle,

@@ -21,14 +21,14 @@ import pytest
 from sqlalchemy import select
 
 from benchmarks.mock_upstream import MockScript, mock_in_thread
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.settings.tree import load_settings
-from gateway.storage import tables
-from gateway.storage.database import Database
-from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from gateway.tenants.parts import key_store
-from gateway.tenants.records import KeyOrder
-from gateway.upstream.bounds import most_prompt_tokens
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.tenants.parts import key_store
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.upstream.bounds import most_prompt_tokens
 from tests.laws.accounts import (
     BOOKS,
     PATHS,
@@ -70,7 +70,7 @@ RESERVED: Final = {"tokens": _PROMPT_TOKENS + 8, "usd": _PROMPT_TOKENS * 10_000 
 @contextmanager
 def serving(flags: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`outrider serve`; yields the process and its URL when it is ready."""
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "outrider.gateway.cli", "serve", "--port", "0"]
     for name, value in flags.items():
         command += ["--set", f"{name}={str(value).lower() if value in (True, False) else value}"]
     with subprocess.Popen(

@@ -24,16 +24,16 @@ import pytest
 from sqlalchemy import select
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineRecipe
-from gateway.settings.tree import load_settings
-from gateway.storage import tables
-from gateway.storage.database import Database
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.parts import key_store
-from gateway.tenants.records import KeyOrder
-from gateway.upstream.bounds import most_prompt_tokens
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineRecipe
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.parts import key_store
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.upstream.bounds import most_prompt_tokens
 from tests.databases import with_tables
 from tests.laws import mortal_engine
 from tests.laws.accounts import (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineRecipe
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
-from gateway.settings.tree import load_settings
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineRecipe
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.settings.tree import load_settings
 from tests.gateway.conftest import wait_for
 from tests.laws.gateways import ENGINE, gateway
 from tests.laws.test_killed_streams_law import Escalating, ask_all

@@ -15,11 +15,11 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineRecipe
-from gateway.settings.tree import load_settings
-from router.cascade import CascadePlan
-from router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineRecipe
+from outrider.gateway.settings.tree import load_settings
+from outrider.router.cascade import CascadePlan
+from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.watches import PlannedWatch
 from tests.laws.gateways import ENGINE, gateway
 

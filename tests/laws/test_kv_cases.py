@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from draft.budget import TreeBudget
-from draft.calibration import EdgeCalibration
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.passes.runner import ModelRunner
+from outrider.draft.budget import TreeBudget
+from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ModelRunner
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     Answer,
     FixedTimes,
@@ -27,7 +28,6 @@ from tests.engines import (
 )
 from tests.laws.cached_text import BUSHY, assert_caches_hold_the_text
 from tests.laws.mixed import plainly, total
-from verifier.coupled import CoupledVerifier
 
 # ---- a shared block is copied before it is written to -----------------------------------------
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from router.label_free import AgreementModel, LabelFreePolicy
+from outrider.router.label_free import AgreementModel, LabelFreePolicy
 from tests.gateway.conftest import wait_for
 from tests.laws.gateways import gateway
 

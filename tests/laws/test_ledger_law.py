@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import pytest
 
-from draft.training.tasks.families import stream
-from gateway.tenants.amounts import LimitSpec
-from router.cascade import CascadePlan
-from router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.draft.training.tasks.families import stream
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.router.cascade import CascadePlan
+from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.watches import PlannedWatch
 from tests.laws.accounts import (
     PATHS,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import RankLostError
+from outrider.engine.errors import RankLostError
 from tests.engines import (
     PAIR_FOLDER,
     make_request,

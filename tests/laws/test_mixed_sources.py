@@ -4,13 +4,14 @@ import itertools
 
 import pytest
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.passes.runner import ModelRunner
-from engine.request import SOURCES, Source
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import SOURCES, Source
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     FixedTimes,
     assert_idle,
@@ -26,7 +27,6 @@ from tests.engines import (
 from tests.laws.mixed import plainly, total
 from tests.laws.predicted import requests_with_predictions, with_prediction
 from tests.sizes import repeats
-from verifier.coupled import CoupledVerifier
 
 SUBSETS: list[tuple[Source, ...]] = [
     subset for size in range(1, 4) for subset in itertools.combinations(SOURCES[:3], size)

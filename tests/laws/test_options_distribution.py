@@ -21,9 +21,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draft.config import DraftConfig
-from engine.request import SamplingParams
-from engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
+from outrider.draft.config import DraftConfig
+from outrider.engine.request import SamplingParams
+from outrider.engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
 from tests.engines import make_engine, make_request, serve
 from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from tests.laws.options import changed_logits
@@ -151,6 +151,6 @@ def blind_rules(sampling: SamplingParams, *, num_prompt_tokens: int) -> list[Log
 
 @pytest.mark.slow
 def test_penalties_that_forget_the_path_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.core.build_rules", blind_rules)
+    monkeypatch.setattr("outrider.engine.core.build_rules", blind_rules)
     drawn, _ = draw(SAMPLINGS["presence"], NUM_SAMPLE)
     assert p_value(drawn, exact_distribution(SAMPLINGS["presence"])) < LEAST_P

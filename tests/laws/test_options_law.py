@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest, Tier
 from tests.engines import (
     Answer,
     assert_idle,

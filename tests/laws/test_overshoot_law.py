@@ -19,11 +19,11 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from engine.request import EngineRequest
-from gateway.storage import tables
-from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.request import EngineRequest
+from outrider.gateway.storage import tables
+from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.databases import with_tables
 from tests.engines import PAIR_FOLDER, shipped_tokenizer
 from tests.gateway.hybrid import World, hybrid

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from torch import Tensor
 
-from engine.parallel.collectives import TorchCollectives
-from engine.parallel.runner import RankRunner
-from engine.passes.pass_memory import LargestPass, measure_pass_bytes
+from outrider.engine.parallel.collectives import TorchCollectives
+from outrider.engine.parallel.runner import RankRunner
+from outrider.engine.passes.pass_memory import LargestPass, measure_pass_bytes
 from tests.engines import (
     PAIR_FOLDER,
     heldout_prompts,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from draft.heads.protocol import HeadKind
-from engine.config import EngineConfig
-from engine.model.quantised.formats import Rounding
-from kernels.triton_support import use_kernels
+from outrider.draft.heads.protocol import HeadKind
+from outrider.engine.config import EngineConfig
+from outrider.engine.model.quantised.formats import Rounding
+from outrider.kernels.triton_support import use_kernels
 from tests.adapters import ALL_MODULES, adapter_ref, make_adapter
 from tests.engines import (
     PAIR_FOLDER,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draft.config import DraftConfig
-from engine.config import EngineConfig
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
 from tests.engines import (
     Answer,
     assert_idle,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from draft.config import DraftConfig
-from engine.core import Engine
-from engine.trees.forest import Forest
+from outrider.draft.config import DraftConfig
+from outrider.engine.core import Engine
+from outrider.engine.trees.forest import Forest
 from tests.engines import (
     assert_idle,
     make_engine,

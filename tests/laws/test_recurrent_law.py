@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import engine.model.delta_net as delta_net
-from draft.config import DraftConfig
-from engine.cache.recurrent_lines import RecurrentSizes
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.request import EngineRequest
+import outrider.engine.model.delta_net as delta_net
+from outrider.draft.config import DraftConfig
+from outrider.engine.cache.recurrent_lines import RecurrentSizes
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.request import EngineRequest
 from tests.engines import (
     Answer,
     Pair,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from draft.text_sources import TextSources
-from engine.core import Engine
-from engine.events import EngineEvent, Failed
-from engine.grammar.grammar import GrammarState, TokenGrammar, TokenMatcher
-from engine.request import EngineRequest, GrammarSpec
-from engine.sequences.logit_rules import SamplingRule
-from engine.sequences.sequence import Sequence
+from outrider.draft.text_sources import TextSources
+from outrider.engine.core import Engine
+from outrider.engine.events import EngineEvent, Failed
+from outrider.engine.grammar.grammar import GrammarState, TokenGrammar, TokenMatcher
+from outrider.engine.request import EngineRequest, GrammarSpec
+from outrider.engine.sequences.logit_rules import SamplingRule
+from outrider.engine.sequences.sequence import Sequence
 from tests.engines import (
     assert_idle,
     heldout_prompts,
@@ -274,7 +274,8 @@ def test_a_grammar_that_takes_too_long_ends_its_request_only(
 
     monkeypatch.setattr(FusedMatcher, call, slowly)
     monkeypatch.setattr(
-        "engine.queue.grammar_queue.GrammarState", partial(GrammarState, clock=lambda: now_s)
+        "outrider.engine.queue.grammar_queue.GrammarState",
+        partial(GrammarState, clock=lambda: now_s),
     )
     engine = make_engine(shipped_pair(), grammars={"large": FusedCompiler(Fuse("never", 0))})
     own = run(engine, poisoned(grammar=SPEC))

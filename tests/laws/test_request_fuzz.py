@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import pytest
 
-from engine.core import Engine
-from engine.errors import EngineError
-from engine.events import Failed, Finished, TokensEmitted
-from engine.request import (
+from outrider.engine.core import Engine
+from outrider.engine.errors import EngineError
+from outrider.engine.events import Failed, Finished, TokensEmitted
+from outrider.engine.request import (
     NO_OBJECTIVE,
     SOURCES,
     TIERS,
@@ -27,7 +27,7 @@ from engine.request import (
     SamplingParams,
     SpeculationParams,
 )
-from gateway.backends.wire import Events, encode
+from outrider.gateway.backends.wire import Events, encode
 from tests.engines import (
     assert_idle,
     heldout_prompts,

@@ -9,11 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import InvalidRequestError, QueueFullError
-from engine.events import AnswerHeld
-from engine.request import CascadeParams, EngineRequest, GrammarSpec, LatencyObjective, Tier
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.errors import InvalidRequestError, QueueFullError
+from outrider.engine.events import AnswerHeld
+from outrider.engine.request import (
+    CascadeParams,
+    EngineRequest,
+    GrammarSpec,
+    LatencyObjective,
+    Tier,
+)
 from tests.engines import (
     Answer,
     assert_idle,

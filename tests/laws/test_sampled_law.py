@@ -6,13 +6,14 @@ prompts and long ones. The right answers come from plain decoding, alone, with b
 
 import pytest
 
-from draft.budget import TreeBudget
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest, SpeculationParams
+from outrider.draft.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest, SpeculationParams
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     FixedTimes,
     assert_idle,
@@ -29,7 +30,6 @@ from tests.engines import (
 from tests.laws.mixed import LENGTHS, SAMPLINGS, mixed_requests, plainly, total
 from tests.models import law_architectures
 from tests.sizes import slow_but
-from verifier.coupled import CoupledVerifier
 
 # ---- trees ----------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from benchmarks.stored_checkpoints import store_quantised
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.model.decoder import DecoderModel
-from engine.model.quantised.formats import DECODE, Decode, Rounding, SchemeName
-from kernels.layers.row_invariant_linear import computes_in_panels
-from kernels.triton_support import is_automatic
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding, SchemeName
+from outrider.kernels.layers.row_invariant_linear import computes_in_panels
+from outrider.kernels.triton_support import is_automatic
 from tests.engines import (
     PAIR_FOLDER,
     Answer,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.queue.slo_queue import SloQueue
-from engine.request import NO_OBJECTIVE, EngineRequest, LatencyObjective
+from outrider.engine.config import EngineConfig
+from outrider.engine.queue.slo_queue import SloQueue
+from outrider.engine.request import NO_OBJECTIVE, EngineRequest, LatencyObjective
 from tests.engines import (
     assert_idle,
     heldout_prompts,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from draft.budget import TreeBudget
-from draft.tree_drafter import TreeDrafter
-from engine.core import Engine
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest
-from gateway.settings.tree import load_settings
-from gateway.wiring.drafter import build_drafter
+from outrider.draft.budget import TreeBudget
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.drafter import build_drafter
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import FixedTimes, make_request, random_prompt, serve, texts, tiny_pair
-from verifier.coupled import CoupledVerifier
 
 NUM_TOKENS = 24
 

@@ -12,12 +12,19 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.fuzzed_schemas import random_schema
-from engine.request import EngineRequest
-from gateway.schema.tools import FunctionDefinition, Tool
-from gateway.text.reasoning_formats import PLAIN
-from gateway.text.tool_formats import COHERE, GLM45, HERMES, MISTRAL11, QWEN3_CODER, ToolDialect
-from gateway.text.tool_parser import ToolParser
-from gateway.text.tools import ToolPlan
+from outrider.engine.request import EngineRequest
+from outrider.gateway.schema.tools import FunctionDefinition, Tool
+from outrider.gateway.text.reasoning_formats import PLAIN
+from outrider.gateway.text.tool_formats import (
+    COHERE,
+    GLM45,
+    HERMES,
+    MISTRAL11,
+    QWEN3_CODER,
+    ToolDialect,
+)
+from outrider.gateway.text.tool_parser import ToolParser
+from outrider.gateway.text.tools import ToolPlan
 from tests.engines import (
     heldout_prompts,
     make_engine,

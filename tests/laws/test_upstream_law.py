@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from draft.training.tasks.families import stream
+from outrider.draft.training.tasks.families import stream
 from tests.engines import PAIR_FOLDER, chat_prompt, shipped_tokenizer
 from tests.gateway.hybrid import TestPolicy
 from tests.gateway.watches import PlannedWatch

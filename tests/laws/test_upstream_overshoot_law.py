@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript
-from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.engines import PAIR_FOLDER, shipped_tokenizer
 from tests.gateway.hybrid import CHAT
 from tests.gateway.metering.tenants import Books, books

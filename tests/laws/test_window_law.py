@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from draft.config import DraftConfig
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.model.load import load_model
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest
-from kernels.triton_support import use_kernels
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.model.load import load_model
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest
+from outrider.kernels.triton_support import use_kernels
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engine.passes.twins import record_eagerly
 from tests.engines import (
     Pair,
@@ -25,7 +26,6 @@ from tests.engines import (
 )
 from tests.laws.mixed import plainly
 from tests.models import save_hf_model
-from verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 4
 # For prompts that go far beyond the window (7 or 9 tokens) and what is kept behind it (64).

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.request import EngineRequest
-from gateway.text.chat import ChatTokenizer
-from gateway.tools.demo.process import GatewayProcess
+from outrider.engine.request import EngineRequest
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tools.demo.process import GatewayProcess
 from tests.gateway.conftest import serve
 from tests.gateway.edge.gateways import Whole, keyed_gateway, whole_gateway
 from tests.gateway.scripted_client import Script, Step

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.events import EngineStats, TierStats
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.events import EngineStats, TierStats
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
 from tests.gateway.edge.gateways import ADMIN_TOKEN, keyed_gateway, whole_gateway
 from tests.pages.conftest import PHONE, NewPage

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page
 
-from engine.trace import StepTrace, TraceNode
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.trace import StepTrace, TraceNode
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
 from tests.gateway.edge.gateways import Whole, keyed_gateway, whole_gateway
 from tests.gateway.scripted_client import Script, Step

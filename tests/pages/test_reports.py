@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tools.bench.compare import compare_results
-from gateway.tools.bench.report_html import write_comparison_report
+from outrider.gateway.tools.bench.compare import compare_results
+from outrider.gateway.tools.bench.report_html import write_comparison_report
 from tests.gateway.tools.bench.made_results import made_result, made_rows
 from tests.pages.conftest import PHONE, NewPage
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from router.dataset import LabelledPrompts
-from router.estimator import TrainConfig, TrainedRouter, train_router
-from router.features import FeatureConfig
+from outrider.router.dataset import LabelledPrompts
+from outrider.router.estimator import TrainConfig, TrainedRouter, train_router
+from outrider.router.features import FeatureConfig
 
 QUICK = TrainConfig(
     features=FeatureConfig(num_char_features=1024, num_word_features=1024),

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint, Stage
-from router.features import FeatureConfig
-from router.scorer import LinearStage, QualityEstimate, RouterScorer
+from outrider.router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint, Stage
+from outrider.router.features import FeatureConfig
+from outrider.router.scorer import LinearStage, QualityEstimate, RouterScorer
 
 SMALL = FeatureConfig(num_char_features=64, num_word_features=64)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from router.calibration import StageRows
-from router.features import FloatRows
+from outrider.router.calibration import StageRows
+from outrider.router.features import FloatRows
 
 
 def staged_rows(

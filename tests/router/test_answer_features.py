@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.answer_features import (
+from outrider.router.answer_features import (
     NUM_ANSWER_FEATURES,
     answer_features,
     answer_inputs,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.answer_text import text_fault
+from outrider.router.answer_text import text_fault
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.calibration import (
+from outrider.router.calibration import (
     ALWAYS_LARGE,
     CalibrationError,
     CalibrationTarget,
@@ -17,8 +17,8 @@ from router.calibration import (
     request_seconds,
     split,
 )
-from router.costs import TokenPrices
-from router.words import Tier
+from outrider.router.costs import TokenPrices
+from outrider.router.words import Tier
 from tests.router.staged import staged_rows
 
 GAP = CalibrationTarget(recovered_gap=0.95)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
+from outrider.router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
 
 TURN = Turn(tier="small", num_tokens=5, at_s=1.0)
 MESSAGE = st.tuples(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.costs import (
+from outrider.router.costs import (
     ConversationSize,
     RunningMean,
     TokenPrices,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dataset import RouterDataError, read_labelled_prompts
+from outrider.router.dataset import RouterDataError, read_labelled_prompts
 
 HEADER = "prompt,weak_correct,strong_correct,domain\n"
 
@@ -110,7 +110,7 @@ def test_collected_rows_are_read_whole(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_any_hidden_state_survives(numbers: list[float]) -> None:
-    from router.dataset import _hidden_state
+    from outrider.router.dataset import _hidden_state
 
     assert _hidden_state(encoded(numbers)).tolist() == numbers
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.calibration import ALWAYS_LARGE
-from router.dial import Dial, Setting, quantile
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.dial import Dial, Setting, quantile
 from tests.router.routers import point, table
 
 

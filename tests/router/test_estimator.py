@@ -6,16 +6,16 @@ import pytest
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
-from router.answer_features import answer_features, answer_inputs
-from router.calibration import CalibrationTarget
-from router.dataset import LabelledPrompts, RouterDataError
-from router.estimator import PromptFeatures, TrainConfig, TrainedRouter, quality_estimator
-from router.estimator import train_router as train
-from router.evaluation import apgr
-from router.features import FeatureConfig, prompt_features
-from router.scorer import QualityEstimate
-from router.stacking import assign_folds
-from router.stages import stage_rows
+from outrider.router.answer_features import answer_features, answer_inputs
+from outrider.router.calibration import CalibrationTarget
+from outrider.router.dataset import LabelledPrompts, RouterDataError
+from outrider.router.estimator import PromptFeatures, TrainConfig, TrainedRouter, quality_estimator
+from outrider.router.estimator import train_router as train
+from outrider.router.evaluation import apgr
+from outrider.router.features import FeatureConfig, prompt_features
+from outrider.router.scorer import QualityEstimate
+from outrider.router.stacking import assign_folds
+from outrider.router.stages import stage_rows
 from tests.router.conftest import QUICK, labelled_answers
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.calibration import CalibrationTarget, StageRows, calibrate
-from router.evaluation import (
+from outrider.router.calibration import CalibrationTarget, StageRows, calibrate
+from outrider.router.evaluation import (
     NoGapError,
     _Order,
     apgr,

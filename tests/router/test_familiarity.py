@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draft.training.tasks.files import write_tasks
-from router.costs import TypicalRequest
-from router.familiarity import Familiarity
-from router.features import FeatureConfig, prompt_features
-from router.loading import RoutingOptions, load_router
-from router.policy import CascadeOptions, RouteConstraints
-from router.scorer import RouterFileError, RouterScorer
+from outrider.draft.training.tasks.files import write_tasks
+from outrider.router.costs import TypicalRequest
+from outrider.router.familiarity import Familiarity
+from outrider.router.features import FeatureConfig, prompt_features
+from outrider.router.loading import RoutingOptions, load_router
+from outrider.router.policy import CascadeOptions, RouteConstraints
+from outrider.router.scorer import RouterFileError, RouterScorer
 
 BUNDLED = Path(__file__).parents[2] / "draft" / "pair" / "router"
 SMALL = FeatureConfig(num_char_features=1024, num_word_features=64)
@@ -68,7 +68,7 @@ def test_it_is_kept_in_the_file(tmp_path: Path) -> None:
 
 
 def test_half_of_it_is_refused(tmp_path: Path) -> None:
-    from router.files import RouterFiles, read_files, write_files
+    from outrider.router.files import RouterFiles, read_files, write_files
 
     files = read_files(BUNDLED)
     arrays = {name: value for name, value in files.arrays.items() if name != "known_features"}

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.features import (
+from outrider.router.features import (
     STATISTICS,
     FeatureConfig,
     prompt_features,

@@ -3,8 +3,8 @@ import random
 
 import pytest
 
-from router.dial import Dial, Setting
-from router.guard import Autopilot, GuardOutcome, RouteGuard
+from outrider.router.dial import Dial, Setting
+from outrider.router.guard import Autopilot, GuardOutcome, RouteGuard
 from tests.router.routers import table
 
 DECILES = [i / 10 for i in range(11)]
@@ -53,7 +53,7 @@ def test_other_prompts_are_a_drift_that_is_logged_once(
     low: float, high: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = guard_of()
-    with caplog.at_level(logging.WARNING, "router.guard"):
+    with caplog.at_level(logging.WARNING, "outrider.router.guard"):
         feed(guard, uniform(1000, low=low, high=high))
     numbers = guard.numbers()
     assert numbers.quality_shift is not None

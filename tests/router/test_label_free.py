@@ -5,12 +5,17 @@ import random
 
 import pytest
 
-from router.calibration import ALWAYS_LARGE
-from router.cascade import CascadePlan
-from router.costs import TypicalRequest
-from router.label_free import AgreementModel, LabelFreePolicy, text_agreement, token_quantile
-from router.loading import RoutingOptions, load_router
-from router.policy import CascadeOptions, FixedPolicy, RouteConstraints
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.cascade import CascadePlan
+from outrider.router.costs import TypicalRequest
+from outrider.router.label_free import (
+    AgreementModel,
+    LabelFreePolicy,
+    text_agreement,
+    token_quantile,
+)
+from outrider.router.loading import RoutingOptions, load_router
+from outrider.router.policy import CascadeOptions, FixedPolicy, RouteConstraints
 
 
 def test_before_anything_is_judged_an_answer_agrees_as_far_as_it_is_sure() -> None:

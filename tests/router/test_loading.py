@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from router.costs import TokenPrices, TypicalRequest
-from router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
-from router.policy import FixedPolicy, RouteConstraints, TrainedPolicy
+from outrider.router.costs import TokenPrices, TypicalRequest
+from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
+from outrider.router.policy import FixedPolicy, RouteConstraints, TrainedPolicy
 from tests.router.routers import scorer_that_says, table
 
 BOTH = ("small", "large")

@@ -1,7 +1,7 @@
 import numpy as np
 
-from router.calibration import StageRows, measure
-from router.mistakes import common_words, find_mistakes
+from outrider.router.calibration import StageRows, measure
+from outrider.router.mistakes import common_words, find_mistakes
 
 
 def test_surest_mistakes_first_and_right_decisions_never() -> None:

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.calibration import ALWAYS_LARGE
-from router.dial import Dial, Setting
-from router.estimator import TrainedRouter
-from router.policy import (
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.dial import Dial, Setting
+from outrider.router.estimator import TrainedRouter
+from outrider.router.policy import (
     CascadeOptions,
     FixedPolicy,
     RouteConstraintError,
@@ -20,7 +20,7 @@ from router.policy import (
     own_setting,
     pair_complaint,
 )
-from router.scorer import LinearStage, RouterFileError, RouterScorer
+from outrider.router.scorer import LinearStage, RouterFileError, RouterScorer
 from tests.router.routers import scorer_that_says, table
 
 
@@ -208,7 +208,7 @@ def test_verdicts_are_told_for_requests_without_wishes() -> None:
 
 
 def test_a_trained_answer_stage_decides() -> None:
-    from router.answer_features import num_answer_inputs
+    from outrider.router.answer_features import num_answer_inputs
 
     num_inputs = num_answer_inputs(1)
     hopeless = LinearStage(weight=np.zeros((1, num_inputs)), bias=np.array([-5.0]))

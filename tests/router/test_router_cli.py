@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gateway.tools.routers.commands import app
-from router.scorer import RouterScorer
+from outrider.gateway.tools.routers.commands import app
+from outrider.router.scorer import RouterScorer
 from tests.router.conftest import labelled_sums, write_jsonl
 
 runner = CliRunner()

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from router.answer_features import NUM_ANSWER_FEATURES, num_answer_inputs
-from router.calibration import ALWAYS_LARGE
-from router.dataset import LabelledPrompts
-from router.estimator import TrainedRouter
-from router.features import FeatureConfig
-from router.files import RouterFiles, read_files, write_files
-from router.scorer import (
+from outrider.router.answer_features import NUM_ANSWER_FEATURES, num_answer_inputs
+from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.dataset import LabelledPrompts
+from outrider.router.estimator import TrainedRouter
+from outrider.router.features import FeatureConfig
+from outrider.router.files import RouterFiles, read_files, write_files
+from outrider.router.scorer import (
     MAX_LOGIT,
     LinearStage,
     QualityEstimate,
@@ -114,7 +114,7 @@ def test_the_files_are_small(router_folder: Path) -> None:
 
 def test_serving_imports_neither_scikit_learn_nor_torch(stages_folder: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from router.scorer import RouterScorer;"
+        "import sys; from pathlib import Path; from outrider.router.scorer import RouterScorer;"
         f"scorer = RouterScorer.load(Path({str(stages_folder)!r}));"
         "text = scorer.estimate('What is 1 + 2?');"
         "prompt = scorer.estimate_prompt(text, [5.0] * 6);"

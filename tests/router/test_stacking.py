@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from router.features import FloatRows
-from router.stacking import StageData, fit_stage, gain, gain_error
+from outrider.router.features import FloatRows
+from outrider.router.stacking import StageData, fit_stage, gain, gain_error
 
 
 def stage_data(inputs: FloatRows, *scores: FloatRows) -> StageData:

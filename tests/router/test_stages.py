@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from router.dataset import LabelledPrompts
-from router.estimator import TrainedRouter
-from router.evaluation import apgr
-from router.stages import seen_logprobs, stage_rows
+from outrider.router.dataset import LabelledPrompts
+from outrider.router.estimator import TrainedRouter
+from outrider.router.evaluation import apgr
+from outrider.router.stages import seen_logprobs, stage_rows
 from tests.router.conftest import labelled_answers
 
 

@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.request import CascadeParams, SamplingParams
-from kernels.sampling.sample import log_target
+from outrider.engine.request import CascadeParams, SamplingParams
+from outrider.kernels.sampling.sample import log_target
 
 Floats = NDArray[np.float64]
 

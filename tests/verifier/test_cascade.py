@@ -9,17 +9,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cache.block_pool import BlockPool, root_hash
-from engine.cache.kv_view import KVView
-from engine.request import CascadeParams, CascadeRule, EngineRequest, SamplingParams, Tier
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sampling import RowGroup
-from engine.sequences.sequence import Sequence
-from engine.trees.token_tree import TokenTree
-from kernels.triton_support import triton, use_kernels
+from outrider.engine.cache.block_pool import BlockPool, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.request import CascadeParams, CascadeRule, EngineRequest, SamplingParams, Tier
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sampling import RowGroup
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.kernels.triton_support import triton, use_kernels
+from outrider.verifier.cascade import log_mixture
+from outrider.verifier.coupled import CoupledVerifier
 from tests.verifier.mixtures import MARGIN, mixture, probs_of
-from verifier.cascade import log_mixture
-from verifier.coupled import CoupledVerifier
 
 VOCAB_SIZE = 12
 

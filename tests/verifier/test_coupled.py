@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cache.block_pool import BlockPool, root_hash
-from engine.cache.kv_view import KVView
-from engine.request import EngineRequest, SamplingParams
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sampling import forest_sampling_rows
-from engine.sequences.sequence import Sequence
-from engine.trees.forest import Forest
-from engine.trees.token_tree import TokenTree
-from kernels.sampling import sample, truncation_floor
-from kernels.sampling.gumbel_noise import gumbel_noise, row_key
-from kernels.sampling.sample import log_target
-from kernels.triton_support import triton, use_kernels
+from outrider.engine.cache.block_pool import BlockPool, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sampling import forest_sampling_rows
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.forest import Forest
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.kernels.sampling import sample, truncation_floor
+from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
+from outrider.kernels.sampling.sample import log_target
+from outrider.kernels.triton_support import triton, use_kernels
+from outrider.verifier.coupled import CoupledVerifier
 from tests.sizes import repeats
-from verifier.coupled import CoupledVerifier
 
 VOCAB_SIZE = 12
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

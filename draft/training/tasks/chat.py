@@ -2,7 +2,7 @@
 
 import random
 
-from draft.training.tasks.base import NAMES, TaskDraft
+from outrider.draft.training.tasks.base import NAMES, TaskDraft
 
 _GREETINGS = ("Hi", "Hello", "Hey", "Good morning", "Good evening", "Hi there", "Hello there")
 _MOODS = (

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft.training.tasks.base import (
+from outrider.draft.training.tasks.base import (
     CITIES,
     NAMES,
     WEEKDAYS,

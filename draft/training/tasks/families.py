@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from draft.training.tasks.base import CheckKind, Maker, Task, dressed
-from draft.training.tasks.facts import FACT_FAMILIES
-from draft.training.tasks.language import LANGUAGE_FAMILIES
-from draft.training.tasks.numbers import NUMBER_FAMILIES
-from draft.training.tasks.tool_calls import TOOL_FAMILIES
-from draft.training.tasks.turns import TURN_FAMILIES
+from outrider.draft.training.tasks.base import CheckKind, Maker, Task, dressed
+from outrider.draft.training.tasks.facts import FACT_FAMILIES
+from outrider.draft.training.tasks.language import LANGUAGE_FAMILIES
+from outrider.draft.training.tasks.numbers import NUMBER_FAMILIES
+from outrider.draft.training.tasks.tool_calls import TOOL_FAMILIES
+from outrider.draft.training.tasks.turns import TURN_FAMILIES
 
 __all__ = [
     "DIFFICULTIES",

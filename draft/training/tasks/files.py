@@ -2,7 +2,7 @@
 
 A row: {"prompt": ...} or {"messages": [...]} (chats of several turns), "tools" where the task has
 some, "family", "difficulty", "expected" and "check": {"kind": ...}. What the kinds mean says
-draft.training.tasks.families.is_right.
+outrider.draft.training.tasks.families.is_right.
 """
 
 import argparse
@@ -15,7 +15,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from draft.training.tasks.families import DIFFICULTIES, FAMILIES, Split, Task, expected_by, stream
+from outrider.draft.training.tasks.families import (
+    DIFFICULTIES,
+    FAMILIES,
+    Split,
+    Task,
+    expected_by,
+    stream,
+)
 
 
 def row_of(task: Task) -> dict[str, Any]:
@@ -73,9 +80,9 @@ def write_tasks(
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line of `python -m draft.training.tasks.files`."""
+    """Command line of `python -m outrider.draft.training.tasks.files`."""
     parser = argparse.ArgumentParser(
-        prog="python -m draft.training.tasks.files", description=__doc__
+        prog="python -m outrider.draft.training.tasks.files", description=__doc__
     )
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--num-rows", type=_positive, default=3000, help="how many rows (3000)")

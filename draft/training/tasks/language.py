@@ -2,8 +2,8 @@
 
 import random
 
-from draft.training.tasks.base import Maker, TaskDraft
-from draft.training.tasks.chat import small_talk
+from outrider.draft.training.tasks.base import Maker, TaskDraft
+from outrider.draft.training.tasks.chat import small_talk
 
 # By length: difficulty 1 draws from words of 3-4 letters, 4 from words of 9 and more.
 _WORDS = (

@@ -4,7 +4,7 @@
 import random
 from itertools import pairwise
 
-from draft.training.tasks.base import NAMES, WEEKDAYS, Maker, TaskDraft
+from outrider.draft.training.tasks.base import NAMES, WEEKDAYS, Maker, TaskDraft
 
 _COLUMNS = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
 _MONTHS = (

@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft.training.tasks.base import (
+from outrider.draft.training.tasks.base import (
     CITIES,
     NAMES,
     WEEKDAYS,

@@ -5,10 +5,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from draft.training.tasks.base import NAMES, Maker, TaskDraft, answer_text, turns
-from draft.training.tasks.chat import capital_of, random_capital, thanks
-from draft.training.tasks.facts import about, mixed_facts, person_record, with_text
-from draft.training.tasks.numbers import sum_steps
+from outrider.draft.training.tasks.base import NAMES, Maker, TaskDraft, answer_text, turns
+from outrider.draft.training.tasks.chat import capital_of, random_capital, thanks
+from outrider.draft.training.tasks.facts import about, mixed_facts, person_record, with_text
+from outrider.draft.training.tasks.numbers import sum_steps
 
 
 def _after(first: TaskDraft, then: TaskDraft, rng: random.Random) -> TaskDraft:

@@ -1,7 +1,7 @@
 """Cohere's Command R7B and A: attention and MLP side by side, layer norms, scaled logits."""
 
-from engine.model.config import ModelConfig, TensorNames
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.config import ModelConfig, TensorNames
+from outrider.engine.model.families.source import ConfigSource
 
 _NAMES = TensorNames(before_mlp=None)
 

@@ -2,8 +2,8 @@
 
 import math
 
-from engine.model.config import ModelConfig, TensorNames
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.config import ModelConfig, TensorNames
+from outrider.engine.model.families.source import ConfigSource
 
 _SANDWICH = TensorNames(
     after_attention="post_attention_layernorm",

@@ -1,7 +1,7 @@
 """GLM 4 (dense): norms around attention and MLP, half of each head rotated in pairs."""
 
-from engine.model.config import ModelConfig, TensorNames
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.config import ModelConfig, TensorNames
+from outrider.engine.model.families.source import ConfigSource
 
 _NAMES = TensorNames(
     gate_up=("mlp.gate_up_proj",),

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ExpertNames, ExpertsConfig, ModelConfig
-from engine.model.families.source import ConfigSource
-from kernels.experts.expert_mlp import SWIGLU_ALPHA, SWIGLU_LIMIT
-from kernels.experts.route import RoutingRule
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ExpertNames, ExpertsConfig, ModelConfig
+from outrider.engine.model.families.source import ConfigSource
+from outrider.kernels.experts.expert_mlp import SWIGLU_ALPHA, SWIGLU_LIMIT
+from outrider.kernels.experts.route import RoutingRule
 
 
 def describe_gpt_oss(source: ConfigSource) -> ModelConfig:

@@ -1,7 +1,7 @@
 """Llama, Mistral, Qwen 2 and 3, SmolLM 3, Granite: norms before, one rotation, silu."""
 
-from engine.model.config import LayerConfig, ModelConfig
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.config import LayerConfig, ModelConfig
+from outrider.engine.model.families.source import ConfigSource
 
 
 def describe_llama(source: ConfigSource) -> ModelConfig:

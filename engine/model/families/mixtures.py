@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ExpertNames, ExpertsConfig, LayerConfig, ModelConfig
-from engine.model.families.source import ConfigSource
-from kernels.experts.route import RoutingRule
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ExpertNames, ExpertsConfig, LayerConfig, ModelConfig
+from outrider.engine.model.families.source import ConfigSource
+from outrider.kernels.experts.route import RoutingRule
 
 
 def describe_mixtral(source: ConfigSource) -> ModelConfig:

@@ -1,7 +1,7 @@
 """OLMo 2: norms behind attention and MLP, queries and keys normalised as whole rows."""
 
-from engine.model.config import ModelConfig, TensorNames
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.config import ModelConfig, TensorNames
+from outrider.engine.model.families.source import ConfigSource
 
 _NAMES = TensorNames(
     before_attention=None,

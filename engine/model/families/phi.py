@@ -1,7 +1,7 @@
 """Phi 3 and 4: fused projections, partial rotation, longrope."""
 
-from engine.model.config import ModelConfig, TensorNames
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.config import ModelConfig, TensorNames
+from outrider.engine.model.families.source import ConfigSource
 
 _NAMES = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 

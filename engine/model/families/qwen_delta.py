@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from engine.model.config import ExpertNames, ModelConfig, Recurrence
-from engine.model.families.mixtures import qwen_experts, qwen_sparse_layers
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.config import ExpertNames, ModelConfig, Recurrence
+from outrider.engine.model.families.mixtures import qwen_experts, qwen_sparse_layers
+from outrider.engine.model.families.source import ConfigSource
 
 
 def describe_qwen3_next(source: ConfigSource) -> ModelConfig:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import end_token_ids, merged_ids
-from engine.model.config import LayerConfig, ModelConfig
-from kernels.layers.gated_mul import Activation
-from kernels.layers.rope import ROPE_TYPES, RopeConfig
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import end_token_ids, merged_ids
+from outrider.engine.model.config import LayerConfig, ModelConfig
+from outrider.kernels.layers.gated_mul import Activation
+from outrider.kernels.layers.rope import ROPE_TYPES, RopeConfig
 
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",

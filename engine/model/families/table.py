@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from engine.model.config import ModelConfig
-from engine.model.families.cohere import describe_cohere2
-from engine.model.families.gemma import describe_gemma, describe_gemma2, describe_gemma3
-from engine.model.families.glm import describe_glm, describe_glm4
-from engine.model.families.gpt_oss import describe_gpt_oss
-from engine.model.families.llama import (
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.families.cohere import describe_cohere2
+from outrider.engine.model.families.gemma import describe_gemma, describe_gemma2, describe_gemma3
+from outrider.engine.model.families.glm import describe_glm, describe_glm4
+from outrider.engine.model.families.gpt_oss import describe_gpt_oss
+from outrider.engine.model.families.llama import (
     describe_granite,
     describe_llama,
     describe_mistral,
@@ -16,21 +16,21 @@ from engine.model.families.llama import (
     describe_qwen3,
     describe_smollm3,
 )
-from engine.model.families.mixtures import (
+from outrider.engine.model.families.mixtures import (
     describe_glm4_moe,
     describe_mixtral,
     describe_olmoe,
     describe_qwen2_moe,
     describe_qwen3_moe,
 )
-from engine.model.families.olmo import describe_olmo2
-from engine.model.families.phi import describe_phi3
-from engine.model.families.qwen_delta import (
+from outrider.engine.model.families.olmo import describe_olmo2
+from outrider.engine.model.families.phi import describe_phi3
+from outrider.engine.model.families.qwen_delta import (
     describe_qwen3_5,
     describe_qwen3_5_moe,
     describe_qwen3_next,
 )
-from engine.model.families.source import ConfigSource
+from outrider.engine.model.families.source import ConfigSource
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigSource], ModelConfig]]] = {
     "Cohere2ForCausalLM": describe_cohere2,

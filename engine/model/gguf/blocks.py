@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.quantised.stored_weight import Number, StoredWeight
+from outrider.kernels.quantised.stored_weight import Number, StoredWeight
 
 _Parts = tuple[Number, Tensor, Tensor, int, Tensor | None]  # of blocks: see `_weight`
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.gguf.header import TENSOR_TYPES, GgufHeader
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.gguf.header import TENSOR_TYPES, GgufHeader
 
 # llama.cpp's name for a family, and transformers'. "llama" is also what Mistral's files say.
 ARCHITECTURES: Final[Mapping[str, str]] = {

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.gguf.config import config_of
-from engine.model.gguf.header import GgufHeader, read_header
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.gguf.config import config_of
+from outrider.engine.model.gguf.header import GgufHeader, read_header
 
 LINK: Final = "model.gguf"
 _SUFFIX: Final = ".gguf"
@@ -65,7 +65,7 @@ def gguf_folder(
     header = read_header(file)
     factors = None
     if "rope_freqs.weight" in header.tensors:
-        from engine.model.gguf.tensors import rope_factors  # torch
+        from outrider.engine.model.gguf.tensors import rope_factors  # torch
 
         factors = rope_factors(file, header)
     config = config_of(header, factors)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from engine.errors import UnsupportedModelError
+from outrider.engine.errors import UnsupportedModelError
 
 _MAGIC: Final = b"GGUF"
 _MIN_BYTES: Final = 24

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.gguf.blocks import packed_blocks
-from engine.model.gguf.config import ROPE_FACTORS
-from engine.model.gguf.header import TENSOR_TYPES, GgufHeader, StoredTensor, read_header
-from kernels.quantised.stored_weight import StoredWeight
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.gguf.blocks import packed_blocks
+from outrider.engine.model.gguf.config import ROPE_FACTORS
+from outrider.engine.model.gguf.header import TENSOR_TYPES, GgufHeader, StoredTensor, read_header
+from outrider.kernels.quantised.stored_weight import StoredWeight
 
 _WHOLE: Final[Mapping[str, str]] = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -1,9 +1,9 @@
 """The decoder of each format."""
 
-from engine.model.quantised.floats import BlockFp8, CompressedTensors, Mxfp4
-from engine.model.quantised.formats import WeightFormat
-from engine.model.quantised.integers import Awq, Gptq
-from engine.model.quantised.stored import WeightDecoder
+from outrider.engine.model.quantised.floats import BlockFp8, CompressedTensors, Mxfp4
+from outrider.engine.model.quantised.formats import WeightFormat
+from outrider.engine.model.quantised.integers import Awq, Gptq
+from outrider.engine.model.quantised.stored import WeightDecoder
 
 
 def decoder_of(weights: WeightFormat) -> WeightDecoder:

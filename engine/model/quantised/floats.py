@@ -6,8 +6,8 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from engine.model.quantised.integers import packed_integers
-from engine.model.quantised.stored import (
+from outrider.engine.model.quantised.integers import packed_integers
+from outrider.engine.model.quantised.stored import (
     Integers,
     StoredTensors,
     expect,
@@ -16,7 +16,7 @@ from engine.model.quantised.stored import (
     scales_of,
     stem_of,
 )
-from kernels.quantised.stored_weight import StoredWeight
+from outrider.kernels.quantised.stored_weight import StoredWeight
 
 _FP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _MXFP4_BIAS, _MXFP4_NAN = 127, 255

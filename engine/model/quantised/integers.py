@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from engine.model.quantised.stored import (
+from outrider.engine.model.quantised.stored import (
     Integers,
     StoredTensors,
     expect,
@@ -19,7 +19,7 @@ from engine.model.quantised.stored import (
     stem_of,
     words_of,
 )
-from kernels.quantised.stored_weight import Number, StoredWeight
+from outrider.kernels.quantised.stored_weight import Number, StoredWeight
 
 _WORD_BITS, _BYTE_BITS = 32, 8
 # The place, among its eight columns, of each nibble of an AWQ word.

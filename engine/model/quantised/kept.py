@@ -16,7 +16,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.quantised.weight import Bits, QuantisedWeight, packed_nibbles, unpacked_nibbles
+from outrider.kernels.quantised.weight import (
+    Bits,
+    QuantisedWeight,
+    packed_nibbles,
+    unpacked_nibbles,
+)
 
 log = logging.getLogger(__name__)
 

@@ -13,17 +13,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.freed_memory import give_back_freed_memory
-from engine.model.quantised.formats import (
+from outrider.engine.model.freed_memory import give_back_freed_memory
+from outrider.engine.model.quantised.formats import (
     INT4_GROUP_SIZES,
     MIN_ROUNDED_SIDE,
     Rounding,
     WeightFormat,
 )
-from engine.model.quantised.kept import KeptWeights
-from engine.model.weights import CheckpointReader
-from kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
+from outrider.engine.model.quantised.kept import KeptWeights
+from outrider.engine.model.weights import CheckpointReader
+from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 log = logging.getLogger(__name__)
 

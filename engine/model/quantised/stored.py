@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from kernels.quantised.stored_weight import Number, StoredWeight
+from outrider.kernels.quantised.stored_weight import Number, StoredWeight
 
 
 class StoredTensors(Protocol):

@@ -8,11 +8,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
-from gateway.apis.tokenize_schema import TokenCount
-from gateway.schema.errors import DeliveredReport
-from gateway.schema.responses import OutriderReport, ResponseModel, UpstreamReport
-from gateway.upstream.dialects.anthropic_words import ERROR_STATUS
+from outrider.gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
+from outrider.gateway.apis.tokenize_schema import TokenCount
+from outrider.gateway.schema.errors import DeliveredReport
+from outrider.gateway.schema.responses import OutriderReport, ResponseModel, UpstreamReport
+from outrider.gateway.upstream.dialects.anthropic_words import ERROR_STATUS
 
 MessageStopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 

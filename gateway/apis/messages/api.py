@@ -4,15 +4,15 @@ from typing import Final
 
 import msgspec
 
-from gateway.apis.api import TranslatedRequest
-from gateway.apis.messages.problems import problem_object
-from gateway.apis.messages.request import chat_fields, chat_prompt_fields, tells_thoughts
-from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
-from gateway.apis.messages.writer import MessageWriter
-from gateway.apis.reading import read_body
-from gateway.edge.bodies import end_turn
-from gateway.errors.http import Problem
-from gateway.handoff.misplaced_options import refuse_misplaced_options
+from outrider.gateway.apis.api import TranslatedRequest
+from outrider.gateway.apis.messages.problems import problem_object
+from outrider.gateway.apis.messages.request import chat_fields, chat_prompt_fields, tells_thoughts
+from outrider.gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
+from outrider.gateway.apis.messages.writer import MessageWriter
+from outrider.gateway.apis.reading import read_body
+from outrider.gateway.edge.bodies import end_turn
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.handoff.misplaced_options import refuse_misplaced_options
 
 _encode: Final = msgspec.json.Encoder().encode
 

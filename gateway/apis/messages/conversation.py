@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gateway.apis.messages.schema import (
+from outrider.gateway.apis.messages.schema import (
     AssistantMessageParam,
     Base64Source,
     DocumentBlock,
@@ -28,7 +28,7 @@ from gateway.apis.messages.schema import (
     ToolUseBlock,
     UserMessage,
 )
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.tree import BadRequestError
 
 _BILLING: Final = "x-anthropic-billing-header:"
 _PDF: Final = "application/pdf"

@@ -4,14 +4,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from gateway.apis.messages.answers import (
+from outrider.gateway.apis.messages.answers import (
     MESSAGE_EVENTS,
     MessageAnswer,
     MessagesError,
 )
-from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
-from gateway.apis.tokenize_schema import TokenCount
-from gateway.schema.openapi import failures, generation_operation, question_operation
+from outrider.gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
+from outrider.gateway.apis.tokenize_schema import TokenCount
+from outrider.gateway.schema.openapi import failures, generation_operation, question_operation
 
 _VERSION_HEADERS: Final = [
     {

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from gateway.errors.http import Problem
-from gateway.upstream.dialects.anthropic_words import error_type
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.upstream.dialects.anthropic_words import error_type
 
 # Clients look for these words to know that they have to shorten the conversation.
 _TOO_LONG: Final = "prompt is too long: "

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from gateway.apis.messages.conversation import translate_conversation
-from gateway.apis.messages.schema import (
+from outrider.gateway.apis.messages.conversation import translate_conversation
+from outrider.gateway.apis.messages.schema import (
     AnyChoice,
     AutoChoice,
     ClientTool,
@@ -13,9 +13,9 @@ from gateway.apis.messages.schema import (
     NoThinking,
     PromptFields,
 )
-from gateway.errors.tree import BadRequestError
-from gateway.upstream.dialects.anthropic_request import BILLING_FIELD, template_variables
-from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.upstream.dialects.anthropic_request import BILLING_FIELD, template_variables
+from outrider.gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 _CHOICES: Final = {theirs: ours for ours, theirs in TOOL_CHOICES.items()}
 _SERVICE_TIERS: Final = {"auto": "auto", "standard_only": "default"}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from gateway.schema.common import (
+from outrider.gateway.schema.common import (
     MAX_LABEL_CHARS,
     MAX_STOPS,
     WHOLE,
@@ -23,7 +23,7 @@ from gateway.schema.common import (
     RequestModel,
     StopString,
 )
-from gateway.schema.tools import MAX_TOOLS, FunctionName
+from outrider.gateway.schema.tools import MAX_TOOLS, FunctionName
 
 MAX_MESSAGES = 100_000
 

@@ -5,18 +5,18 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.apis.chat_chunks import (
+from outrider.gateway.apis.chat_chunks import (
     CallPiece,
     ChatChunkParser,
     ChatPiece,
     ChatUsage,
     read_completion,
 )
-from gateway.apis.events import named_event, one_line
-from gateway.apis.messages.problems import problem_object
-from gateway.errors.http import Problem
-from gateway.errors.tree import GenerationError
-from gateway.upstream.dialects.anthropic_words import STOP_REASONS
+from outrider.gateway.apis.events import named_event, one_line
+from outrider.gateway.apis.messages.problems import problem_object
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.errors.tree import GenerationError
+from outrider.gateway.upstream.dialects.anthropic_words import STOP_REASONS
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.decode

@@ -8,17 +8,21 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue, RootModel
 
-from gateway.answers.responder import HandOffKind
-from gateway.apis.responses.fields import ItemStatus
-from gateway.apis.responses.request import ResponsesRequest, ResponseToolChoice, SchemaFormat
-from gateway.schema.responses import (
+from outrider.gateway.answers.responder import HandOffKind
+from outrider.gateway.apis.responses.fields import ItemStatus
+from outrider.gateway.apis.responses.request import (
+    ResponsesRequest,
+    ResponseToolChoice,
+    SchemaFormat,
+)
+from outrider.gateway.schema.responses import (
     OutriderReport,
     ResponseModel,
     TokenLogprob,
     TokenTrace,
     UpstreamReport,
 )
-from gateway.schema.structured import JsonObjectFormat, TextFormat
+from outrider.gateway.schema.structured import JsonObjectFormat, TextFormat
 
 
 class SummaryPart(ResponseModel):

@@ -7,17 +7,17 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from gateway.apis.api import TranslatedRequest
-from gateway.apis.reading import read_body
-from gateway.apis.responses.paths import in_own_words
-from gateway.apis.responses.request import ResponsesRequest
-from gateway.apis.responses.tools import left_out, offered_tools
-from gateway.apis.responses.translate import chat_document, repeated_fields
-from gateway.apis.responses.writer import ResponseWriter
-from gateway.edge.bodies import end_turn
-from gateway.errors.http import Problem
-from gateway.errors.tree import BadRequestError
-from gateway.handoff.misplaced_options import refuse_misplaced_options
+from outrider.gateway.apis.api import TranslatedRequest
+from outrider.gateway.apis.reading import read_body
+from outrider.gateway.apis.responses.paths import in_own_words
+from outrider.gateway.apis.responses.request import ResponsesRequest
+from outrider.gateway.apis.responses.tools import left_out, offered_tools
+from outrider.gateway.apis.responses.translate import chat_document, repeated_fields
+from outrider.gateway.apis.responses.writer import ResponseWriter
+from outrider.gateway.edge.bodies import end_turn
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.handoff.misplaced_options import refuse_misplaced_options
 
 _encode: Final = msgspec.json.Encoder().encode
 

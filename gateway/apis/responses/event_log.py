@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from gateway.apis.events import named_event, one_line
-from gateway.generation.sse import encode_text
+from outrider.gateway.apis.events import named_event, one_line
+from outrider.gateway.generation.sse import encode_text
 
 _NO_LOGPROBS: Final = b',"logprobs":[]'
 

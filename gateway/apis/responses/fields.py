@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import JsonValue, WithJsonSchema
 
-from gateway.schema.common import Harmless, Label
+from outrider.gateway.schema.common import Harmless, Label
 
 _STATELESS: Final = "responses are not stored: send the whole conversation as `input`"
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.apis.responses.request import (
+from outrider.gateway.apis.responses.request import (
     AnswerItem,
     CustomCallItem,
     FunctionCallItem,
@@ -18,8 +18,8 @@ from gateway.apis.responses.request import (
     ReasoningItem,
     RefusalText,
 )
-from gateway.apis.responses.tools import chat_name, text_arguments
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.apis.responses.tools import chat_name, text_arguments
+from outrider.gateway.errors.tree import BadRequestError
 
 _Message = dict[str, Any]
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gateway.apis.responses.answers import ResponseEvent, ResponseObject
-from gateway.apis.responses.request import ResponsesRequest
-from gateway.schema.openapi import generation_operation
+from outrider.gateway.apis.responses.answers import ResponseEvent, ResponseObject
+from outrider.gateway.apis.responses.request import ResponsesRequest
+from outrider.gateway.schema.openapi import generation_operation
 
 
 def responses_operation() -> dict[str, Any]:

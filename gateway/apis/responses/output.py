@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.apis.chat_chunks import CallPiece, ChatPiece
-from gateway.apis.responses.event_log import EventSink, delta_head
-from gateway.apis.responses.fields import ItemStatus
-from gateway.apis.responses.tools import OfferedTool, text_of
-from gateway.errors.tree import GenerationError
+from outrider.gateway.apis.chat_chunks import CallPiece, ChatPiece
+from outrider.gateway.apis.responses.event_log import EventSink, delta_head
+from outrider.gateway.apis.responses.fields import ItemStatus
+from outrider.gateway.apis.responses.tools import OfferedTool, text_of
+from outrider.gateway.errors.tree import GenerationError
 
 _Logprobs = Sequence[dict[str, Any]] | None
 _Fields = dict[str, Any]

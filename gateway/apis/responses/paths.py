@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from gateway.errors.http import Problem
+from outrider.gateway.errors.http import Problem
 
 # In this order; what a name is followed by stays, unless the pattern takes it.
 _RENAMED: Final = tuple(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from gateway.apis.responses.fields import (
+from outrider.gateway.apis.responses.fields import (
     ItemStatus,
     NotInBackground,
     NotKnown,
@@ -17,8 +17,8 @@ from gateway.apis.responses.fields import (
     Stateless,
     UpstreamOnly,
 )
-from gateway.apis.responses.tools import ResponseTool
-from gateway.schema.common import (
+from outrider.gateway.apis.responses.tools import ResponseTool
+from outrider.gateway.schema.common import (
     MAX_LABEL_CHARS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
@@ -39,9 +39,9 @@ from gateway.schema.common import (
     StopString,
     TokenId,
 )
-from gateway.schema.structured import JsonObjectFormat, TextFormat
-from gateway.schema.template_variables import TemplateVariables
-from gateway.schema.tools import MAX_TOOLS, FunctionName
+from outrider.gateway.schema.structured import JsonObjectFormat, TextFormat
+from outrider.gateway.schema.template_variables import TemplateVariables
+from outrider.gateway.schema.tools import MAX_TOOLS, FunctionName
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64

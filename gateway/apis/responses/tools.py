@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from gateway.apis.responses.fields import NotKnown
-from gateway.schema.common import Harmless, ListOf, Off, RequestModel
-from gateway.schema.tools import MAX_TOOLS, FunctionName
+from outrider.gateway.apis.responses.fields import NotKnown
+from outrider.gateway.schema.common import Harmless, ListOf, Off, RequestModel
+from outrider.gateway.schema.tools import MAX_TOOLS, FunctionName
 
 _MAX_NAME_CHARS: Final = 128
 _INPUT: Final = "input"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gateway.apis.responses.items import read_messages
-from gateway.apis.responses.request import AllowedTools, FunctionChoice, ResponsesRequest
-from gateway.apis.responses.tools import OfferedTool
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.apis.responses.items import read_messages
+from outrider.gateway.apis.responses.request import AllowedTools, FunctionChoice, ResponsesRequest
+from outrider.gateway.apis.responses.tools import OfferedTool
+from outrider.gateway.errors.tree import BadRequestError
 
 _Document = dict[str, Any]
 

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.apis.chat_chunks import ChatChunkParser, ChatPiece, ChatUsage, read_completion
-from gateway.apis.events import one_line
-from gateway.apis.responses.event_log import EventLog, EventSink, NoEvents
-from gateway.apis.responses.output import Output
-from gateway.apis.responses.paths import in_own_words
-from gateway.apis.responses.tools import OfferedTool
-from gateway.errors.http import Problem
+from outrider.gateway.apis.chat_chunks import ChatChunkParser, ChatPiece, ChatUsage, read_completion
+from outrider.gateway.apis.events import one_line
+from outrider.gateway.apis.responses.event_log import EventLog, EventSink, NoEvents
+from outrider.gateway.apis.responses.output import Output
+from outrider.gateway.apis.responses.paths import in_own_words
+from outrider.gateway.apis.responses.tools import OfferedTool
+from outrider.gateway.errors.http import Problem
 
 _SANE_TAIL: Final = re.compile(r"[A-Za-z0-9]{1,64}")
 # Why an answer is not complete, by chat's reason to end.

@@ -18,11 +18,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.experiments.statistics.clusters import design_effect, pair_effects
-from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.interval import Interval, check_alpha
-from gateway.experiments.statistics.mixture import FloatArray, log_beta_binomial, prior_requests
-from gateway.experiments.totals import MetricTotals
+from outrider.gateway.experiments.statistics.clusters import design_effect, pair_effects
+from outrider.gateway.experiments.statistics.comparison import Comparison
+from outrider.gateway.experiments.statistics.interval import Interval, check_alpha
+from outrider.gateway.experiments.statistics.mixture import (
+    FloatArray,
+    log_beta_binomial,
+    prior_requests,
+)
+from outrider.gateway.experiments.totals import MetricTotals
 
 _EDGE: Final = 1e-12
 """Shares are looked for between this and one minus this."""

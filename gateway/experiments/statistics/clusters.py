@@ -7,14 +7,14 @@ of the whole.
 
 import numpy as np
 
-from gateway.experiments.statistics.mixture import (
+from outrider.gateway.experiments.statistics.mixture import (
     TUNED_FOR,
     FloatArray,
     half_width,
     prior_requests,
 )
-from gateway.experiments.statistics.special import ndtr, stdtrit
-from gateway.experiments.totals import ArmTotals, MetricTotals, SketchName
+from outrider.gateway.experiments.statistics.special import ndtr, stdtrit
+from outrider.gateway.experiments.totals import ArmTotals, MetricTotals, SketchName
 
 
 def effective_buckets(counts: FloatArray) -> FloatArray:

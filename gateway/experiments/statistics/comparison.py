@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.experiments.statistics.interval import Interval, finite
+from outrider.gateway.experiments.statistics.interval import Interval, finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

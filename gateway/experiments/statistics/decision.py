@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.interval import Interval
-from gateway.experiments.statistics.mismatch import Mismatch
-from gateway.experiments.statistics.plan import PlanMetric, SamplePlan, UnitName
+from outrider.gateway.experiments.statistics.comparison import Comparison
+from outrider.gateway.experiments.statistics.interval import Interval
+from outrider.gateway.experiments.statistics.mismatch import Mismatch
+from outrider.gateway.experiments.statistics.plan import PlanMetric, SamplePlan, UnitName
 
 VerdictState = Literal["undecided", "better", "worse", "equivalent", "mixed", "invalid"]
 

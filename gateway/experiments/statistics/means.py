@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.experiments.statistics.clusters import design_effect, effective_buckets
-from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.interval import UNKNOWN, Interval, check_alpha
-from gateway.experiments.statistics.mixture import TUNED_FOR, half_width, prior_requests
-from gateway.experiments.totals import MetricTotals
+from outrider.gateway.experiments.statistics.clusters import design_effect, effective_buckets
+from outrider.gateway.experiments.statistics.comparison import Comparison
+from outrider.gateway.experiments.statistics.interval import UNKNOWN, Interval, check_alpha
+from outrider.gateway.experiments.statistics.mixture import TUNED_FOR, half_width, prior_requests
+from outrider.gateway.experiments.totals import MetricTotals
 
 MIN_REQUESTS: Final = 50
 """Below this number no interval of a mean is given: the approximation would be poor."""

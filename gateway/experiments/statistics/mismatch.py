@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from gateway.experiments.statistics.clusters import design_effects
-from gateway.experiments.statistics.interval import finite
-from gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
-from gateway.experiments.statistics.special import chdtrc, gammaln
+from outrider.gateway.experiments.statistics.clusters import design_effects
+from outrider.gateway.experiments.statistics.interval import finite
+from outrider.gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
+from outrider.gateway.experiments.statistics.special import chdtrc, gammaln
 
 MISMATCH_ALPHA: Final = 0.01
 """At or below this p-value the shares are reported as wrong."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.experiments.statistics.special import betaln
+from outrider.gateway.experiments.statistics.special import betaln
 
 FloatArray = NDArray[np.float64]
 

@@ -12,10 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from gateway.experiments.sketch import QuantileSketch
-from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.interval import UNKNOWN, Interval, check_alpha
-from gateway.experiments.statistics.mixture import FloatArray, log_beta_binomial, prior_requests
+from outrider.gateway.experiments.sketch import QuantileSketch
+from outrider.gateway.experiments.statistics.comparison import Comparison
+from outrider.gateway.experiments.statistics.interval import UNKNOWN, Interval, check_alpha
+from outrider.gateway.experiments.statistics.mixture import (
+    FloatArray,
+    log_beta_binomial,
+    prior_requests,
+)
 
 _NUM_HALVINGS: Final = 60
 

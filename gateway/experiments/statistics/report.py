@@ -7,16 +7,16 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from gateway.experiments.statistics.binomial import compare_shares, share_interval
-from gateway.experiments.statistics.clusters import latency_design_effect
-from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.decision import Conclusion, decide, part_text
-from gateway.experiments.statistics.interval import Interval, check_alpha, finite
-from gateway.experiments.statistics.means import compare_means, mean_interval
-from gateway.experiments.statistics.mismatch import Mismatch, sample_ratio_mismatch
-from gateway.experiments.statistics.plan import SamplePlan
-from gateway.experiments.statistics.quantiles import compare_quantiles, quantile_interval
-from gateway.experiments.totals import (
+from outrider.gateway.experiments.statistics.binomial import compare_shares, share_interval
+from outrider.gateway.experiments.statistics.clusters import latency_design_effect
+from outrider.gateway.experiments.statistics.comparison import Comparison
+from outrider.gateway.experiments.statistics.decision import Conclusion, decide, part_text
+from outrider.gateway.experiments.statistics.interval import Interval, check_alpha, finite
+from outrider.gateway.experiments.statistics.means import compare_means, mean_interval
+from outrider.gateway.experiments.statistics.mismatch import Mismatch, sample_ratio_mismatch
+from outrider.gateway.experiments.statistics.plan import SamplePlan
+from outrider.gateway.experiments.statistics.quantiles import compare_quantiles, quantile_interval
+from outrider.gateway.experiments.totals import (
     SHARE_NAMES,
     SKETCH_NAMES,
     VALUE_NAMES,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.experiments.statistics.interval import Interval
-from gateway.experiments.statistics.report import Analysis
-from gateway.experiments.totals import SketchName
+from outrider.gateway.experiments.statistics.interval import Interval
+from outrider.gateway.experiments.statistics.report import Analysis
+from outrider.gateway.experiments.totals import SketchName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,19 +9,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.decision import part_text
-from gateway.experiments.statistics.interval import Interval
-from gateway.experiments.statistics.plan import PlanMetric
-from gateway.experiments.statistics.report import (
+from outrider.gateway.experiments.statistics.comparison import Comparison
+from outrider.gateway.experiments.statistics.decision import part_text
+from outrider.gateway.experiments.statistics.interval import Interval
+from outrider.gateway.experiments.statistics.plan import PlanMetric
+from outrider.gateway.experiments.statistics.report import (
     QUANTILES,
     Analysis,
     ArmComparison,
     ArmReport,
     quantile_name,
 )
-from gateway.experiments.statistics.selfcheck import SelfCheck
-from gateway.experiments.totals import ShareName, SketchName, ValueName
+from outrider.gateway.experiments.statistics.selfcheck import SelfCheck
+from outrider.gateway.experiments.totals import ShareName, SketchName, ValueName
 
 LATENCY_TITLES: Final[Mapping[SketchName, str]] = {
     "ttft_s": "TTFT",

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from gateway.experiments.statistics.binomial import are_different
-from gateway.experiments.statistics.clusters import design_effects, effective_buckets
-from gateway.experiments.statistics.means import MIN_BUCKETS
-from gateway.experiments.statistics.mismatch import Mismatch, sample_ratio_mismatch
-from gateway.experiments.statistics.mixture import FloatArray, prior_requests
-from gateway.experiments.statistics.plan import SamplePlan
-from gateway.experiments.totals import ArmTotals, MetricTotals
+from outrider.gateway.experiments.statistics.binomial import are_different
+from outrider.gateway.experiments.statistics.clusters import design_effects, effective_buckets
+from outrider.gateway.experiments.statistics.means import MIN_BUCKETS
+from outrider.gateway.experiments.statistics.mismatch import Mismatch, sample_ratio_mismatch
+from outrider.gateway.experiments.statistics.mixture import FloatArray, prior_requests
+from outrider.gateway.experiments.statistics.plan import SamplePlan
+from outrider.gateway.experiments.totals import ArmTotals, MetricTotals
 
 _NUM_LOOKS: Final = 20
 _MIN_REQUESTS: Final = 200

@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from gateway.experiments.statistics.binomial import are_different
-from gateway.experiments.statistics.means import MIN_REQUESTS, reach_of_difference
-from gateway.experiments.statistics.mixture import FloatArray, prior_requests
+from outrider.gateway.experiments.statistics.binomial import are_different
+from outrider.gateway.experiments.statistics.means import MIN_REQUESTS, reach_of_difference
+from outrider.gateway.experiments.statistics.mixture import FloatArray, prior_requests
 
 SizeMetric = Literal["share", "mean"]
 DECIDED_SHARES: Final = (0.5, 0.8, 0.95)

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from gateway.storage.tables import metadata
+from outrider.gateway.storage.tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(

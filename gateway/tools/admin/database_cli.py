@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.tools.console.user_errors import user_errors
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tools.console.user_errors import user_errors
 
 if TYPE_CHECKING:
-    from gateway.settings.tree import Settings
-    from gateway.storage.database import Database
+    from outrider.gateway.settings.tree import Settings
+    from outrider.gateway.storage.database import Database
 
 DatabaseUrl = Annotated[
     str | None,
@@ -46,12 +46,12 @@ def opened_database(
 
     `kept`: the data that the command works on, for messages.
     """
-    from gateway.errors.tree import GatewayError
+    from outrider.gateway.errors.tree import GatewayError
 
     with user_errors(usage=(SettingsError,), failed=(GatewayError,)):
         settings = load_settings(config_file=config)
         # Slow to load, and not needed for help.
-        from gateway.storage.open import open_database
+        from outrider.gateway.storage.open import open_database
 
         database = open_database(settings, database_url=database_url)
         if database is None:

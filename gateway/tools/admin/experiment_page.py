@@ -8,9 +8,9 @@ from typing import Final
 
 import typer
 
-from gateway.experiments.statistics.decision import part_text
-from gateway.experiments.statistics.report import Analysis, ArmComparison
-from gateway.experiments.statistics.report_text import (
+from outrider.gateway.experiments.statistics.decision import part_text
+from outrider.gateway.experiments.statistics.report import Analysis, ArmComparison
+from outrider.gateway.experiments.statistics.report_text import (
     COMPARISON_TITLES,
     ComparisonRow,
     arm_rows,
@@ -19,9 +19,9 @@ from gateway.experiments.statistics.report_text import (
     headline,
     notes,
 )
-from gateway.tools.bench.report_tables import table
-from gateway.tools.console.report_page import filled_page
-from gateway.tools.console.user_errors import EXIT_FAILED, complain
+from outrider.gateway.tools.bench.report_tables import table
+from outrider.gateway.tools.console.report_page import filled_page
+from outrider.gateway.tools.console.user_errors import EXIT_FAILED, complain
 
 _WIDTH: Final = 640
 _LABELS: Final = 150
@@ -31,7 +31,7 @@ _MARGIN: Final = 1.15
 
 def write_files(analysis: Analysis, png: Path | None, html: Path | None) -> None:
     """Write the report as a picture and as a page. Exits with a message where it cannot."""
-    from gateway.experiments.statistics.report_png import PlotsMissingError, write_png
+    from outrider.gateway.experiments.statistics.report_png import PlotsMissingError, write_png
 
     try:
         if png is not None:

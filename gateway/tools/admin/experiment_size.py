@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gateway.settings.tree import SettingsError
-from gateway.tools.admin.database_cli import AsJson, echo_json
-from gateway.tools.console.user_errors import user_errors
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tools.admin.database_cli import AsJson, echo_json
+from outrider.gateway.tools.console.user_errors import user_errors
 
 SIZE_HELP = """
 How many requests it takes until an experiment is decided, if its arms differ as you say.
@@ -54,7 +54,7 @@ def size(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Simulate experiments; the help is `SIZE_HELP`."""
     with user_errors(usage=(SettingsError,)):
-        from gateway.experiments.statistics.size import SizeQuestion, requests_needed
+        from outrider.gateway.experiments.statistics.size import SizeQuestion, requests_needed
 
         means = ("ttft", "tpot", "e2e", "cost")
         if metric not in ("attainment", *means):
@@ -84,7 +84,7 @@ def size(  # noqa: PLR0913 - a flag each
 def _print_needed(needed: dict[float, int | None], arms: int, per_day: float | None) -> None:
     from rich.table import Table
 
-    from gateway.tools.console.terminal import make_console
+    from outrider.gateway.tools.console.terminal import make_console
 
     console: Console = make_console()
     titles = ["decided", "requests of control and arm"]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.settings.extras import need_extra
-from gateway.settings.tree import SettingsError
-from gateway.tools.admin.database_cli import (
+from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tools.admin.database_cli import (
     AsJson,
     DatabaseUrl,
     Yes,
@@ -22,14 +22,14 @@ from gateway.tools.admin.database_cli import (
     echo_json,
     opened_database,
 )
-from gateway.tools.admin.experiment_size import SIZE_HELP, size
-from gateway.tools.console.command import ConfigFile
-from gateway.tools.console.user_errors import EXIT_FAILED
+from outrider.gateway.tools.admin.experiment_size import SIZE_HELP, size
+from outrider.gateway.tools.console.command import ConfigFile
+from outrider.gateway.tools.console.user_errors import EXIT_FAILED
 
 if TYPE_CHECKING:
-    from gateway.experiments.records import ExperimentRecord
-    from gateway.experiments.reporting import Reporter
-    from gateway.experiments.store import ExperimentStore
+    from outrider.gateway.experiments.records import ExperimentRecord
+    from outrider.gateway.experiments.reporting import Reporter
+    from outrider.gateway.experiments.store import ExperimentStore
 
 app = typer.Typer(
     name="experiment",
@@ -103,7 +103,7 @@ def create(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Make an experiment; the help is `_CREATE_HELP`."""
     with _store(database_url, config) as store:
-        from gateway.experiments.admin_schema import ExperimentCreate
+        from outrider.gateway.experiments.admin_schema import ExperimentCreate
 
         wanted = _document(file)
         for field, value in (("unit", unit), ("layer", layer)):
@@ -124,9 +124,9 @@ def list_experiments(
 ) -> None:
     """List all experiments."""
     with _store(database_url, config) as store:
-        from gateway.experiments.admin_schema import experiment_report
-        from gateway.experiments.tables import print_experiments
-        from gateway.tools.console.terminal import make_console
+        from outrider.gateway.experiments.admin_schema import experiment_report
+        from outrider.gateway.experiments.tables import print_experiments
+        from outrider.gateway.tools.console.terminal import make_console
 
         records = list(store.load().experiments.values())
         if as_json:
@@ -144,9 +144,9 @@ def show(
 ) -> None:
     """Show one experiment: its arms, its versions, and what was done to it."""
     with _store(database_url, config) as store:
-        from gateway.experiments.admin_schema import experiment_detail
-        from gateway.experiments.tables import print_experiment
-        from gateway.tools.console.terminal import make_console
+        from outrider.gateway.experiments.admin_schema import experiment_detail
+        from outrider.gateway.experiments.tables import print_experiment
+        from outrider.gateway.tools.console.terminal import make_console
 
         record, versions, events = store.get(name), store.versions(name), store.events(name)
         if as_json:
@@ -206,8 +206,8 @@ def edit(
 ) -> None:
     """Save a new version of an experiment; its data are kept apart from earlier versions."""
     with _store(database_url, config) as store:
-        from gateway.experiments.rows import spec_document
-        from gateway.settings.experiments import ExperimentSpec
+        from outrider.gateway.experiments.rows import spec_document
+        from outrider.gateway.settings.experiments import ExperimentSpec
 
         wanted = spec_document(store.get(name).spec)
         for arm in remove_arms or []:
@@ -228,8 +228,8 @@ def delete(
     """Forget an experiment that does not run, with all its data."""
     confirm(f"Delete {name} with all its data? It cannot be undone.", yes=yes)
     with opened_database(database_url, config, kept="experiments") as (_, database):
-        from gateway.experiments.measure_store import MeasureStore
-        from gateway.experiments.store import ExperimentStore
+        from outrider.gateway.experiments.measure_store import MeasureStore
+        from outrider.gateway.experiments.store import ExperimentStore
 
         ExperimentStore(database).delete(name)
         MeasureStore(database).delete(name)
@@ -250,12 +250,12 @@ def report(
 ) -> None:
     """Say what may be concluded now. Look as often as you like: it stays valid."""
     with _reporter(database_url, config) as reporter:
-        from gateway.experiments.statistics.report_text import print_report
-        from gateway.tools.console.terminal import make_console
+        from outrider.gateway.experiments.statistics.report_text import print_report
+        from outrider.gateway.tools.console.terminal import make_console
 
         analysis = reporter.report(name, version)
         if png is not None or html is not None:
-            from gateway.tools.admin.experiment_page import write_files
+            from outrider.gateway.tools.admin.experiment_page import write_files
 
             write_files(analysis, png, html)
         if as_json:
@@ -280,8 +280,8 @@ def check(
     with _reporter(database_url, config) as reporter:
         import numpy as np
 
-        from gateway.experiments.statistics.report_text import print_check
-        from gateway.tools.console.terminal import make_console
+        from outrider.gateway.experiments.statistics.report_text import print_check
+        from outrider.gateway.tools.console.terminal import make_console
 
         result = reporter.check(name, version, np.random.default_rng(seed))
         if as_json:
@@ -295,7 +295,7 @@ def check(
 @contextmanager
 def _store(database_url: str | None, config: Path | None) -> "Iterator[ExperimentStore]":
     with opened_database(database_url, config, kept="experiments") as (_, database):
-        from gateway.experiments.store import ExperimentStore
+        from outrider.gateway.experiments.store import ExperimentStore
 
         yield ExperimentStore(database)
 
@@ -304,9 +304,9 @@ def _store(database_url: str | None, config: Path | None) -> "Iterator[Experimen
 def _reporter(database_url: str | None, config: Path | None) -> "Iterator[Reporter]":
     with opened_database(database_url, config, kept="experiments") as (_, database):
         need_extra("experiments", "Evaluating an experiment")
-        from gateway.experiments.measure_store import MeasureStore
-        from gateway.experiments.reporting import Reporter
-        from gateway.experiments.store import ExperimentStore
+        from outrider.gateway.experiments.measure_store import MeasureStore
+        from outrider.gateway.experiments.reporting import Reporter
+        from outrider.gateway.experiments.store import ExperimentStore
 
         yield Reporter(ExperimentStore(database), MeasureStore(database))
 
@@ -389,7 +389,7 @@ def _put(target: dict[str, Any], path: list[str], value: Any, where: str) -> Non
 
 
 def _say(record: "ExperimentRecord", done: str, as_json: bool) -> None:
-    from gateway.experiments.admin_schema import experiment_report
+    from outrider.gateway.experiments.admin_schema import experiment_report
 
     if as_json:
         echo_json(experiment_report(record))

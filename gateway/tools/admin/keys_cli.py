@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.settings.tree import SettingsError
-from gateway.tools.admin.database_cli import (
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tools.admin.database_cli import (
     AsJson,
     DatabaseUrl,
     Yes,
@@ -19,11 +19,17 @@ from gateway.tools.admin.database_cli import (
     echo_json,
     opened_database,
 )
-from gateway.tools.admin.keys_flags import NO_VALUE, given, labels_of, model_limits_of, patches
-from gateway.tools.console.command import ConfigFile
+from outrider.gateway.tools.admin.keys_flags import (
+    NO_VALUE,
+    given,
+    labels_of,
+    model_limits_of,
+    patches,
+)
+from outrider.gateway.tools.console.command import ConfigFile
 
 if TYPE_CHECKING:
-    from gateway.tenants.key_store import KeyStore, ShownKey
+    from outrider.gateway.tenants.key_store import KeyStore, ShownKey
 
 app = typer.Typer(
     name="keys",
@@ -157,8 +163,8 @@ def create(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Make a key; the help is `_CREATE_HELP`."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import KeyCreate
-        from gateway.tenants.timestamps import expiry_s
+        from outrider.gateway.tenants.admin_schema import KeyCreate
+        from outrider.gateway.tenants.timestamps import expiry_s
 
         limits = {
             "requests_per_minute": requests_per_minute,
@@ -202,9 +208,9 @@ def list_keys(
 ) -> None:
     """List all keys, without their secrets."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import key_report
-        from gateway.tools.admin.keys_tables import print_keys
-        from gateway.tools.console.terminal import make_console
+        from outrider.gateway.tenants.admin_schema import key_report
+        from outrider.gateway.tools.admin.keys_tables import print_keys
+        from outrider.gateway.tools.console.terminal import make_console
 
         table = store.load()
         now_s = time.time()
@@ -228,8 +234,8 @@ def rotate(
 ) -> None:
     """Give a key a new secret; its id, limits and usage stay. The secret is shown once."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import MAX_GRACE_S
-        from gateway.tenants.timestamps import duration_s
+        from outrider.gateway.tenants.admin_schema import MAX_GRACE_S
+        from outrider.gateway.tenants.timestamps import duration_s
 
         grace_s = duration_s(grace, "--grace")
         if grace_s > MAX_GRACE_S:
@@ -247,8 +253,8 @@ def revoke(
 ) -> None:
     """Take a key back for ever. Running gateways know it within a second."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import key_report
-        from gateway.tools.admin.keys_tables import visible
+        from outrider.gateway.tenants.admin_schema import key_report
+        from outrider.gateway.tools.admin.keys_tables import visible
 
         found = store.find(key)
         confirm(f"Revoke {visible(found.name)}, id {found.key_id}, for ever?", yes=yes)
@@ -276,9 +282,9 @@ def update(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Change a key: what is not named stays as it is. Running gateways know it within a second."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import KeyUpdate, key_report
-        from gateway.tenants.merging import merged_changes
-        from gateway.tenants.timestamps import expiry_s
+        from outrider.gateway.tenants.admin_schema import KeyUpdate, key_report
+        from outrider.gateway.tenants.merging import merged_changes
+        from outrider.gateway.tenants.timestamps import expiry_s
 
         plain: dict[str, Any] = given(name=name, weight=weight)
         if expires is not None:
@@ -307,8 +313,8 @@ def update_team(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Change a team: what is not named stays as it is."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import TeamUpdate, team_report
-        from gateway.tenants.merging import merged_changes
+        from outrider.gateway.tenants.admin_schema import TeamUpdate, team_report
+        from outrider.gateway.tenants.merging import merged_changes
 
         plain = given(name=name, weight=weight)
         patch = checked(TeamUpdate, plain | patches(limits, model_limits, labels))
@@ -336,8 +342,8 @@ def create_team(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Make a team: limits for all its keys together, one share of a full queue, one cache."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import TeamCreate, team_report
-        from gateway.tools.admin.keys_tables import visible
+        from outrider.gateway.tenants.admin_schema import TeamCreate, team_report
+        from outrider.gateway.tools.admin.keys_tables import visible
 
         limits = {
             "requests_per_minute": requests_per_minute,
@@ -368,9 +374,9 @@ def list_teams(
 ) -> None:
     """List all teams."""
     with _store(database_url, config) as store:
-        from gateway.tenants.admin_schema import team_report
-        from gateway.tools.admin.keys_tables import print_teams
-        from gateway.tools.console.terminal import make_console
+        from outrider.gateway.tenants.admin_schema import team_report
+        from outrider.gateway.tools.admin.keys_tables import print_teams
+        from outrider.gateway.tools.console.terminal import make_console
 
         teams = store.teams()
         if as_json:
@@ -383,13 +389,13 @@ def list_teams(
 def _store(database_url: str | None, config: Path | None) -> "Iterator[KeyStore]":
     """The keys; what goes wrong becomes a message and an exit status."""
     with opened_database(database_url, config, kept="keys") as (settings, database):
-        from gateway.tenants.parts import key_store
+        from outrider.gateway.tenants.parts import key_store
 
         yield key_store(settings, database)
 
 
 def _tell_change(what: str, report: dict[str, Any]) -> None:
-    from gateway.tools.admin.keys_tables import visible
+    from outrider.gateway.tools.admin.keys_tables import visible
 
     limits = json.dumps(report["limits"])
     typer.echo(f"Changed {what} {visible(report['name'])}, id {report['id']}; limits: {limits}")
@@ -397,9 +403,9 @@ def _tell_change(what: str, report: dict[str, Any]) -> None:
 
 def _show(shown: "ShownKey", done: str, as_json: bool) -> None:
     """A key and its secret, once."""
-    from gateway.tenants.admin_schema import key_report
-    from gateway.tools.admin.keys_tables import print_shown
-    from gateway.tools.console.terminal import make_console
+    from outrider.gateway.tenants.admin_schema import key_report
+    from outrider.gateway.tools.admin.keys_tables import print_shown
+    from outrider.gateway.tools.console.terminal import make_console
 
     if as_json:
         echo_json(key_report(shown.record, time.time()) | {"key": shown.text})

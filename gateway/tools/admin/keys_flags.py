@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.settings.tree import SettingsError
+from outrider.gateway.settings.tree import SettingsError
 
 NO_VALUE: Final = "none"
 """The value that deletes a limit, a label or an expiry date."""

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.tenants.admin_schema import limits_report
-from gateway.tenants.key_store import ShownKey
-from gateway.tenants.records import KeyRecord, TeamRecord
-from gateway.tenants.timestamps import date_text
+from outrider.gateway.tenants.admin_schema import limits_report
+from outrider.gateway.tenants.key_store import ShownKey
+from outrider.gateway.tenants.records import KeyRecord, TeamRecord
+from outrider.gateway.tenants.timestamps import date_text
 
 _STYLES = {"active": "green", "expired": "yellow", "revoked": "red"}
 

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from gateway.ledger.dimensions import Dimension
-from gateway.ledger.timestamps import FORMS, parse_time
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.tools.admin.database_cli import AsJson, DatabaseUrl
-from gateway.tools.console.command import ConfigFile
-from gateway.tools.console.user_errors import user_errors
+from outrider.gateway.ledger.dimensions import Dimension
+from outrider.gateway.ledger.timestamps import FORMS, parse_time
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tools.admin.database_cli import AsJson, DatabaseUrl
+from outrider.gateway.tools.console.command import ConfigFile
+from outrider.gateway.tools.console.user_errors import user_errors
 
 if TYPE_CHECKING:
-    from gateway.ledger.usage_report import SavingsReport, UsageGroup, UsageReport, UsageSums
-    from gateway.storage.database import Database
+    from outrider.gateway.ledger.usage_report import (
+        SavingsReport,
+        UsageGroup,
+        UsageReport,
+        UsageSums,
+    )
+    from outrider.gateway.storage.database import Database
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -59,10 +64,10 @@ def usage(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Show usage; the help is `USAGE_HELP`."""
     # Databases take half a second to import, which other commands need not wait for.
-    from gateway.ledger.queries import UsageFilter
-    from gateway.ledger.usage_report import UsageQuestion, usage_report
-    from gateway.storage.database import DatabaseError
-    from gateway.storage.open import open_database
+    from outrider.gateway.ledger.queries import UsageFilter
+    from outrider.gateway.ledger.usage_report import UsageQuestion, usage_report
+    from outrider.gateway.storage.database import DatabaseError
+    from outrider.gateway.storage.open import open_database
 
     with user_errors(usage=(SettingsError,), failed=(DatabaseError,)):
         now_s = time.time()
@@ -100,7 +105,7 @@ def _print(report: "UsageReport") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from gateway.tools.console.terminal import make_console, print_whole
+    from outrider.gateway.tools.console.terminal import make_console, print_whole
 
     console = make_console()
     if not report.totals.attempts:
@@ -163,7 +168,7 @@ def _savings_line(saved: "SavingsReport") -> str:
 
 def _as_csv(report: "UsageReport") -> str:
     """A header, then a line for each group; no totals, which a spreadsheet makes itself."""
-    from gateway.ledger.usage_report import UsageSums
+    from outrider.gateway.ledger.usage_report import UsageSums
 
     text = io.StringIO()
     fields = [report.by, "name", *UsageSums.model_fields]
@@ -194,7 +199,7 @@ def _usd(amount: float) -> str:
 
 
 def _ids(database: "Database", by: Literal["key", "team"], word: str) -> list[str]:
-    from gateway.ledger.queries import ids_of
+    from outrider.gateway.ledger.queries import ids_of
 
     with database.read() as connection:
         return ids_of(connection, by, word)

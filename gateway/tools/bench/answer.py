@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.tools.bench.results import ErrorKind, RequestRow, rounded
-from gateway.tools.bench.workloads import PlannedRequest
-from gateway.upstream.event_stream import EventSplitter, event_data
+from outrider.gateway.tools.bench.results import ErrorKind, RequestRow, rounded
+from outrider.gateway.tools.bench.workloads import PlannedRequest
+from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
 _MOST_MESSAGE_CHARS: Final = 200
 _Number = int | float | None

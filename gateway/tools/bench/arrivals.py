@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from gateway.tools.bench.traces import WorkloadError
+from outrider.gateway.tools.bench.traces import WorkloadError
 
 ArrivalKind = Literal["poisson", "gamma", "constant"]
 

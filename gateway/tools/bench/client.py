@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from gateway.tools.bench.answer import RawAnswer, body_text
+from outrider.gateway.tools.bench.answer import RawAnswer, body_text
 
 Clock = Callable[[], float]
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.tools.bench.load import LoadResult, Tracker
-from gateway.tools.bench.summary import LoadTally
-from gateway.tools.bench.workloads import PlannedRequest
+from outrider.gateway.tools.bench.load import LoadResult, Tracker
+from outrider.gateway.tools.bench.summary import LoadTally
+from outrider.gateway.tools.bench.workloads import PlannedRequest
 
 # A target that refuses at once must not be asked a hundred thousand times a second.
 _PAUSE_AFTER_FAILURE_S = 0.05

@@ -14,17 +14,23 @@ from typing import Any, Final, TypeVar
 import typer
 from rich.console import Console
 
-from gateway.tools.bench.client import TargetError
-from gateway.tools.bench.fields import FieldError
-from gateway.tools.bench.flags import OWN_GATEWAY_URL, BenchFlags, parse_sides, plan_of, with_suffix
-from gateway.tools.bench.plan import BenchPlan, PlanError
-from gateway.tools.bench.progress import LiveProgress
-from gateway.tools.bench.results import BenchResult, ResultError, read_result, write_result
-from gateway.tools.bench.runner import run_bench
-from gateway.tools.bench.tables import print_result
-from gateway.tools.bench.traces import WorkloadError
-from gateway.tools.console.user_errors import complain, user_errors
-from gateway.tools.demo.process import DemoError, GatewayProcess
+from outrider.gateway.tools.bench.client import TargetError
+from outrider.gateway.tools.bench.fields import FieldError
+from outrider.gateway.tools.bench.flags import (
+    OWN_GATEWAY_URL,
+    BenchFlags,
+    parse_sides,
+    plan_of,
+    with_suffix,
+)
+from outrider.gateway.tools.bench.plan import BenchPlan, PlanError
+from outrider.gateway.tools.bench.progress import LiveProgress
+from outrider.gateway.tools.bench.results import BenchResult, ResultError, read_result, write_result
+from outrider.gateway.tools.bench.runner import run_bench
+from outrider.gateway.tools.bench.tables import print_result
+from outrider.gateway.tools.bench.traces import WorkloadError
+from outrider.gateway.tools.console.user_errors import complain, user_errors
+from outrider.gateway.tools.demo.process import DemoError, GatewayProcess
 
 _EXIT_TOO_SLOW: Final = 3
 _EXIT_STOPPED: Final = 130
@@ -95,10 +101,10 @@ def _run(console: Console, plan: BenchPlan, outputs: _Outputs) -> None:
 
 
 def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: _Outputs) -> None:
-    from gateway.tools.bench.compare import write_comparison
-    from gateway.tools.bench.compare_table import print_comparison
-    from gateway.tools.bench.paired import run_paired
-    from gateway.tools.bench.report_html import write_comparison_report
+    from outrider.gateway.tools.bench.compare import write_comparison
+    from outrider.gateway.tools.bench.compare_table import print_comparison
+    from outrider.gateway.tools.bench.paired import run_paired
+    from outrider.gateway.tools.bench.report_html import write_comparison_report
 
     with LiveProgress(Console(stderr=True, highlight=False)) as progress:
         first, second, comparison = _measured(run_paired(plan_a, plan_b, watch=progress))
@@ -117,9 +123,9 @@ def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: 
 
 
 def _compare(console: Console, files: tuple[Path, Path], outputs: _Outputs) -> None:
-    from gateway.tools.bench.compare import compare_results, write_comparison
-    from gateway.tools.bench.compare_table import print_comparison
-    from gateway.tools.bench.report_html import write_comparison_report
+    from outrider.gateway.tools.bench.compare import compare_results, write_comparison
+    from outrider.gateway.tools.bench.compare_table import print_comparison
+    from outrider.gateway.tools.bench.report_html import write_comparison_report
 
     first, second = (read_result(path) for path in files)
     comparison = compare_results(first, second)
@@ -137,7 +143,7 @@ def _write(
         write_result(result, json_file)
         console.print(f"result: {json_file}")
     if html_file is not None:
-        from gateway.tools.bench.report_html import write_report
+        from outrider.gateway.tools.bench.report_html import write_report
 
         write_report(result, html_file)
         console.print(f"report: {html_file}")

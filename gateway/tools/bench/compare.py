@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from gateway.tools.bench.intervals import proportion_estimate
-from gateway.tools.bench.resampling import (
+from outrider.gateway.tools.bench.intervals import proportion_estimate
+from outrider.gateway.tools.bench.resampling import (
     Indexes,
     Samples,
     Side,
@@ -32,7 +32,7 @@ from gateway.tools.bench.resampling import (
     side_of,
     token_rate,
 )
-from gateway.tools.bench.results import (
+from outrider.gateway.tools.bench.results import (
     BenchResult,
     IntervalEstimate,
     RequestRow,

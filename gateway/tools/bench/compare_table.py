@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.tools.bench.compare import RunComparison
-from gateway.tools.bench.figure_text import figure_text
-from gateway.tools.bench.results import IntervalEstimate
+from outrider.gateway.tools.bench.compare import RunComparison
+from outrider.gateway.tools.bench.figure_text import figure_text
+from outrider.gateway.tools.bench.results import IntervalEstimate
 
 
 def print_comparison(console: Console, comparison: RunComparison) -> None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.tools.bench.arrivals import ArrivalKind, LengthDistribution
-from gateway.tools.bench.client import TargetSettings
-from gateway.tools.bench.fields import merge_fields, parse_fields
-from gateway.tools.bench.plan import DEFAULT_DURATION_S, BenchPlan, LoadSettings, PlanError
-from gateway.tools.bench.results import Objectives
-from gateway.tools.bench.search import SearchSettings
-from gateway.tools.bench.summary import BenchPrices
-from gateway.tools.bench.workloads import WorkloadSettings
+from outrider.gateway.tools.bench.arrivals import ArrivalKind, LengthDistribution
+from outrider.gateway.tools.bench.client import TargetSettings
+from outrider.gateway.tools.bench.fields import merge_fields, parse_fields
+from outrider.gateway.tools.bench.plan import DEFAULT_DURATION_S, BenchPlan, LoadSettings, PlanError
+from outrider.gateway.tools.bench.results import Objectives
+from outrider.gateway.tools.bench.search import SearchSettings
+from outrider.gateway.tools.bench.summary import BenchPrices
+from outrider.gateway.tools.bench.workloads import WorkloadSettings
 
 OWN_GATEWAY_URL: Final = "http://127.0.0.1:1"
 """Stands in a plan until its own gateway has a port."""

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.tools.bench.results import IntervalEstimate, Quantities, rounded
+from outrider.gateway.tools.bench.results import IntervalEstimate, Quantities, rounded
 
 _Floats = NDArray[np.float64]
 

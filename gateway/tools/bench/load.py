@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.tools.bench.answer import RawAnswer, make_row
-from gateway.tools.bench.client import BenchClient
-from gateway.tools.bench.results import RequestRow
-from gateway.tools.bench.summary import LoadTally
-from gateway.tools.bench.workloads import PlannedRequest
+from outrider.gateway.tools.bench.answer import RawAnswer, make_row
+from outrider.gateway.tools.bench.client import BenchClient
+from outrider.gateway.tools.bench.results import RequestRow
+from outrider.gateway.tools.bench.summary import LoadTally
+from outrider.gateway.tools.bench.workloads import PlannedRequest
 
 
 class RunWatch(Protocol):

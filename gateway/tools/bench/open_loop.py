@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.tools.bench.answer import RawAnswer
-from gateway.tools.bench.load import LoadResult, Tracker
-from gateway.tools.bench.summary import LoadTally
-from gateway.tools.bench.workloads import PlannedRequest
+from outrider.gateway.tools.bench.answer import RawAnswer
+from outrider.gateway.tools.bench.load import LoadResult, Tracker
+from outrider.gateway.tools.bench.summary import LoadTally
+from outrider.gateway.tools.bench.workloads import PlannedRequest
 
 _TURNS_S: Final = 0.001
 

@@ -178,8 +178,8 @@ def bench(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Measure; the help is `BENCH_HELP`."""
     # numpy and aiohttp would slow down every other command.
-    from gateway.tools.bench.command import run_command
-    from gateway.tools.bench.flags import BenchFlags
+    from outrider.gateway.tools.bench.command import run_command
+    from outrider.gateway.tools.bench.flags import BenchFlags
 
     run_command(
         BenchFlags(

@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.tools.bench.compare import RunComparison, compare_results
-from gateway.tools.bench.load import SILENT, LoadResult, RunWatch
-from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.tools.bench.results import BenchResult, RequestRow
-from gateway.tools.bench.runner import Session, run_clock
-from gateway.tools.bench.summary import LoadTally
-from gateway.tools.bench.workloads import PlannedRequest
+from outrider.gateway.tools.bench.compare import RunComparison, compare_results
+from outrider.gateway.tools.bench.load import SILENT, LoadResult, RunWatch
+from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from outrider.gateway.tools.bench.results import BenchResult, RequestRow
+from outrider.gateway.tools.bench.runner import Session, run_clock
+from outrider.gateway.tools.bench.summary import LoadTally
+from outrider.gateway.tools.bench.workloads import PlannedRequest
 
 _NUM_BLOCKS: Final = 10
 """Turns of a side where there are requests enough."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.tools.bench.client import TargetSettings
-from gateway.tools.bench.results import LoopKind, Objectives
-from gateway.tools.bench.search import SearchSettings
-from gateway.tools.bench.summary import BenchPrices
-from gateway.tools.bench.workloads import WorkloadSettings
+from outrider.gateway.tools.bench.client import TargetSettings
+from outrider.gateway.tools.bench.results import LoopKind, Objectives
+from outrider.gateway.tools.bench.search import SearchSettings
+from outrider.gateway.tools.bench.summary import BenchPrices
+from outrider.gateway.tools.bench.workloads import WorkloadSettings
 
 DEFAULT_DURATION_S: Final = 30.0
 

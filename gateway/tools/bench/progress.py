@@ -8,7 +8,7 @@ from typing import Final, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gateway.tools.bench.results import RequestRow
+from outrider.gateway.tools.bench.results import RequestRow
 
 # Drawing costs the sender time: seldom.
 _REFRESH_PER_S: Final = 2.0

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.tools.bench.traces import BadLineError, WorkloadError, read_lines
+from outrider.gateway.tools.bench.traces import BadLineError, WorkloadError, read_lines
 
 _MOST_BAD_SHOWN: Final = 3
 _MAX_DRAWS: Final = 20
@@ -79,7 +79,7 @@ def fresh_prompts(count: int, *, seed: int, salt: str) -> list[BenchPrompt]:
     `seed` fixes the kinds of tasks and their order, `salt` their numbers and words: so two sides of
     a comparison are asked alike, and neither is asked what the other was.
     """
-    from draft.training.tasks.families import DIFFICULTIES, PLAIN_FAMILIES, generate
+    from outrider.draft.training.tasks.families import DIFFICULTIES, PLAIN_FAMILIES, generate
 
     kinds, words = random.Random(seed), random.Random(f"{seed}/{salt}")
     found: dict[str, BenchPrompt] = {}

@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.tools.bench.compare import Difference, RunComparison
-from gateway.tools.bench.plots import (
+from outrider.gateway.tools.bench.compare import Difference, RunComparison
+from outrider.gateway.tools.bench.plots import (
     Axis,
     IntervalRow,
     PlotSeries,
@@ -16,7 +16,7 @@ from gateway.tools.bench.plots import (
     chart,
     spans,
 )
-from gateway.tools.bench.results import BenchResult, RequestRow, SearchReport
+from outrider.gateway.tools.bench.results import BenchResult, RequestRow, SearchReport
 
 _Floats = NDArray[np.float64]
 

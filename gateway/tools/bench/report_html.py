@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from gateway.tools.bench.compare import RunComparison
-from gateway.tools.bench.figure_text import figure_text
-from gateway.tools.bench.report_charts import comparison_figures, run_figures
-from gateway.tools.bench.report_tables import (
+from outrider.gateway.tools.bench.compare import RunComparison
+from outrider.gateway.tools.bench.figure_text import figure_text
+from outrider.gateway.tools.bench.report_charts import comparison_figures, run_figures
+from outrider.gateway.tools.bench.report_tables import (
     category_table,
     comparison_table,
     conditions_table,
@@ -21,8 +21,8 @@ from gateway.tools.bench.report_tables import (
     latency_table,
     search_table,
 )
-from gateway.tools.bench.results import BenchResult, Quantities, ResultError, Summary
-from gateway.tools.console.report_page import filled_page
+from outrider.gateway.tools.bench.results import BenchResult, Quantities, ResultError, Summary
+from outrider.gateway.tools.console.report_page import filled_page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.tools.bench.compare import RunComparison
-from gateway.tools.bench.compare_table import interval_text
-from gateway.tools.bench.figure_text import figure_text
-from gateway.tools.bench.results import (
+from outrider.gateway.tools.bench.compare import RunComparison
+from outrider.gateway.tools.bench.compare_table import interval_text
+from outrider.gateway.tools.bench.figure_text import figure_text
+from outrider.gateway.tools.bench.results import (
     BenchResult,
     CategorySummary,
     IntervalEstimate,

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.tools.bench.results import BenchResult, RequestRow
+from outrider.gateway.tools.bench.results import BenchResult, RequestRow
 
 Samples = NDArray[np.float64]
 Indexes = NDArray[np.int64]

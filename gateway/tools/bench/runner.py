@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gateway.tools.bench.client import BenchClient, TargetError
-from gateway.tools.bench.closed_loop import ClosedLoop, ClosedLoopSettings
-from gateway.tools.bench.load import SILENT, LoadResult, RunWatch, Tracker
-from gateway.tools.bench.open_loop import OpenLoop, OpenLoopSettings
-from gateway.tools.bench.plan import BenchPlan, LoadSettings
-from gateway.tools.bench.results import (
+from outrider.gateway.tools.bench.client import BenchClient, TargetError
+from outrider.gateway.tools.bench.closed_loop import ClosedLoop, ClosedLoopSettings
+from outrider.gateway.tools.bench.load import SILENT, LoadResult, RunWatch, Tracker
+from outrider.gateway.tools.bench.open_loop import OpenLoop, OpenLoopSettings
+from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings
+from outrider.gateway.tools.bench.results import (
     BenchResult,
     Meta,
     RequestRow,
@@ -24,10 +24,10 @@ from gateway.tools.bench.results import (
     SearchStep,
     Summary,
 )
-from gateway.tools.bench.search import SearchSettings, find_highest_rate
-from gateway.tools.bench.summary import LoadTally, summarize
-from gateway.tools.bench.target import TargetReport, inspect_target
-from gateway.tools.bench.workloads import Extent, PlannedRequest, Workload
+from outrider.gateway.tools.bench.search import SearchSettings, find_highest_rate
+from outrider.gateway.tools.bench.summary import LoadTally, summarize
+from outrider.gateway.tools.bench.target import TargetReport, inspect_target
+from outrider.gateway.tools.bench.workloads import Extent, PlannedRequest, Workload
 
 # Between the decision to begin and the first request that is due.
 _HEAD_START_S = 0.05

@@ -7,8 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from gateway.tools.bench.intervals import clustered_quantities, proportion_estimate, quantities
-from gateway.tools.bench.results import (
+from outrider.gateway.tools.bench.intervals import (
+    clustered_quantities,
+    proportion_estimate,
+    quantities,
+)
+from outrider.gateway.tools.bench.results import (
     CategorySummary,
     Cost,
     DraftAcceptance,

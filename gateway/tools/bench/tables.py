@@ -5,8 +5,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from gateway.tools.bench.figure_text import figure_text
-from gateway.tools.bench.results import (
+from outrider.gateway.tools.bench.figure_text import figure_text
+from outrider.gateway.tools.bench.results import (
     BenchResult,
     IntervalEstimate,
     Objectives,

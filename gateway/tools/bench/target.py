@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.tools.bench.answer import RawAnswer, make_row
-from gateway.tools.bench.client import BenchClient, TargetError
-from gateway.tools.bench.fields import merge_fields
-from gateway.tools.bench.filler import Filler, TokenRatio
-from gateway.tools.bench.results import RequestRow
-from gateway.tools.bench.summary import BenchPrices
-from gateway.tools.bench.workloads import PlannedRequest, TargetFacts
+from outrider.gateway.tools.bench.answer import RawAnswer, make_row
+from outrider.gateway.tools.bench.client import BenchClient, TargetError
+from outrider.gateway.tools.bench.fields import merge_fields
+from outrider.gateway.tools.bench.filler import Filler, TokenRatio
+from outrider.gateway.tools.bench.results import RequestRow
+from outrider.gateway.tools.bench.summary import BenchPrices
+from outrider.gateway.tools.bench.workloads import PlannedRequest, TargetFacts
 
 _PROBE_WORDS: Final = (16, 96)
 _PROBE_TOKENS: Final = 4

@@ -11,11 +11,17 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from gateway.tools.bench.arrivals import ArrivalKind, LengthDistribution, arrival_times
-from gateway.tools.bench.fields import merge_fields
-from gateway.tools.bench.filler import Filler, TokenRatio
-from gateway.tools.bench.prompts import BenchPrompt, fresh_prompts, load_prompts
-from gateway.tools.bench.traces import Trace, TraceRow, WorkloadError, close_gaps, load_trace
+from outrider.gateway.tools.bench.arrivals import ArrivalKind, LengthDistribution, arrival_times
+from outrider.gateway.tools.bench.fields import merge_fields
+from outrider.gateway.tools.bench.filler import Filler, TokenRatio
+from outrider.gateway.tools.bench.prompts import BenchPrompt, fresh_prompts, load_prompts
+from outrider.gateway.tools.bench.traces import (
+    Trace,
+    TraceRow,
+    WorkloadError,
+    close_gaps,
+    load_trace,
+)
 
 WorkloadKind = Literal["prompts", "trace", "synthetic"]
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from gateway.text.tool_formats import HERMES
-from gateway.text.tool_parser import ToolParser, ToolReading
+from outrider.gateway.text.tool_formats import HERMES
+from outrider.gateway.text.tool_parser import ToolParser, ToolReading
 
 AnswerCheckKind = Literal["exact", "regex", "json", "tool_call", "json_schema", "judge"]
 CHECK_KINDS: Final[tuple[AnswerCheckKind, ...]] = get_args(AnswerCheckKind)

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from engine.events import (
+from outrider.engine.events import (
     EngineEvent,
     EngineInfo,
     Failed,
@@ -24,15 +24,20 @@ from engine.events import (
     TierInfo,
     TokensEmitted,
 )
-from engine.request import TIERS, EngineRequest, SamplingParams, Tier
-from gateway.backends.client import EngineClient
-from gateway.errors.tree import BadRequestError
-from gateway.text.chat import ChatTokenizer
-from gateway.text.tool_formats import HERMES
-from gateway.text.tool_parser import ToolParser, ToolReading
-from gateway.text.tool_prompt import write_calls
-from gateway.text.tools import plan_tools
-from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile, LabelledRow
+from outrider.engine.request import TIERS, EngineRequest, SamplingParams, Tier
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.tool_formats import HERMES
+from outrider.gateway.text.tool_parser import ToolParser, ToolReading
+from outrider.gateway.text.tool_prompt import write_calls
+from outrider.gateway.text.tools import plan_tools
+from outrider.gateway.tools.collect.data import (
+    CollectError,
+    CollectQuestion,
+    LabelFile,
+    LabelledRow,
+)
 
 _SHOWN_CHARS = 60
 

@@ -16,19 +16,29 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from engine.errors import EngineError
-from engine.request import Tier
-from gateway.errors.tree import GatewayError
-from gateway.settings.tree import Settings, SettingsError, load_settings
-from gateway.text.chat import ChatTokenizer
-from gateway.tools.collect.checkers import CHECK_KINDS, AnswerCheckKind
-from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress, pair_of
-from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile, read_questions
-from gateway.tools.collect.judge import Judge, JudgeError
-from gateway.tools.console.terminal import LoadingProgress, make_console
-from gateway.tools.console.user_errors import user_errors
-from gateway.wiring.chat_tokenizers import load_chat_tokenizer
-from gateway.wiring.checkpoints import checkpoint
+from outrider.engine.errors import EngineError
+from outrider.engine.request import Tier
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tools.collect.checkers import CHECK_KINDS, AnswerCheckKind
+from outrider.gateway.tools.collect.collecting import (
+    Collector,
+    CollectPlan,
+    CollectProgress,
+    pair_of,
+)
+from outrider.gateway.tools.collect.data import (
+    CollectError,
+    CollectQuestion,
+    LabelFile,
+    read_questions,
+)
+from outrider.gateway.tools.collect.judge import Judge, JudgeError
+from outrider.gateway.tools.console.terminal import LoadingProgress, make_console
+from outrider.gateway.tools.console.user_errors import user_errors
+from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
+from outrider.gateway.wiring.checkpoints import checkpoint
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 _FIXABLE = (CollectError, JudgeError, EngineError, GatewayError, SettingsError, OSError)
@@ -120,12 +130,12 @@ async def _run(
     judge: Judge | None,
 ) -> CollectProgress:
     """Load both models, and answer. Raises what loading and collecting raise."""
-    from gateway.wiring.start import check_models
+    from outrider.gateway.wiring.start import check_models
 
     check_models(settings)
     # These import torch, which takes seconds.
-    from gateway.backends.in_process import InProcessEngineClient
-    from gateway.wiring import build as wiring
+    from outrider.gateway.backends.in_process import InProcessEngineClient
+    from outrider.gateway.wiring import build as wiring
 
     console = make_console(stderr=True)
     with LoadingProgress(console) as loading:

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.text.tools import plan_tools
-from gateway.tools.collect.checkers import (
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.text.tools import plan_tools
+from outrider.gateway.tools.collect.checkers import (
     AnswerCheck,
     AnswerCheckKind,
     UncheckableError,

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from gateway.schema.kinds import Policy
-from gateway.settings.tree import KEY_VARIABLE, Settings, load_settings
-from gateway.tools.console.command import (
+from outrider.gateway.schema.kinds import Policy
+from outrider.gateway.settings.tree import KEY_VARIABLE, Settings, load_settings
+from outrider.gateway.tools.console.command import (
     ConfigFile,
     DeviceOption,
     DtypeOption,
@@ -19,7 +19,7 @@ from gateway.tools.console.command import (
     start_logging,
     tier_flags,
 )
-from gateway.tools.console.user_errors import ChatError
+from outrider.gateway.tools.console.user_errors import ChatError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -89,8 +89,8 @@ def chat(  # noqa: PLR0913 - a flag each
     """Chat in the terminal; the help is `_CHAT_HELP`."""
     import httpx
 
-    from gateway.tools.console.terminal import make_console
-    from gateway.tools.console.terminal_chat import (
+    from outrider.gateway.tools.console.terminal import make_console
+    from outrider.gateway.tools.console.terminal_chat import (
         ChatOptions,
         converse,
         is_reachable,
@@ -137,15 +137,13 @@ def chat(  # noqa: PLR0913 - a flag each
 
 def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> None:
     """Start a private gateway for the length of a conversation."""
-    from gateway.tools.console.terminal import LoadingProgress, make_console
-    from gateway.tools.doctor.conflicts import refuse_conflicts
-    from gateway.wiring.start import keep_torch_out
+    from outrider.gateway.tools.console.terminal import LoadingProgress, make_console
+    from outrider.gateway.wiring.start import keep_torch_out
 
-    refuse_conflicts()
     start_logging("WARNING")
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
-    from gateway.wiring.serving import background_gateway
+    from outrider.gateway.wiring.serving import background_gateway
 
     with (
         LoadingProgress(make_console(stderr=True)) as progress,

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 import typer
 
-from engine.errors import EngineError
-from gateway.settings.tree import DEFAULT_FILE, NONE, SettingsError
-from gateway.tools.console.user_errors import ChatError, user_errors
+from outrider.engine.errors import EngineError
+from outrider.gateway.settings.tree import DEFAULT_FILE, NONE, SettingsError
+from outrider.gateway.tools.console.user_errors import ChatError, user_errors
 
 if TYPE_CHECKING:
-    from gateway.telemetry.logs import LogFormat
+    from outrider.gateway.telemetry.logs import LogFormat
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -121,7 +121,7 @@ def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, R
 
 def start_logging(level: str, log_format: "LogFormat" = "text", process: str = "gateway") -> None:
     """Log to standard error, unless the program that calls this command has its own handlers."""
-    from gateway.telemetry.logs import configure_logging
+    from outrider.gateway.telemetry.logs import configure_logging
 
     if not logging.getLogger().handlers:
         configure_logging(level, log_format, process=process)

@@ -6,8 +6,14 @@ from typing import Annotated, Final
 
 import typer
 
-from gateway.settings.tree import DEFAULT_FILE, Settings, SettingsError, load_settings, to_toml
-from gateway.tools.console.command import ConfigFile, reports_user_errors
+from outrider.gateway.settings.tree import (
+    DEFAULT_FILE,
+    Settings,
+    SettingsError,
+    load_settings,
+    to_toml,
+)
+from outrider.gateway.tools.console.command import ConfigFile, reports_user_errors
 
 app = typer.Typer(
     name="config", help="Show and write settings.", no_args_is_help=True, add_completion=False

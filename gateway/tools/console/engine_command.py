@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.settings.tree import Settings, load_settings
-from gateway.tools.console.command import (
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tools.console.command import (
     Assignments,
     ChatTemplateOption,
     ConfigFile,
@@ -34,10 +34,10 @@ from gateway.tools.console.command import (
     reports_user_errors,
     start_logging,
 )
-from gateway.tools.console.serve_command import ended_by_signals
+from outrider.gateway.tools.console.serve_command import ended_by_signals
 
 if TYPE_CHECKING:
-    from gateway.backends.engine_listener import EngineListener
+    from outrider.gateway.backends.engine_listener import EngineListener
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -146,7 +146,7 @@ def keygen(
     file: Annotated[Path, typer.Argument(help="A new file; engines and gateways need a copy.")],
 ) -> None:
     """Write the keys with which a fleet's engines and gateways know each other."""
-    from gateway.backends.fleet_keys import write_fleet_keys
+    from outrider.gateway.backends.fleet_keys import write_fleet_keys
 
     write_fleet_keys(file)
     typer.echo(
@@ -157,8 +157,8 @@ def keygen(
 
 def _run(settings: Settings, endpoint: str, key: Path | None, *, insecure: bool) -> None:
     """Take the address, then load and serve until a signal says otherwise."""
-    from gateway.backends.fleet_keys import read_fleet_keys, require_safe
-    from gateway.wiring.replica import listen_for_gateways
+    from outrider.gateway.backends.fleet_keys import read_fleet_keys, require_safe
+    from outrider.gateway.wiring.replica import listen_for_gateways
 
     start_logging(settings.log_level, settings.telemetry.log_format, process="engine")
     keys = None if key is None else read_fleet_keys(key)
@@ -172,9 +172,13 @@ def _run(settings: Settings, endpoint: str, key: Path | None, *, insecure: bool)
 
 
 def _serve(settings: Settings, listener: "EngineListener", key: Path | None) -> int:
-    from engine.events import EngineInfo
-    from gateway.tools.console.terminal import LoadingProgress, make_console, print_engine_banner
-    from gateway.wiring.replica import run_replica
+    from outrider.engine.events import EngineInfo
+    from outrider.gateway.tools.console.terminal import (
+        LoadingProgress,
+        make_console,
+        print_engine_banner,
+    )
+    from outrider.gateway.wiring.replica import run_replica
 
     with LoadingProgress(make_console(stderr=True)) as progress:
 

@@ -9,7 +9,7 @@ def filled_page(template: str, **parts: str) -> str:
 
     `template`: PACKAGE/NAME below `gateway/tools`, such as `bench/bench_report.html`.
     """
-    tools = files("gateway.tools")
+    tools = files("outrider.gateway.tools")
     style = tools.joinpath("console/report.css").read_text(encoding="utf-8")
     page = tools.joinpath(template).read_text(encoding="utf-8")
     return Template(page).substitute(style=style.rstrip(), **parts)

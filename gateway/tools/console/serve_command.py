@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.settings.tree import Settings, load_settings
-from gateway.tools.console.command import (
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tools.console.command import (
     Assignments,
     ChatTemplateOption,
     ConfigFile,
@@ -40,10 +40,10 @@ from gateway.tools.console.command import (
 if TYPE_CHECKING:
     from socket import socket
 
-    from engine.events import EngineInfo
-    from gateway.backends.spawning import EngineProcess
-    from gateway.wiring.crew import Crew
-    from gateway.wiring.serving import GatewayRun
+    from outrider.engine.events import EngineInfo
+    from outrider.gateway.backends.spawning import EngineProcess
+    from outrider.gateway.wiring.crew import Crew
+    from outrider.gateway.wiring.serving import GatewayRun
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -128,9 +128,6 @@ def serve(  # noqa: PLR0913 - a flag each
     assignments: Assignments = None,
 ) -> None:
     """Start the gateway; the help is `_SERVE_EXAMPLES`."""
-    from gateway.tools.doctor.conflicts import refuse_conflicts
-
-    refuse_conflicts()
     flags = {
         **model_flags(large, small),
         "models.drafter": drafter,
@@ -164,9 +161,14 @@ def serve(  # noqa: PLR0913 - a flag each
 
 def _serve(settings: Settings) -> None:
     """Run until a signal says otherwise. The port is taken before anything is started."""
-    from gateway.server.listening import listen
-    from gateway.tools.demo.grown_pair import with_grown_pair
-    from gateway.wiring.start import check_extras, keep_torch_out, serving_host, start_engine
+    from outrider.gateway.server.listening import listen
+    from outrider.gateway.tools.demo.grown_pair import with_grown_pair
+    from outrider.gateway.wiring.start import (
+        check_extras,
+        keep_torch_out,
+        serving_host,
+        start_engine,
+    )
 
     check_extras(settings)
     start_logging(settings.log_level, settings.telemetry.log_format)
@@ -204,10 +206,10 @@ def _serve_with(
 
     shown: a line for the banner on the models.
     """
-    from gateway.server.listening import url_of
-    from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
-    from gateway.wiring.until_signalled import serve_until_signalled
-    from gateway.workers.watchdog import LoopWatchdog
+    from outrider.gateway.server.listening import url_of
+    from outrider.gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
+    from outrider.gateway.wiring.until_signalled import serve_until_signalled
+    from outrider.gateway.workers.watchdog import LoopWatchdog
 
     url, workers = url_of(listener), settings.server.workers
     with (
@@ -237,13 +239,13 @@ def _serve_with(
 
 
 def _gateway_run() -> "type[GatewayRun]":
-    from gateway.wiring.serving import GatewayRun
+    from outrider.gateway.wiring.serving import GatewayRun
 
     return GatewayRun
 
 
 def _crew(settings: Settings) -> "type[Crew]":
-    from gateway.wiring.crew import Crew, prepare_database
+    from outrider.gateway.wiring.crew import Crew, prepare_database
 
     prepare_database(settings)
     return Crew

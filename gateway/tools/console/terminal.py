@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from engine.events import EngineInfo
-from gateway.settings.tiers import UpstreamSettings
+from outrider.engine.events import EngineInfo
+from outrider.gateway.settings.tiers import UpstreamSettings
 
 _WIDEST: Final = 1000
 DRAFTED_STYLE = "bold green"

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import httpx
 from rich.console import Console
 
-from gateway.schema.kinds import Policy
-from gateway.tools.console.terminal import DRAFTED_STYLE, token_text
-from gateway.tools.console.user_errors import ChatError
-from gateway.upstream.event_stream import EventSplitter, event_data
+from outrider.gateway.schema.kinds import Policy
+from outrider.gateway.tools.console.terminal import DRAFTED_STYLE, token_text
+from outrider.gateway.tools.console.user_errors import ChatError
+from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
 _DEGRADED: Final = "degraded: an upstream tier should have answered and could not"
 _HELP: Final = "Type a message; /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.backends.fleet_keys import write_fleet_keys
-from gateway.tools.demo.process import DemoError, GatewayProcess
+from outrider.gateway.backends.fleet_keys import write_fleet_keys
+from outrider.gateway.tools.demo.process import DemoError, GatewayProcess
 
 _PAIR: Final = Path(__file__).parents[3] / "draft" / "pair"
 _ENGINES: Final = 3
@@ -122,9 +122,9 @@ class RayFleet:
         import ray
         from ray import serve
 
-        from gateway.ray_fleet.deployments import build_application
-        from gateway.ray_fleet.patience import be_patient, be_quiet
-        from gateway.ray_fleet.plan import EnginePlan, FleetPlan
+        from outrider.gateway.ray_fleet.deployments import build_application
+        from outrider.gateway.ray_fleet.patience import be_patient, be_quiet
+        from outrider.gateway.ray_fleet.plan import EnginePlan, FleetPlan
 
         be_patient()
         be_quiet()

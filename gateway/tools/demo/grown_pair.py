@@ -17,11 +17,11 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Final
 
-from engine.model.fingerprint import checkpoint_fingerprint
-from gateway.settings.paths import cache_folder
-from gateway.settings.sections import bundled_pair
-from gateway.settings.tree import Settings
-from gateway.wiring.hardware import available_memory_bytes
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.gateway.settings.paths import cache_folder
+from outrider.gateway.settings.sections import bundled_pair
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.hardware import available_memory_bytes
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +106,9 @@ def grow_pair(folder: Path) -> None:
     What is added to the models cannot reach their output, so the router judges their answers as it
     judges the bundled pair's: it is written anew with the grown models' fingerprints.
     """
-    from draft.training.expand import expand
-    from draft.training.expand_shape import shape_for_parameters
-    from router.scorer import RouterScorer
+    from outrider.draft.training.expand import expand
+    from outrider.draft.training.expand_shape import shape_for_parameters
+    from outrider.router.scorer import RouterScorer
 
     source = bundled_pair()
     for name, parameters in GROWN.items():

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.tools.demo.process import DemoError, GatewayProcess
+from outrider.gateway.tools.demo.process import DemoError, GatewayProcess
 
 _EXAMPLES: Final = Path(__file__).parents[3] / "examples" / "hybrid"
 _BUNDLED: Final = ("--large", "demo", "--small", "demo")  # not grown: a pass is short

@@ -20,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from gateway.tools.demo.grown_pair import GROWN, kept_pair
-from gateway.tools.demo.process import DemoError, GatewayProcess
-from gateway.tools.demo.questions import FRESH, ROUTED, SAMPLED, DemoQuestion
+from outrider.gateway.tools.demo.grown_pair import GROWN, kept_pair
+from outrider.gateway.tools.demo.process import DemoError, GatewayProcess
+from outrider.gateway.tools.demo.questions import FRESH, ROUTED, SAMPLED, DemoQuestion
 
 _SERVE_ARGUMENTS = ("--log-level", "WARNING")
 _MAX_TOKENS = 400

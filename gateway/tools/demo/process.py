@@ -31,7 +31,7 @@ class GatewayProcess:
         Raises DemoError.
         """
         assert self._process is None
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(self._port)]
+        command = [sys.executable, "-m", "outrider.gateway.cli", "serve", "--port", str(self._port)]
         command += ["--set", "database_url=none"]
         with tempfile.TemporaryFile("w+") as log:
             process = subprocess.Popen(

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from draft.training.tasks.base import CheckKind
-from draft.training.tasks.families import is_right
+from outrider.draft.training.tasks.base import CheckKind
+from outrider.draft.training.tasks.families import is_right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.settings.tree import load_settings
-from gateway.tools.console.command import (
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tools.console.command import (
     Assignments,
     ConfigFile,
     DeviceOption,
@@ -19,7 +19,7 @@ from gateway.tools.console.command import (
     reports_user_errors,
     tier_flags,
 )
-from gateway.tools.console.user_errors import EXIT_FAILED
+from outrider.gateway.tools.console.user_errors import EXIT_FAILED
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -37,8 +37,8 @@ def doctor(  # noqa: PLR0913 - a flag each
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check whether Outrider can run here; exit status 1 if something stands in its way."""
-    from gateway.tools.console.terminal import make_console, print_check
-    from gateway.tools.doctor.doctor import examine
+    from outrider.gateway.tools.console.terminal import make_console, print_check
+    from outrider.gateway.tools.doctor.doctor import examine
 
     flags = {
         **model_flags(large, small),

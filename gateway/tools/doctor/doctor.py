@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from engine.request import Tier
-from gateway.server.listening import listen
-from gateway.settings.extras import MissingExtraError
-from gateway.settings.tree import Settings, SettingsError, is_missing_folder
-from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
-from gateway.tools.doctor.findings import Finding, FindingStatus
-from gateway.tools.doctor.gpu_compiler import check_compiler, check_kernel_cache, check_triton
-from gateway.tools.doctor.gpu_device import check_device, gpu_state, is_gpu_wanted
-from gateway.tools.doctor.prices import check_prices
-from gateway.tools.doctor.ranks import find_ranks
-from gateway.tools.doctor.storage import STORAGE_CHECKS
-from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
-from gateway.wiring.start import check_extras
+from outrider.engine.request import Tier
+from outrider.gateway.server.listening import listen
+from outrider.gateway.settings.extras import MissingExtraError
+from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
+from outrider.gateway.tools.doctor.findings import Finding, FindingStatus
+from outrider.gateway.tools.doctor.gpu_compiler import (
+    check_compiler,
+    check_kernel_cache,
+    check_triton,
+)
+from outrider.gateway.tools.doctor.gpu_device import check_device, gpu_state, is_gpu_wanted
+from outrider.gateway.tools.doctor.prices import check_prices
+from outrider.gateway.tools.doctor.ranks import find_ranks
+from outrider.gateway.tools.doctor.storage import STORAGE_CHECKS
+from outrider.gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
+from outrider.gateway.wiring.start import check_extras
 
 _GIB = 2**30
 # None from a check that does not matter here.
@@ -32,12 +35,6 @@ _OVERHEAD_BYTES = 600 * 2**20  # both processes with their libraries
 def examine(settings: Settings) -> Iterator[Finding]:
     """All checks, one by one as they are done. A check that raises is a failed check."""
     yield _python()
-    conflict = kernels_conflict()
-    if conflict is not None:
-        # What follows would import the two packages into each other.
-        yield Finding(name="packages", status="failed", detail=conflict, advice=UNINSTALL)
-        return
-    yield Finding(name="packages", status="ok", detail="no other package is called kernels")
     checks: list[tuple[str, _Check]] = [("models", _no_models)]
     if settings.models.is_any:
         checks = [("packages", partial(_extras, settings)), *_local_checks(settings)]
@@ -125,7 +122,7 @@ def _vector_extension() -> str:
 def _bfloat16(settings: Settings) -> Finding:
     import torch
 
-    from kernels.cpu.product_library import product_support
+    from outrider.kernels.cpu.product_library import product_support
 
     if torch.cuda.is_available() and settings.engine.device != "cpu":
         is_native = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -161,7 +158,7 @@ def _products(settings: Settings) -> Finding:
     """Name the library whose matrix products a CPU runs."""
     import torch
 
-    from kernels.cpu.product_library import product_support
+    from outrider.kernels.cpu.product_library import product_support
 
     if torch.cuda.is_available() and settings.engine.device != "cpu":
         return Finding(name="products", status="ok", detail="the GPU's")
@@ -187,11 +184,11 @@ def _threads(settings: Settings) -> Finding:
 
 def _model(settings: Settings, tier: Tier, path: str) -> Finding:
     """Configuration, weights and tokenizer are there and of a supported kind."""
-    from engine.errors import UnsupportedModelError
-    from engine.model.read_config import read_model_config
-    from gateway.tools.doctor.stored_weights import stored_format, way_to_run
-    from gateway.wiring.chat_tokenizers import load_chat_tokenizer
-    from gateway.wiring.checkpoints import checkpoint
+    from outrider.engine.errors import UnsupportedModelError
+    from outrider.engine.model.read_config import read_model_config
+    from outrider.gateway.tools.doctor.stored_weights import stored_format, way_to_run
+    from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
+    from outrider.gateway.wiring.checkpoints import checkpoint
 
     name = f"{tier} model"
     if is_missing_folder(path):
@@ -243,7 +240,7 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
 
 def _tokenizers(settings: Settings) -> Finding:
     """Check that the small and the large model share a vocabulary."""
-    from gateway.wiring.drafter import MISMATCH_ADVICE, vocabulary_difference
+    from outrider.gateway.wiring.drafter import MISMATCH_ADVICE, vocabulary_difference
 
     name = "tokenizers"
     if not all(folder.is_dir() for folder in _folders(settings)):
@@ -266,8 +263,8 @@ def _tokenizers(settings: Settings) -> Finding:
 
 def _folders(settings: Settings) -> list[Path]:
     """Return where the models lie; what is wrong with one is told where it is checked."""
-    from engine.errors import UnsupportedModelError
-    from gateway.wiring.checkpoints import checkpoint
+    from outrider.engine.errors import UnsupportedModelError
+    from outrider.gateway.wiring.checkpoints import checkpoint
 
     folders = []
     for path in settings.models.resolved().values():
@@ -285,9 +282,9 @@ def _weight_bytes(folder: Path) -> int:
 
 def _loaded_bytes(folder: Path) -> int:
     """Return the memory of a checkpoint's weights, decoded if they are quantised."""
-    from engine.errors import UnsupportedModelError
-    from engine.model.read_config import read_model_config
-    from gateway.tools.plan.shapes import ModelSizes
+    from outrider.engine.errors import UnsupportedModelError
+    from outrider.engine.model.read_config import read_model_config
+    from outrider.gateway.tools.plan.shapes import ModelSizes
 
     try:
         config = read_model_config(folder)
@@ -319,7 +316,7 @@ def _memory(settings: Settings) -> Finding:
 
 
 def _router(settings: Settings) -> Finding:
-    from router.policy import load_policy
+    from outrider.router.policy import load_policy
 
     path = settings.models.resolved_router()
     if path is None:
@@ -331,7 +328,7 @@ def _router(settings: Settings) -> Finding:
 
 def _tier(name: str, settings: Settings) -> Finding:
     """Request the lists of models from an upstream tier's servers."""
-    from gateway.tools.doctor.tiers import check_tier
+    from outrider.gateway.tools.doctor.tiers import check_tier
 
     return check_tier(name, settings, os.environ)
 

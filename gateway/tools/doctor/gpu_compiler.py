@@ -11,7 +11,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-from gateway.tools.doctor.findings import Finding
+from outrider.gateway.tools.doctor.findings import Finding
 
 # The kernels of two models take about a tenth of it.
 _ENOUGH_BYTES: Final = 2**30

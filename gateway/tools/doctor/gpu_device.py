@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.tools.doctor.findings import Finding
+from outrider.gateway.tools.doctor.findings import Finding
 
 _GIB: Final = 2**30
 # Ampere: the first with products of bfloat16, and what the kernels are compiled for at least.

@@ -1,8 +1,8 @@
 """Check of `outrider doctor` on prices: are the costs of upstream tiers known?"""
 
-from gateway.settings.tree import Settings
-from gateway.tools.doctor.findings import Finding
-from gateway.wiring.prices import SET_PRICES, listed_price_of, unpriced_tiers
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.tools.doctor.findings import Finding
+from outrider.gateway.wiring.prices import SET_PRICES, listed_price_of, unpriced_tiers
 
 
 def check_prices(settings: Settings) -> Finding:

@@ -1,10 +1,10 @@
 """Check that the large model can be shared out to the devices that are asked for."""
 
-from engine.errors import EngineError
-from gateway.settings.tree import Settings
-from gateway.tools.doctor.findings import Finding
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.tensor_parallel import check_ranks, has_ranks
+from outrider.engine.errors import EngineError
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.tools.doctor.findings import Finding
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.tensor_parallel import check_ranks, has_ranks
 
 _NAME = "tensor parallel"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.settings.paths import cache_folder
-from gateway.settings.tree import Settings, SettingsError
-from gateway.tools.doctor.findings import Finding
+from outrider.gateway.settings.paths import cache_folder
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.tools.doctor.findings import Finding
 
 _GIB: Final = 2**30
 _ENOUGH_BYTES: Final = _GIB
@@ -16,7 +16,7 @@ _ENOUGH_BYTES: Final = _GIB
 
 def _database(settings: Settings) -> Finding:
     """Open the database, as the gateway would; its tables are made if they are missing."""
-    from gateway.storage.open import open_database
+    from outrider.gateway.storage.open import open_database
 
     try:
         database = open_database(settings)
@@ -34,7 +34,7 @@ def _database(settings: Settings) -> Finding:
 
 def _disk(settings: Settings) -> Finding:
     """Look for room where the database and the models are kept."""
-    from gateway.storage.open import open_database
+    from outrider.gateway.storage.open import open_database
 
     places = {"the cache": cache_folder(os.environ)}
     database = open_database(settings)
@@ -62,9 +62,9 @@ def _free_bytes(place: Path) -> int:
 
 def _keys(settings: Settings) -> Finding:
     """Say whether clients need a key, and whether one exists."""
-    from gateway.settings.loopback import is_loopback
-    from gateway.storage.open import open_database
-    from gateway.tenants.parts import key_store
+    from outrider.gateway.settings.loopback import is_loopback
+    from outrider.gateway.storage.open import open_database
+    from outrider.gateway.tenants.parts import key_store
 
     mode, host = settings.keys.mode, settings.server.host
     if mode == "off":

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from engine.model.config import ModelConfig
-from engine.model.gguf.folder import LINK
-from engine.request import Tier
-from gateway.settings.tree import Settings
-from gateway.tools.plan.stored import stored_bits
-from kernels.layers.row_invariant_linear import keeps_stored_weights
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.gguf.folder import LINK
+from outrider.engine.request import Tier
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.tools.plan.stored import stored_bits
+from outrider.kernels.layers.row_invariant_linear import keeps_stored_weights
 
 
 def stored_format(config: ModelConfig) -> str | None:

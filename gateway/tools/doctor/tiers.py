@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.errors.tree import UpstreamError
-from gateway.settings.server_traits import TRAITS
-from gateway.settings.tiers import UpstreamSettings
-from gateway.settings.tree import Settings
-from gateway.tools.doctor.findings import Finding, FindingStatus
-from gateway.upstream.credentials.base import Credential, CredentialError, SignedRequest
-from gateway.upstream.dialects import dialect_for
-from gateway.upstream.model_list import model_ids
-from gateway.upstream.transport import Transport
-from gateway.wiring.credentials import build_credential
-from gateway.wiring.upstream import build_transport, tier_complaints
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.settings.server_traits import TRAITS
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.tools.doctor.findings import Finding, FindingStatus
+from outrider.gateway.upstream.credentials.base import Credential, CredentialError, SignedRequest
+from outrider.gateway.upstream.dialects import dialect_for
+from outrider.gateway.upstream.model_list import model_ids
+from outrider.gateway.upstream.transport import Transport
+from outrider.gateway.wiring.credentials import build_credential
+from outrider.gateway.wiring.upstream import build_transport, tier_complaints
 
 _TIMEOUT_S = 10.0
 _MAX_NAMED = 5

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.settings.extras import need_extra
-from gateway.settings.tree import NONE, Settings, SettingsError
-from gateway.tools.console.command import DeviceOption, DtypeOption
-from gateway.tools.console.user_errors import user_errors
-from gateway.tools.drafters.compare_command import COMPARE_HELP, compare
-from gateway.tools.drafters.shared import (
+from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.settings.tree import NONE, Settings, SettingsError
+from outrider.gateway.tools.console.command import DeviceOption, DtypeOption
+from outrider.gateway.tools.console.user_errors import user_errors
+from outrider.gateway.tools.drafters.compare_command import COMPARE_HELP, compare
+from outrider.gateway.tools.drafters.shared import (
     EngineConfigFile,
     EngineThreads,
     LargeModel,
@@ -25,12 +25,12 @@ from gateway.tools.drafters.shared import (
     refuse_missing,
     say_stage,
 )
-from gateway.tools.drafters.tables import print_head, print_training, print_tuning
+from outrider.gateway.tools.drafters.tables import print_head, print_training, print_tuning
 
 if TYPE_CHECKING:
-    from draft.training.tune import Limit, Traffic, TuneReport
-    from engine.core import Engine
-    from engine.passes.runner import ModelRunner
+    from outrider.draft.training.tune import Limit, Traffic, TuneReport
+    from outrider.engine.core import Engine
+    from outrider.engine.passes.runner import ModelRunner
 
 app = typer.Typer(
     name="draft",
@@ -142,12 +142,12 @@ def train(  # noqa: PLR0913 - a flag each
     )
     refuse_missing((large, small), data)
     with draft_errors("go on with --resume"):
-        from draft.training.distill import DistillPlan
-        from draft.training.drafter_job import DrafterJob, train_drafter
-        from draft.training.own_answers import AnswerPlan
-        from engine.model.read_config import read_model_config
-        from gateway.wiring import engine as engine_wiring
-        from gateway.wiring import start as wiring
+        from outrider.draft.training.distill import DistillPlan
+        from outrider.draft.training.drafter_job import DrafterJob, train_drafter
+        from outrider.draft.training.own_answers import AnswerPlan
+        from outrider.engine.model.read_config import read_model_config
+        from outrider.gateway.wiring import engine as engine_wiring
+        from outrider.gateway.wiring import start as wiring
 
         settings = draft_settings(
             config,
@@ -191,7 +191,7 @@ def train(  # noqa: PLR0913 - a flag each
 
         quiet_transformers()
         if kind is not DrafterKind.small:
-            from draft.training.head_job import HeadJob, train_head
+            from outrider.draft.training.head_job import HeadJob, train_head
 
             head_job = HeadJob(
                 **common,
@@ -265,11 +265,11 @@ def tune(  # noqa: PLR0913 - a flag each
     with draft_errors("nothing was written"):
         from transformers import AutoTokenizer
 
-        from draft.training.prompt_file import read_prompts
-        from draft.training.tune import DEFAULT_GRID, sample_traffic, speculation_toml
-        from engine.model.read_config import read_model_config
-        from engine.request import SamplingParams
-        from gateway.wiring import start as wiring
+        from outrider.draft.training.prompt_file import read_prompts
+        from outrider.draft.training.tune import DEFAULT_GRID, sample_traffic, speculation_toml
+        from outrider.engine.model.read_config import read_model_config
+        from outrider.engine.request import SamplingParams
+        from outrider.gateway.wiring import start as wiring
 
         given = {
             "max_draft_depth": depths,
@@ -316,7 +316,7 @@ def tune(  # noqa: PLR0913 - a flag each
     print_tuning(report)
     typer.echo(f"Wrote {out}: outrider serve --large ... --small ... --config {out}")
     if plots is not None:
-        from gateway.tools.drafters.plots import draw_plots
+        from outrider.gateway.tools.drafters.plots import draw_plots
 
         for path in draw_plots(report, plots):
             typer.echo(f"Drew {path}")
@@ -327,10 +327,10 @@ def _tune(
 ) -> "TuneReport":
     from rich.progress import Progress
 
-    from draft.training.tune import DraftLimits, Tuner
-    from gateway.tools.console.terminal import make_console
-    from gateway.wiring import engine as engine_wiring
-    from gateway.wiring.drafter import measure_budget
+    from outrider.draft.training.tune import DraftLimits, Tuner
+    from outrider.gateway.tools.console.terminal import make_console
+    from outrider.gateway.wiring import engine as engine_wiring
+    from outrider.gateway.wiring.drafter import measure_budget
 
     runners = engine_wiring.load_runners(settings, say_stage())
     budget = measure_budget(settings, runners, say_stage())
@@ -371,7 +371,7 @@ def _tune(
 
 def _values(text: str | None, limit: "Limit", default: tuple[int, ...]) -> tuple[int, ...]:
     """`4,8,16` as numbers. Raises SettingsError for anything else and what no tree can have."""
-    from draft.config import DraftConfig
+    from outrider.draft.config import DraftConfig
 
     if text is None:
         return default

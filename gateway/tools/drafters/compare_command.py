@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.settings.tree import NONE, Settings
-from gateway.tools.console.command import DeviceOption, DtypeOption
-from gateway.tools.drafters.shared import (
+from outrider.gateway.settings.tree import NONE, Settings
+from outrider.gateway.tools.console.command import DeviceOption, DtypeOption
+from outrider.gateway.tools.drafters.shared import (
     OWN_HEAD,
     EngineConfigFile,
     EngineThreads,
@@ -21,12 +21,12 @@ from gateway.tools.drafters.shared import (
     refuse_missing,
     say_stage,
 )
-from gateway.tools.drafters.tables import print_comparison
+from outrider.gateway.tools.drafters.tables import print_comparison
 
 if TYPE_CHECKING:
-    from draft.training.compare import Compared
-    from draft.training.tune import DraftLimits, Traffic
-    from engine.core import Engine
+    from outrider.draft.training.compare import Compared
+    from outrider.draft.training.tune import DraftLimits, Traffic
+    from outrider.engine.core import Engine
 
 
 COMPARE_HELP = """
@@ -76,7 +76,7 @@ def compare(  # noqa: PLR0913 - a flag each
         raise typer.BadParameter("a --drafter is named twice; name each once")
     refuse_missing((large, *drafter), data)
     with draft_errors("nothing was written"):
-        from gateway.wiring import start as wiring
+        from outrider.gateway.wiring import start as wiring
 
         flags = {
             "models.large": large,
@@ -103,7 +103,7 @@ def compare(  # noqa: PLR0913 - a flag each
         ]
     print_comparison(found)
     if plot is not None:
-        from gateway.tools.drafters.plots import draw_comparison
+        from outrider.gateway.tools.drafters.plots import draw_comparison
 
         typer.echo(f"Drew {draw_comparison(found, plot)}")
 
@@ -117,8 +117,8 @@ def _drafter_flags(path: str) -> dict[str, Any]:
 
 def _is_head(path: str) -> bool:
     """True for a drafter that reads the large model's hidden states."""
-    from draft.heads.head_config import is_head
-    from engine.model.weights import resolve_checkpoint
+    from outrider.draft.heads.head_config import is_head
+    from outrider.engine.model.weights import resolve_checkpoint
 
     return path == OWN_HEAD or is_head(resolve_checkpoint(path))
 
@@ -128,10 +128,10 @@ def _traffic(
 ) -> "Traffic":
     from transformers import AutoTokenizer
 
-    from draft.training.prompt_file import read_prompts
-    from draft.training.tune import sample_traffic
-    from engine.model.read_config import read_model_config
-    from engine.request import SamplingParams
+    from outrider.draft.training.prompt_file import read_prompts
+    from outrider.draft.training.tune import sample_traffic
+    from outrider.engine.model.read_config import read_model_config
+    from outrider.engine.request import SamplingParams
 
     model = read_model_config(large)
     return sample_traffic(
@@ -147,10 +147,10 @@ def _measure(
     path: str, settings: Settings, traffic: "Traffic", *, rounds: int, depth: int
 ) -> "Compared":
     """Load the large model with one drafter, measure, and let both go."""
-    from draft.training.compare import measure_drafter
-    from engine.request import Tier
-    from gateway.wiring import engine as engine_wiring
-    from gateway.wiring.drafter import head_of, measure_budget
+    from outrider.draft.training.compare import measure_drafter
+    from outrider.engine.request import Tier
+    from outrider.gateway.wiring import engine as engine_wiring
+    from outrider.gateway.wiring.drafter import head_of, measure_budget
 
     typer.echo(f"{path} ...", err=True)
     runners = engine_wiring.load_runners(settings, say_stage())

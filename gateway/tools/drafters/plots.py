@@ -11,8 +11,8 @@ mpl.use("Agg")  # files only: a machine that serves models has no display
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from draft.training.compare import Compared, plain_tokens_per_s
-from draft.training.tune import Tried, TuneReport
+from outrider.draft.training.compare import Compared, plain_tokens_per_s
+from outrider.draft.training.tune import Tried, TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.errors import EngineError
-from gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
-from gateway.tools.console.user_errors import EXIT_FAILED, user_errors
+from outrider.engine.errors import EngineError
+from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
+from outrider.gateway.tools.console.user_errors import EXIT_FAILED, user_errors
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 OWN_HEAD = "mtp"
@@ -47,8 +47,8 @@ def refuse_missing(models: Iterable[str | None], data: Path) -> None:
 @contextlib.contextmanager
 def draft_errors(after_interruption: str) -> Iterator[None]:
     """Print errors that the user can fix, and exit."""
-    from draft.training.distill import DistillError
-    from draft.training.prompt_file import PromptDataError
+    from outrider.draft.training.distill import DistillError
+    from outrider.draft.training.prompt_file import PromptDataError
 
     fixable = (DistillError, PromptDataError, EngineError, SettingsError)
     with user_errors(failed=fixable, interrupted=after_interruption):

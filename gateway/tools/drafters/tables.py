@@ -8,13 +8,13 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gateway.tools.console.terminal import make_console
+from outrider.gateway.tools.console.terminal import make_console
 
 if TYPE_CHECKING:
-    from draft.training.compare import Compared
-    from draft.training.distill import DistillReport
-    from draft.training.head_distil import HeadReport
-    from draft.training.tune import TuneReport
+    from outrider.draft.training.compare import Compared
+    from outrider.draft.training.distill import DistillReport
+    from outrider.draft.training.head_distil import HeadReport
+    from outrider.draft.training.tune import TuneReport
 
 
 def print_training(report: "DistillReport", out: Path, large: str) -> None:
@@ -84,7 +84,7 @@ def print_tuning(report: "TuneReport") -> None:
 
 def print_comparison(found: "Sequence[Compared]") -> None:
     """A row a drafter: size, cost of a level, acceptance by depth, speed; the fastest in green."""
-    from draft.training.compare import plain_tokens_per_s
+    from outrider.draft.training.compare import plain_tokens_per_s
 
     console = make_console()
     pace = plain_tokens_per_s(found)

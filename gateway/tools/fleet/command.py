@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.ray_fleet.patience import be_patient, be_quiet
-from gateway.ray_fleet.plan import EXAMPLE, FleetPlan, read_plan
-from gateway.settings.tree import SettingsError
-from gateway.tools.console.command import reports_user_errors
-from gateway.tools.fleet.status import status_table
+from outrider.gateway.ray_fleet.patience import be_patient, be_quiet
+from outrider.gateway.ray_fleet.plan import EXAMPLE, FleetPlan, read_plan
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tools.console.command import reports_user_errors
+from outrider.gateway.tools.fleet.status import status_table
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -71,7 +71,7 @@ def up(
     _connect(ray, address, plan)
     from ray import serve
 
-    from gateway.ray_fleet.deployments import build_application
+    from outrider.gateway.ray_fleet.deployments import build_application
 
     serve.run(build_application(plan), name=APPLICATION, route_prefix="/")
     _show_status()

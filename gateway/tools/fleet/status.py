@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.ray_fleet.plan import EnginePlan
+from outrider.gateway.ray_fleet.plan import EnginePlan
 
 if TYPE_CHECKING:
     from rich.table import Table

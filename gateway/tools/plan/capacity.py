@@ -6,18 +6,18 @@ from typing import Final
 
 import numpy as np
 
-from engine.cache.recurrent_lines import RecurrentSizes
-from engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
-from engine.config import EngineConfig
-from gateway.tools.plan.shapes import ModelSizes
-from gateway.tools.plan.simulate import (
+from outrider.engine.cache.recurrent_lines import RecurrentSizes
+from outrider.engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
+from outrider.engine.config import EngineConfig
+from outrider.gateway.tools.plan.shapes import ModelSizes
+from outrider.gateway.tools.plan.simulate import (
     SimulatedRequest,
     Simulation,
     System,
     TierName,
 )
-from gateway.tools.plan.simulation_figures import SimulationFigures, figures
-from gateway.tools.plan.workload import LengthPairs
+from outrider.gateway.tools.plan.simulation_figures import SimulationFigures, figures
+from outrider.gateway.tools.plan.workload import LengthPairs
 
 CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUESTS_A_USER: Final = 6

@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from gateway.tools.bench.results import BenchResult, RequestRow
-from gateway.tools.plan.simulate import SimulatedRequest, Simulation, System
-from gateway.tools.plan.simulation_figures import figures
-from gateway.tools.plan.workload import LengthPairs, measured_lengths
+from outrider.gateway.tools.bench.results import BenchResult, RequestRow
+from outrider.gateway.tools.plan.simulate import SimulatedRequest, Simulation, System
+from outrider.gateway.tools.plan.simulation_figures import figures
+from outrider.gateway.tools.plan.workload import LengthPairs, measured_lengths
 
 _MS: Final = 1000.0
 

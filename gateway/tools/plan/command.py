@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.tools.console.command import ParallelOption, QuantizeOption, assigned
-from gateway.tools.console.user_errors import EXIT_USAGE, complain
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tools.console.command import ParallelOption, QuantizeOption, assigned
+from outrider.gateway.tools.console.user_errors import EXIT_USAGE, complain
 
 if TYPE_CHECKING:
-    from gateway.tools.bench.results import BenchResult
-    from gateway.tools.plan.capacity import Goal
-    from gateway.tools.plan.workload import LengthPairs
+    from outrider.gateway.tools.bench.results import BenchResult
+    from outrider.gateway.tools.plan.capacity import Goal
+    from outrider.gateway.tools.plan.workload import LengthPairs
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -88,12 +88,12 @@ def plan(  # noqa: PLR0913 - a flag each
     ] = None,
 ) -> None:
     """Plan capacity."""
-    from engine.errors import EngineError
-    from gateway.settings.extras import need_extra
-    from gateway.tools.bench.results import ResultError, read_result
-    from gateway.tools.bench.traces import WorkloadError
-    from gateway.tools.console.terminal import LoadingProgress, make_console
-    from gateway.wiring.start import check_folders
+    from outrider.engine.errors import EngineError
+    from outrider.gateway.settings.extras import need_extra
+    from outrider.gateway.tools.bench.results import ResultError, read_result
+    from outrider.gateway.tools.bench.traces import WorkloadError
+    from outrider.gateway.tools.console.terminal import LoadingProgress, make_console
+    from outrider.gateway.wiring.start import check_folders
 
     console = make_console(stderr=json_file is not None and str(json_file) == "-")
     flags = {
@@ -109,8 +109,8 @@ def plan(  # noqa: PLR0913 - a flag each
         check_folders(settings)
         measured = None if check is None else read_result(check)
         # These import torch, which takes seconds.
-        from gateway.tools.plan.compose import Wanted, compose, ground
-        from gateway.tools.plan.report import print_plan
+        from outrider.gateway.tools.plan.compose import Wanted, compose, ground
+        from outrider.gateway.tools.plan.report import print_plan
 
         wanted = Wanted(
             lengths=_lengths(trace, (prompt_tokens, answer_tokens), measured),
@@ -139,7 +139,7 @@ def plan(  # noqa: PLR0913 - a flag each
 
 def _goal(text: str, attainment: float) -> "Goal":
     """Objectives as they are written on the command line. Raises ValueError."""
-    from gateway.tools.plan.capacity import Goal
+    from outrider.gateway.tools.plan.capacity import Goal
 
     names = {"ttft_ms": "ttft_s", "inter_token_ms": "inter_token_s"}
     seconds: dict[str, float] = {}
@@ -163,9 +163,9 @@ def _lengths(
     """Return the lengths of the trace, of the measured run, or of typical chats."""
     import numpy as np
 
-    from gateway.tools.bench.traces import load_trace
-    from gateway.tools.plan.check import lengths_of
-    from gateway.tools.plan.workload import trace_lengths, usual_lengths
+    from outrider.gateway.tools.bench.traces import load_trace
+    from outrider.gateway.tools.plan.check import lengths_of
+    from outrider.gateway.tools.plan.workload import trace_lengths, usual_lengths
 
     if trace is not None:
         return trace_lengths(load_trace(trace))

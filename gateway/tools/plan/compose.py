@@ -5,25 +5,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
-from engine.model.read_config import read_model_config
-from engine.request import TIERS, Tier
-from gateway.backends.step_loop import LoadingCallback
-from gateway.settings.tree import Settings
-from gateway.tools.bench.results import BenchResult
-from gateway.tools.plan.capacity import Goal, MemoryUse, Variant, kv_tokens, plan
-from gateway.tools.plan.check import compare
-from gateway.tools.plan.devices import DEVICES, SUM_S, UNRECORDED_S, DeviceSpec
-from gateway.tools.plan.measure import measure
-from gateway.tools.plan.popular import popular_model
-from gateway.tools.plan.report import CapacityPlan
-from gateway.tools.plan.shapes import ModelSizes, largest_pass_bytes, part_of
-from gateway.tools.plan.simulate import Speculation, System, TierModel
-from gateway.tools.plan.workload import LengthPairs
-from gateway.wiring.checkpoint_check import check_checkpoint
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.tensor_parallel import has_ranks
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.tools.bench.results import BenchResult
+from outrider.gateway.tools.plan.capacity import Goal, MemoryUse, Variant, kv_tokens, plan
+from outrider.gateway.tools.plan.check import compare
+from outrider.gateway.tools.plan.devices import DEVICES, SUM_S, UNRECORDED_S, DeviceSpec
+from outrider.gateway.tools.plan.measure import measure
+from outrider.gateway.tools.plan.popular import popular_model
+from outrider.gateway.tools.plan.report import CapacityPlan
+from outrider.gateway.tools.plan.shapes import ModelSizes, largest_pass_bytes, part_of
+from outrider.gateway.tools.plan.simulate import Speculation, System, TierModel
+from outrider.gateway.tools.plan.workload import LengthPairs
+from outrider.gateway.wiring.checkpoint_check import check_checkpoint
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.tensor_parallel import has_ranks
 
 HERE: Final = "here"
 _RESERVE_SHARE: Final = 0.1

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.tools.plan.curves import RooflineCurve
-from gateway.tools.plan.shapes import ModelSizes
+from outrider.gateway.tools.plan.curves import RooflineCurve
+from outrider.gateway.tools.plan.shapes import ModelSizes
 
 _GB: Final = 1e9
 UNRECORDED_S: Final = 20e-6

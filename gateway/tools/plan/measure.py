@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from engine.model.whole_ends import whole_config
-from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
-from gateway.backends.step_loop import LoadingCallback
-from gateway.tools.bench.prompts import built_in_prompts
-from gateway.tools.plan.curves import MeasuredCurve
-from gateway.tools.plan.shapes import ModelSizes
-from gateway.tools.plan.simulate import GuessedStep, Speculation, TierModel
-from gateway.wiring.checkpoints import named_models
-from gateway.wiring.drafter import measure_budget
-from gateway.wiring.engine import join, load_runners
+from outrider.engine.model.whole_ends import whole_config
+from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.tools.bench.prompts import built_in_prompts
+from outrider.gateway.tools.plan.curves import MeasuredCurve
+from outrider.gateway.tools.plan.shapes import ModelSizes
+from outrider.gateway.tools.plan.simulate import GuessedStep, Speculation, TierModel
+from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.drafter import measure_budget
+from outrider.gateway.wiring.engine import join, load_runners
 
 if TYPE_CHECKING:
-    from engine.core import Engine
-    from engine.passes.runner import ModelRunner
-    from engine.passes.step_times import StepTimeCurve
-    from gateway.settings.tree import Settings
+    from outrider.engine.core import Engine
+    from outrider.engine.passes.runner import ModelRunner
+    from outrider.engine.passes.step_times import StepTimeCurve
+    from outrider.gateway.settings.tree import Settings
 
 _NUM_TOKENS: Final = 32
 _TOGETHER: Final = (1, 2, 4, 8, 16)
@@ -81,7 +81,7 @@ def measure(settings: "Settings", on_progress: LoadingCallback) -> Measurement:
 
 
 def _curve_of(runner: "ModelRunner") -> MeasuredCurve:
-    from engine.passes.step_times import profile_step_times
+    from outrider.engine.passes.step_times import profile_step_times
 
     curve: StepTimeCurve = profile_step_times(runner)
     return MeasuredCurve(
@@ -94,9 +94,9 @@ def _curve_of(runner: "ModelRunner") -> MeasuredCurve:
 
 async def _prompts(settings: "Settings") -> dict[Tier, list[tuple[int, ...]]]:
     """The prompts that come with Outrider, in each tier's tokens."""
-    from gateway.planning.prompts import chat_prompt
-    from gateway.schema.chat import ChatRequest
-    from gateway.wiring.chat_tokenizers import load_chat_tokenizer
+    from outrider.gateway.planning.prompts import chat_prompt
+    from outrider.gateway.schema.chat import ChatRequest
+    from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 
     prompts: dict[Tier, list[tuple[int, ...]]] = {}
     for tier, path in named_models(settings).items():

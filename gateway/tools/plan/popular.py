@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from engine.model.config import ModelConfig
-from engine.model.read_config import read_model_config
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.read_config import read_model_config
 
 # Models that were tuned from one of the table have its sizes.
 _TUNED: Final = re.compile(r"-(Instruct|it|pt)(?=-v0\.3$|$)")

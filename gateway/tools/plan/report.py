@@ -7,11 +7,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.tools.console.terminal import print_whole
-from gateway.tools.plan.capacity import Capacity, CapacityRow, Goal, MemoryUse, users_that_fit
-from gateway.tools.plan.check import Compared
-from gateway.tools.plan.shapes import ModelSizes
-from gateway.tools.plan.workload import LengthPairs
+from outrider.gateway.tools.console.terminal import print_whole
+from outrider.gateway.tools.plan.capacity import (
+    Capacity,
+    CapacityRow,
+    Goal,
+    MemoryUse,
+    users_that_fit,
+)
+from outrider.gateway.tools.plan.check import Compared
+from outrider.gateway.tools.plan.shapes import ModelSizes
+from outrider.gateway.tools.plan.workload import LengthPairs
 
 _GB = 1e9
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.model.config import ModelConfig
-from engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, SchemeName
-from engine.model.shard import Shard
-from engine.model.shared_config import share_of
-from gateway.tools.plan.stored import stored_bits
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, SchemeName
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.shared_config import share_of
+from outrider.gateway.tools.plan.stored import stored_bits
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of a rounded number; in 4 bits with its share of a scale.

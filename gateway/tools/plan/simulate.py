@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from gateway.tools.plan.curves import PassCurve
+from outrider.gateway.tools.plan.curves import PassCurve
 
 TierName = Literal["small", "large"]
 TIERS: Final[tuple[TierName, ...]] = ("large", "small")

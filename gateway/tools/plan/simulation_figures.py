@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from gateway.tools.plan.simulate import Served
+from outrider.gateway.tools.plan.simulate import Served
 
 _WARM_UP: Final = 0.2
 """Share of a closed loop's requests that start on an empty engine and are not counted."""

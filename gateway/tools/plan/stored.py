@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Final
 
-from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
-from engine.model.gguf.folder import LINK
-from engine.model.gguf.header import TENSOR_TYPES, read_header
-from engine.model.quantised.formats import WeightFormat
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.gguf.folder import LINK
+from outrider.engine.model.gguf.header import TENSOR_TYPES, read_header
+from outrider.engine.model.quantised.formats import WeightFormat
 
 _PLAIN_BITS: Final = 16.0
 # With a group's share of scales, zero points and minimums, as kernels/cpu/stored.h holds them.

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.tools.bench.traces import Trace
+from outrider.gateway.tools.bench.traces import Trace
 
 # Half of a chat's lengths lie within a factor of two of the middle.
 _LOG_SPREAD: Final = 0.7

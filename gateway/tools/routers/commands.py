@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gateway.settings.extras import need_extra
-from gateway.tools.collect.command import COLLECT_HELP, collect
-from gateway.tools.routers.inputs import (
+from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.tools.collect.command import COLLECT_HELP, collect
+from outrider.gateway.tools.routers.inputs import (
     BootstrapSeed,
     Config,
     HoldBackOption,
@@ -34,15 +34,15 @@ from gateway.tools.routers.inputs import (
     target_of,
     wary_notes,
 )
-from gateway.tools.routers.tables import (
+from outrider.gateway.tools.routers.tables import (
     calibration_json,
     calibration_table,
     judged_json,
     judged_table,
     training_lines,
 )
-from router.calibration import calibrate
-from router.scorer import RouterScorer
+from outrider.router.calibration import calibrate
+from outrider.router.scorer import RouterScorer
 
 app = typer.Typer(
     name="router",
@@ -118,7 +118,7 @@ def train(  # noqa: PLR0913 - a flag each
         )
         typer.echo(f"Training on {len(rows.prompts):,} prompts ...", err=True)
         # scikit-learn takes seconds to import, and serving must not need it.
-        from router.estimator import TrainConfig, train_router
+        from outrider.router.estimator import TrainConfig, train_router
 
         plan = TrainConfig(target=target, hold_back_tokens=hold_back_tokens, seed=seed)
         scorer = train_router(rows, plan).scorer
@@ -194,7 +194,7 @@ def evaluate_command(  # noqa: PLR0913 - a flag each
         else:
             typer.echo(judged_table(judged, prices))
         if plots is not None:
-            from gateway.tools.routers.plots import draw_plots
+            from outrider.gateway.tools.routers.plots import draw_plots
 
             for path in draw_plots(judged.report, judged.rows, plots):
                 typer.echo(f"Drew {path}", err=True)
@@ -305,7 +305,7 @@ def report(  # noqa: PLR0913 - a flag each
             seed=seed,
             strict=strict,
         )
-        from gateway.tools.routers.report import report_page
+        from outrider.gateway.tools.routers.report import report_page
 
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(report_page(judged, prices), encoding="utf-8", errors="replace")

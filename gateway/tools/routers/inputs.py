@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.settings.sections import TierPriceSettings
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.tools.console.terminal import make_console
-from gateway.tools.console.user_errors import user_errors
-from router.calibration import CalibrationError, CalibrationTarget, Prices, StageRows
-from router.costs import TokenPrices
-from router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts
-from router.evaluation import NoGapError, RouterReport, evaluate
-from router.scorer import RouterFileError, RouterScorer
-from router.stages import stage_rows
+from outrider.gateway.settings.sections import TierPriceSettings
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tools.console.terminal import make_console
+from outrider.gateway.tools.console.user_errors import user_errors
+from outrider.router.calibration import CalibrationError, CalibrationTarget, Prices, StageRows
+from outrider.router.costs import TokenPrices
+from outrider.router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts
+from outrider.router.evaluation import NoGapError, RouterReport, evaluate
+from outrider.router.scorer import RouterFileError, RouterScorer
+from outrider.router.stages import stage_rows
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 DATA_HELP = (

@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from router.calibration import OperatingPoint, Stage, StageRows
-from router.evaluation import NUM_POINTS, RouterReport
+from outrider.router.calibration import OperatingPoint, Stage, StageRows
+from outrider.router.evaluation import NUM_POINTS, RouterReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

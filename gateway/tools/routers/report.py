@@ -4,19 +4,19 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, Final
 
-from gateway.tools.console.report_page import filled_page
-from gateway.tools.routers.inputs import RouterEvaluation
-from gateway.tools.routers.plots import (
+from outrider.gateway.tools.console.report_page import filled_page
+from outrider.gateway.tools.routers.inputs import RouterEvaluation
+from outrider.gateway.tools.routers.plots import (
     STAGE_LABELS,
     as_svg,
     calibration_figure,
     cost_quality_figure,
     quality_figure,
 )
-from gateway.tools.routers.tables import cost_figures, setting_text, spread_points
-from router.calibration import OperatingPoint, Prices, measure
-from router.evaluation import BootstrapInterval, RouterReport
-from router.mistakes import Mistake, MistakeGroup, find_mistakes
+from outrider.gateway.tools.routers.tables import cost_figures, setting_text, spread_points
+from outrider.router.calibration import OperatingPoint, Prices, measure
+from outrider.router.evaluation import BootstrapInterval, RouterReport
+from outrider.router.mistakes import Mistake, MistakeGroup, find_mistakes
 
 _MAX_SUMMARY_CHARS: Final = 150
 _MAX_PROMPT_CHARS: Final = 3000

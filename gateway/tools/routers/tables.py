@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway.tools.routers.inputs import RouterEvaluation
-from router.calibration import (
+from outrider.gateway.tools.routers.inputs import RouterEvaluation
+from outrider.router.calibration import (
     Calibration,
     OperatingPoint,
     Prices,
@@ -15,8 +15,8 @@ from router.calibration import (
     request_costs,
     request_seconds,
 )
-from router.evaluation import BootstrapInterval, StageReport
-from router.scorer import RouterScorer
+from outrider.router.evaluation import BootstrapInterval, StageReport
+from outrider.router.scorer import RouterScorer
 
 _NUM_ROWS = 11
 

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from gateway.upstream.credentials.base import AsHeaders, CredentialError, SignedRequest, checked
+from outrider.gateway.upstream.credentials.base import (
+    AsHeaders,
+    CredentialError,
+    SignedRequest,
+    checked,
+)
 
 logger = logging.getLogger(__name__)
 

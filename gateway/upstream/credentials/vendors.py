@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.upstream.credentials.base import CredentialError, SignedRequest
-from gateway.upstream.credentials.rotating import Fetch, Secret, in_daemon, token_secret
+from outrider.gateway.upstream.credentials.base import CredentialError, SignedRequest
+from outrider.gateway.upstream.credentials.rotating import Fetch, Secret, in_daemon, token_secret
 
 ENTRA_SCOPE: Final = "https://cognitiveservices.azure.com/.default"
 GOOGLE_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"

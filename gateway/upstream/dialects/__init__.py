@@ -1,9 +1,9 @@
 """Wire formats of requests and answers, for each kind of server."""
 
-from gateway.settings.server_traits import DialectName
-from gateway.upstream.dialects.anthropic import AnthropicDialect
-from gateway.upstream.dialects.base import Dialect
-from gateway.upstream.dialects.openai import OpenAIDialect
+from outrider.gateway.settings.server_traits import DialectName
+from outrider.gateway.upstream.dialects.anthropic import AnthropicDialect
+from outrider.gateway.upstream.dialects.base import Dialect
+from outrider.gateway.upstream.dialects.openai import OpenAIDialect
 
 
 def dialect_for(name: DialectName, tier: str) -> Dialect:

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.kinds import Endpoint
-from gateway.settings.server_traits import ServerTraits
-from gateway.upstream.call import UpstreamCall, WholeAnswer
-from gateway.upstream.dialects.anthropic_request import request_body, wants_thinking
-from gateway.upstream.dialects.anthropic_stream import (
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.settings.server_traits import ServerTraits
+from outrider.gateway.upstream.call import UpstreamCall, WholeAnswer
+from outrider.gateway.upstream.dialects.anthropic_request import request_body, wants_thinking
+from outrider.gateway.upstream.dialects.anthropic_stream import (
     AnthropicChunkReader,
     AnthropicUsage,
     StreamBlock,
@@ -23,7 +23,7 @@ from gateway.upstream.dialects.anthropic_stream import (
     reported_error,
     usage_of,
 )
-from gateway.upstream.dialects.base import (
+from outrider.gateway.upstream.dialects.base import (
     ChunkReader,
     Resume,
     ServerRefusal,
@@ -31,7 +31,7 @@ from gateway.upstream.dialects.base import (
     garbage,
     read_refusal,
 )
-from gateway.upstream.usage import usage_object
+from outrider.gateway.upstream.usage import usage_object
 
 API_VERSION: Final = "2023-06-01"
 

@@ -11,9 +11,9 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.parsing import JsonBounds, check_json_bounds
-from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.parsing import JsonBounds, check_json_bounds
+from outrider.gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 BlockDict = dict[str, Any]
 

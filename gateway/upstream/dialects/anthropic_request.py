@@ -7,10 +7,13 @@ name; mere hints (seed, prediction, user metadata of OpenAI's own) are left out.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.errors.tree import BadRequestError
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.dialects.anthropic_messages import translate_messages, translate_tools
-from gateway.upstream.dialects.openai_request import encode_request
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.dialects.anthropic_messages import (
+    translate_messages,
+    translate_tools,
+)
+from outrider.gateway.upstream.dialects.openai_request import encode_request
 
 DEFAULT_MAX_TOKENS: Final = 4096
 """The Messages API wants a limit; for requests that name none."""

@@ -4,18 +4,18 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.upstream.call import Chunk
-from gateway.upstream.dialects.anthropic_words import ERROR_STATUS, FINISH_REASONS
-from gateway.upstream.dialects.base import (
+from outrider.gateway.upstream.call import Chunk
+from outrider.gateway.upstream.dialects.anthropic_words import ERROR_STATUS, FINISH_REASONS
+from outrider.gateway.upstream.dialects.base import (
     ReportedError,
     garbage,
     reported,
     to_event,
     whole_number,
 )
-from gateway.upstream.event_stream import event_data
-from gateway.upstream.upstream_usage import UpstreamUsage
-from gateway.upstream.usage import usage_object
+from outrider.gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import usage_object
 
 _encode: Final = msgspec.json.Encoder().encode
 _NULL: Final = msgspec.Raw(b"null")

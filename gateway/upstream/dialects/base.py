@@ -6,12 +6,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.errors.http import INVALID_REQUEST
-from gateway.errors.tree import UpstreamError
-from gateway.schema.kinds import Endpoint
-from gateway.schema.line_ends import escape_line_ends
-from gateway.settings.server_traits import ContinuationStrategy, ServerTraits
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
+from outrider.gateway.errors.http import INVALID_REQUEST
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.schema.line_ends import escape_line_ends
+from outrider.gateway.settings.server_traits import ContinuationStrategy, ServerTraits
+from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 
 DONE: Final = b"[DONE]"
 

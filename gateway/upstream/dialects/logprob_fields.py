@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.upstream.call import Chunk, TokenLogprob, UpstreamCall
-from gateway.upstream.dialects.base import ChunkReader, to_event
-from gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.call import Chunk, TokenLogprob, UpstreamCall
+from outrider.gateway.upstream.dialects.base import ChunkReader, to_event
+from outrider.gateway.upstream.event_stream import event_data
 
 _NULL: Final = msgspec.Raw(b"null")
 _encode: Final = msgspec.json.Encoder().encode

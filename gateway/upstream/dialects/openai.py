@@ -13,11 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import UpstreamError
-from gateway.schema.kinds import Endpoint
-from gateway.settings.server_traits import ServerTraits
-from gateway.upstream.call import Chunk, TokenLogprob, UpstreamCall, WholeAnswer, num_answers
-from gateway.upstream.dialects.base import (
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.settings.server_traits import ServerTraits
+from outrider.gateway.upstream.call import (
+    Chunk,
+    TokenLogprob,
+    UpstreamCall,
+    WholeAnswer,
+    num_answers,
+)
+from outrider.gateway.upstream.dialects.base import (
     DONE,
     ChunkReader,
     Resume,
@@ -26,17 +32,17 @@ from gateway.upstream.dialects.base import (
     read_refusal,
     reported,
 )
-from gateway.upstream.dialects.logprob_fields import (
+from outrider.gateway.upstream.dialects.logprob_fields import (
     LogprobReader,
     read_logprobs,
     without_logprobs,
 )
-from gateway.upstream.dialects.openai_request import request_body
-from gateway.upstream.dialects.tool_calls import ToolCallParts, in_order_whole
-from gateway.upstream.dialects.usage_fields import UsageFields
-from gateway.upstream.event_stream import event_data
-from gateway.upstream.tally import size_bytes
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.dialects.openai_request import request_body
+from outrider.gateway.upstream.dialects.tool_calls import ToolCallParts, in_order_whole
+from outrider.gateway.upstream.dialects.usage_fields import UsageFields
+from outrider.gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.tally import size_bytes
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 _NULL: Final = msgspec.Raw(b"null")
 _SIGN_OF_LIFE: Final = b":\n\n"

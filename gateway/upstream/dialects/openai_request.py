@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.kinds import Endpoint
-from gateway.settings.server_traits import ContinuationStrategy, ServerTraits
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.dialects.base import Resume
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.settings.server_traits import ContinuationStrategy, ServerTraits
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.dialects.base import Resume
 
 _encode: Final = msgspec.json.Encoder().encode
 _NEWER_LIMIT: Final = "max_completion_tokens"

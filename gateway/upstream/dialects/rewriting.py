@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.upstream.call import Chunk
-from gateway.upstream.dialects.base import to_event
-from gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.call import Chunk
+from outrider.gateway.upstream.dialects.base import to_event
+from outrider.gateway.upstream.event_stream import event_data
 
 # An object whose values keep their original bytes.
 _read_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.upstream.dialects.base import to_event
-from gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.dialects.base import to_event
+from outrider.gateway.upstream.event_stream import event_data
 
 _NULL: Final = msgspec.Raw(b"null")
 _encode: Final = msgspec.json.Encoder().encode

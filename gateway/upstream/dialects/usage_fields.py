@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.upstream.dialects.base import whole_number
+from outrider.gateway.upstream.dialects.base import whole_number
 
 JsonNumber = int | float | None
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.model.decoder import DecoderModel
+from outrider.engine.model.decoder import DecoderModel
 from tests.models import save_hf_model
 
 HIDDEN: Final = 64  # of the targets of `tests.models`

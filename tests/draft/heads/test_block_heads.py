@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft.heads.protocol import HeadError, HeadModel
-from draft.heads.read_head import read_head
-from engine.model.decoder import DecoderModel
-from engine.model.kv_cache import KVCache
-from engine.model.protocol import ForwardOutput
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.triton_support import use_kernels
+from outrider.draft.heads.protocol import HeadError, HeadModel
+from outrider.draft.heads.read_head import read_head
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.protocol import ForwardOutput
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.triton_support import use_kernels
 from tests.draft.heads.head_files import (
     HIDDEN,
     VOCAB,

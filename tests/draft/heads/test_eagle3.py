@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft.heads.protocol import HeadModel
-from draft.heads.read_head import read_head
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.triton_support import use_kernels
+from outrider.draft.heads.protocol import HeadModel
+from outrider.draft.heads.read_head import read_head
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.triton_support import use_kernels
 from tests.draft.heads.head_files import (
     HIDDEN,
     VOCAB,

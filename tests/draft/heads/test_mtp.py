@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from draft.heads.protocol import HeadError, HeadModel
-from draft.heads.read_head import read_head
-from engine.model.decoder import DecoderModel
+from outrider.draft.heads.protocol import HeadError, HeadModel
+from outrider.draft.heads.read_head import read_head
+from outrider.engine.model.decoder import DecoderModel
 from tests.draft.heads.head_files import HIDDEN, write_head
 from tests.engine.model.decoder_passes import (
     PARENTS,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from draft.heads.protocol import HeadError
-from draft.heads.read_head import read_head
-from engine.model.decoder import DecoderModel
+from outrider.draft.heads.protocol import HeadError
+from outrider.draft.heads.read_head import read_head
+from outrider.engine.model.decoder import DecoderModel
 from tests.draft.heads.head_files import (
     HIDDEN,
     VOCAB,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-from draft.heads.read_head import read_head
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.draft.heads.read_head import read_head
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from tests.draft.heads.head_files import HIDDEN, VOCAB, make_target
 from tests.engine.model.decoder_passes import make_tokens
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from draft.config import DraftConfig
-from draft.training.compare import Compared, measure_drafter, plain_tokens_per_s
-from draft.training.tune import DraftLimits, RunFigures, Traffic
-from engine.core import Engine
-from engine.passes.runner import ModelRunner
-from engine.request import SamplingParams, Tier
-from gateway.tools.drafters.tables import print_comparison
+from outrider.draft.config import DraftConfig
+from outrider.draft.training.compare import Compared, measure_drafter, plain_tokens_per_s
+from outrider.draft.training.tune import DraftLimits, RunFigures, Traffic
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import SamplingParams, Tier
+from outrider.gateway.tools.drafters.tables import print_comparison
 from tests.engines import make_engine, random_prompt, tiny_pair
 
 FIGURES = RunFigures(

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import draft
-from draft.training import own_answers
-from draft.training.distill import (
+from outrider import draft
+from outrider.draft.training import own_answers
+from outrider.draft.training.distill import (
     DistillError,
     DistillPlan,
     collate,
@@ -27,9 +27,14 @@ from draft.training.distill import (
     soft_target_loss,
     split_rows,
 )
-from draft.training.drafter_job import DrafterJob, OutFolderError, open_folder, train_drafter
-from draft.training.loop import Progress, TrainingPlan
-from draft.training.own_answers import (
+from outrider.draft.training.drafter_job import (
+    DrafterJob,
+    OutFolderError,
+    open_folder,
+    train_drafter,
+)
+from outrider.draft.training.loop import Progress, TrainingPlan
+from outrider.draft.training.own_answers import (
     AnswerPlan,
     TaughtRow,
     TokenRow,
@@ -37,13 +42,13 @@ from draft.training.own_answers import (
     teach,
     write_answers,
 )
-from draft.training.prompt_file import PromptDataError, PromptRow, read_prompts
-from draft.training.tasks.families import stream
-from engine.core import Engine
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ModelRunner
+from outrider.draft.training.prompt_file import PromptDataError, PromptRow, read_prompts
+from outrider.draft.training.tasks.families import stream
+from outrider.engine.core import Engine
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ModelRunner
+from outrider.verifier.coupled import CoupledVerifier
 from tests.models import save_hf_model
-from verifier.coupled import CoupledVerifier
 
 PAIR = Path(draft.__file__).parent / "pair"
 CPU = torch.device("cpu")

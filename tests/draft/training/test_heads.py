@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from draft.heads.read_head import read_head
-from draft.training.distill import DistillError, DistillPlan
-from draft.training.head_distil import (
+from outrider.draft.heads.read_head import read_head
+from outrider.draft.training.distill import DistillError, DistillPlan
+from outrider.draft.training.head_distil import (
     collate_tapped,
     distil_head,
     frequent_tokens,
@@ -22,15 +22,15 @@ from draft.training.head_distil import (
     unrolled_loss,
     unrolled_rows,
 )
-from draft.training.head_files import default_taps, head_sizes, write_head
-from draft.training.head_job import HeadJob, fresh_head, tapped_runner, train_head
-from draft.training.head_model import HeadKind, TrainedHead
-from draft.training.own_answers import AnswerPlan, TappedRow, TokenRow, teach
-from engine.core import Engine
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.draft.training.head_files import default_taps, head_sizes, write_head
+from outrider.draft.training.head_job import HeadJob, fresh_head, tapped_runner, train_head
+from outrider.draft.training.head_model import HeadKind, TrainedHead
+from outrider.draft.training.own_answers import AnswerPlan, TappedRow, TokenRow, teach
+from outrider.engine.core import Engine
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.verifier.coupled import CoupledVerifier
 from tests.models import save_hf_model
-from verifier.coupled import CoupledVerifier
 
 CPU = torch.device("cpu")
 VOCAB = 131
@@ -205,8 +205,12 @@ def test_a_head_is_made_from_prompts(
     large: Path, runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [tuple(range(5, 5 + length)) for length in range(3, 9)]
-    monkeypatch.setattr("draft.training.head_job.AutoTokenizer.from_pretrained", _no_tokenizer)
-    monkeypatch.setattr("draft.training.head_job.render_prompts", lambda rows, tokenizer: prompts)
+    monkeypatch.setattr(
+        "outrider.draft.training.head_job.AutoTokenizer.from_pretrained", _no_tokenizer
+    )
+    monkeypatch.setattr(
+        "outrider.draft.training.head_job.render_prompts", lambda rows, tokenizer: prompts
+    )
     data = tmp_path / "prompts.txt"
     data.write_text("text\n")
     job = HeadJob(

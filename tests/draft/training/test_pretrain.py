@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import draft
-from draft.training.chat_format import CHAT_TEMPLATE, SPECIAL_TOKENS, with_tools
-from draft.training.corpus import Mix, Packer, conversation, train_tokenizer
-from draft.training.loop import ModelShape, Progress, Trainer, TrainingPlan, learning_rate
-from draft.training.pair_evaluation import Model, agreement, answer_all, heldout_tasks
-from draft.training.pair_training import (
+from outrider import draft
+from outrider.draft.training.chat_format import CHAT_TEMPLATE, SPECIAL_TOKENS, with_tools
+from outrider.draft.training.corpus import Mix, Packer, conversation, train_tokenizer
+from outrider.draft.training.loop import ModelShape, Progress, Trainer, TrainingPlan, learning_rate
+from outrider.draft.training.pair_evaluation import Model, agreement, answer_all, heldout_tasks
+from outrider.draft.training.pair_training import (
     build_model,
     distillation_loss,
     folder_size_bytes,
@@ -24,8 +24,8 @@ from draft.training.pair_training import (
     packed_batches,
     use_causal_attention,
 )
-from draft.training.pretrain import main, parse_arguments
-from draft.training.tasks.families import FAMILIES, check, generate, split_of
+from outrider.draft.training.pretrain import main, parse_arguments
+from outrider.draft.training.tasks.families import FAMILIES, check, generate, split_of
 
 PAIR = Path(draft.__file__).parent / "pair"
 TINY = ModelShape(

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from draft.config import DraftConfig
-from draft.training import tune
-from draft.training.prompt_file import PromptDataError, PromptRow
-from draft.training.tune import (
+from outrider.draft.config import DraftConfig
+from outrider.draft.training import tune
+from outrider.draft.training.prompt_file import PromptDataError, PromptRow
+from outrider.draft.training.tune import (
     DraftLimits,
     RunFigures,
     Traffic,
@@ -17,9 +17,9 @@ from draft.training.tune import (
     sample_traffic,
     speculation_toml,
 )
-from engine.core import Engine
-from engine.passes.runner import ModelRunner
-from engine.request import SamplingParams
+from outrider.engine.core import Engine
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import SamplingParams
 from tests.engines import assert_idle, make_engine, random_prompt, shipped_tokenizer, tiny_pair
 
 TRAFFIC = Traffic(

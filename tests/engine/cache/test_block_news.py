@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from engine.cache.block_news import BlockChanges, BlockFeed, BlockNews
-from engine.cache.block_pool import BlockHash, BlockPool, prefix_hashes, root_hash
-from engine.cache.kv_view import KVView
-from engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
-from engine.cache.window_blocks import WindowBlocks
+from outrider.engine.cache.block_news import BlockChanges, BlockFeed, BlockNews
+from outrider.engine.cache.block_pool import BlockHash, BlockPool, prefix_hashes, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
+from outrider.engine.cache.window_blocks import WindowBlocks
 
 BLOCK = 4
 ROOT = root_hash("model", "dtype", "tenant")

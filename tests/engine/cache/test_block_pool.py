@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.cache.block_pool import BlockPool, OutOfBlocksError, chain_hash, root_hash
-from engine.cache.kv_view import KVView
+from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError, chain_hash, root_hash
+from outrider.engine.cache.kv_view import KVView
 
 NUM_BLOCKS = 7
 BLOCK_SIZE = 2

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
-from engine.cache.kv_view import KVView
+from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
+from outrider.engine.cache.kv_view import KVView
 
 BLOCK_SIZE = 4
 

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
-from engine.cache.kv_view import KVView
-from engine.cache.window_blocks import (
+from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.window_blocks import (
     OutOfWindowBlocksError,
     WindowBlocks,
     window_block_demand,

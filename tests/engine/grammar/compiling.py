@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from engine.grammar.grammar import TokenGrammar
-from engine.request import GrammarSpec
+from outrider.engine.grammar.grammar import TokenGrammar
+from outrider.engine.request import GrammarSpec
 from tests.grammars import shipped_compiler
 
 PERSON = {

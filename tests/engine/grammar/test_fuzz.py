@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks.fuzzed_schemas import WORDS, random_schema
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.process import CompileBounds, GrammarProcess
-from engine.request import GrammarKind, GrammarSpec
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.process import CompileBounds, GrammarProcess
+from outrider.engine.request import GrammarKind, GrammarSpec
 
 VOCABULARY = [b"\xff", *(bytes([byte]) for byte in range(32, 127)), b'{"', b'": ', b"ab", b"\xc3"]
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.errors import InvalidRequestError
-from engine.events import EngineEvent, Failed, Finished
-from engine.grammar.grammar import GrammarState, InvalidGrammarError, TokenGrammar
-from engine.grammar.json_schema import MAX_DEPTH
-from engine.grammar.xgrammar_backend import XGrammarCompiler
-from engine.queue.grammar_queue import GrammarQueue
-from engine.request import EngineRequest, GrammarSpec
+from outrider.engine.errors import InvalidRequestError
+from outrider.engine.events import EngineEvent, Failed, Finished
+from outrider.engine.grammar.grammar import GrammarState, InvalidGrammarError, TokenGrammar
+from outrider.engine.grammar.json_schema import MAX_DEPTH
+from outrider.engine.grammar.xgrammar_backend import XGrammarCompiler
+from outrider.engine.queue.grammar_queue import GrammarQueue
+from outrider.engine.request import EngineRequest, GrammarSpec
 from tests.engine.grammar.compiling import PERSON, allowed_after, compiled
 from tests.engines import (
     assert_idle,

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.grammar.json_disjoint as json_disjoint
+import outrider.engine.grammar.json_disjoint as json_disjoint
 from benchmarks.fuzzed_schemas import random_schema
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
-from engine.grammar.json_keywords import OF_TYPE, UNSUPPORTED
-from engine.grammar.json_pattern import _without
-from engine.grammar.json_scalars import MAX_PATTERN_CHARS
-from engine.grammar.json_schema import MAX_PATTERNS, MAX_VALUES, prepare_schema
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
+from outrider.engine.grammar.json_keywords import OF_TYPE, UNSUPPORTED
+from outrider.engine.grammar.json_pattern import _without
+from outrider.engine.grammar.json_scalars import MAX_PATTERN_CHARS
+from outrider.engine.grammar.json_schema import MAX_PATTERNS, MAX_VALUES, prepare_schema
 from tests.grammars import schema_spec, shipped_compiler
 from tests.sizes import repeats
 

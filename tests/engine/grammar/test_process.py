@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-import engine.grammar.process as grammar_process
-import engine.grammar.source as grammar_source
-from engine.errors import QueueFullError
-from engine.events import Failed
-from engine.grammar.cache import GrammarCache
-from engine.grammar.fair_threads import FairThreads, TooManyJobsError
-from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
-from engine.grammar.process import CompileBounds, GrammarProcess, UnfinishedGrammarError
-from engine.grammar.worker import _bound_memory, _Trial
-from engine.grammar.xgrammar_backend import XGrammarCompiler
-from engine.queue.grammar_queue import GrammarQueue
-from engine.request import GrammarSpec
-from engine.sequences.sequence import Sequence
+import outrider.engine.grammar.process as grammar_process
+import outrider.engine.grammar.source as grammar_source
+from outrider.engine.errors import QueueFullError
+from outrider.engine.events import Failed
+from outrider.engine.grammar.cache import GrammarCache
+from outrider.engine.grammar.fair_threads import FairThreads, TooManyJobsError
+from outrider.engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from outrider.engine.grammar.process import CompileBounds, GrammarProcess, UnfinishedGrammarError
+from outrider.engine.grammar.worker import _bound_memory, _Trial
+from outrider.engine.grammar.xgrammar_backend import XGrammarCompiler
+from outrider.engine.queue.grammar_queue import GrammarQueue
+from outrider.engine.request import GrammarSpec
+from outrider.engine.sequences.sequence import Sequence
 from tests.engines import make_engine, make_request, tiny_pair
 from tests.grammars import schema_spec
 
@@ -101,7 +101,7 @@ def test_a_slow_or_crashing_grammar_ends_its_process_and_nothing_else(
 
 def test_the_process_has_a_bound_on_memory() -> None:
     code = (
-        "from engine.grammar.worker import _bound_memory\n"
+        "from outrider.engine.grammar.worker import _bound_memory\n"
         "_bound_memory(2**27)\n"
         "small = bytearray(2**20)\n"
         "try: bytearray(2**28)\n"
@@ -122,7 +122,7 @@ def test_a_grammar_that_is_too_large_when_compiled_is_refused() -> None:
 
 
 def test_a_grammar_that_is_slow_to_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.grammar.worker._bound_memory", lambda _: None)
+    monkeypatch.setattr("outrider.engine.grammar.worker._bound_memory", lambda _: None)
     bounds = CompileBounds(token_cpu_s=1e-9)
     trial = _Trial(json.loads(GrammarProcess(VOCABULARY, [0], bounds)._hello))
     assert "ms for a token" in trial.run({"kind": SIMPLE.kind, "text": SIMPLE.text})["error"]

@@ -18,8 +18,8 @@ from typing import Any, Final
 import jsonschema_rs
 import pytest
 
-from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
-from engine.grammar.json_keywords import OF_TYPE
+from outrider.engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from outrider.engine.grammar.json_keywords import OF_TYPE
 from tests.engine.grammar.test_schema_texts import allows, grammar_of
 
 pytestmark = pytest.mark.long

@@ -13,7 +13,7 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
-from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from outrider.engine.grammar.grammar import InvalidGrammarError, TokenGrammar
 from tests.grammars import schema_spec, shipped_compiler, shipped_token_bytes, shipped_tokenizer
 from tests.sizes import repeats
 

@@ -17,12 +17,12 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.errors import UnsupportedModelError
-from engine.model.families import text_parts
-from engine.model.load import load_model
-from engine.model.protocol import CausalModel
-from engine.model.read_config import read_model_config
-from engine.model.transformers_config import quiet_transformers
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.families import text_parts
+from outrider.engine.model.load import load_model
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.transformers_config import quiet_transformers
 from tests.engine.model.decoder_passes import (
     NUM_TOKENS,
     Rows,

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.cache.block_pool import BlockPool
-from engine.cache.kv_view import KVView
-from engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
-from engine.model.kv_cache import KVCache
-from engine.model.protocol import CausalModel, ForwardOutput
-from engine.model.recurrent_cache import RecurrentCache
-from engine.passes.recurrent_plan import RecurrentPlanner, RecurrentRows
-from kernels.attention.paged_attention import AttentionBatch
-from kernels.kv.compact_kv import compact_kv
+from outrider.engine.cache.block_pool import BlockPool
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.recurrent_lines import RecurrentPool, RecurrentSizes
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.protocol import CausalModel, ForwardOutput
+from outrider.engine.model.recurrent_cache import RecurrentCache
+from outrider.engine.passes.recurrent_plan import RecurrentPlanner, RecurrentRows
+from outrider.kernels.attention.paged_attention import AttentionBatch
+from outrider.kernels.kv.compact_kv import compact_kv
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.compiled_layers import CompiledLayers
-from engine.model.decoder import DecoderModel
-from engine.model.quantised.formats import Rounding, SchemeName
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.cpu.product_library import product_support
-from kernels.layers import row_invariant_linear
-from kernels.layers.compiled_pass import MAX_ROWS
-from kernels.triton_support import use_kernels
+from outrider.engine.model.compiled_layers import CompiledLayers
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised.formats import Rounding, SchemeName
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.layers import row_invariant_linear
+from outrider.kernels.layers.compiled_pass import MAX_ROWS
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits, torch_threads
 from tests.models import make_hf_model
 

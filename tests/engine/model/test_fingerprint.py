@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.model import fingerprint
-from engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.model import fingerprint
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from tests.engines import make_engine, shipped_pair
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "transformers_version": "5.1"}
@@ -130,7 +130,7 @@ def test_the_engine_says_the_fingerprint_of_each_tier() -> None:
 
 def test_it_needs_no_torch() -> None:
     program = (
-        "import sys, engine.model.fingerprint; "
+        "import sys, outrider.engine.model.fingerprint; "
         "print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     result = subprocess.run(

@@ -13,15 +13,15 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.decoder import DecoderModel
-from engine.model.fingerprint import checkpoint_fingerprint
-from engine.model.gguf.folder import find_gguf, gguf_folder
-from engine.model.gguf.header import TENSOR_TYPES, GgufHeader, read_header
-from engine.model.gguf.tensors import GgufFile
-from engine.model.quantised.formats import Rounding
-from engine.model.read_config import read_model_config
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.model.gguf.folder import find_gguf, gguf_folder
+from outrider.engine.model.gguf.header import TENSOR_TYPES, GgufHeader, read_header
+from outrider.engine.model.gguf.tensors import GgufFile
+from outrider.engine.model.quantised.formats import Rounding
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from tests.gguf_files import kept, kind_of, write_gguf
 from tests.models import make_hf_model
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.errors import UnsupportedModelError
-from engine.model.load import load_model
-from engine.model.read_config import read_model_config
-from gateway.text.plain_tokenizer import load_tokenizer
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.load import load_model
+from outrider.engine.model.read_config import read_model_config
+from outrider.gateway.text.plain_tokenizer import load_tokenizer
 from tests.engines import PAIR_FOLDER
 from tests.sizes import repeats
 from tests.transformers_models import make_transformers_model

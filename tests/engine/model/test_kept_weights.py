@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.decoder import DecoderModel
-from engine.model.load import load_model
-from engine.model.quantised import scheme
-from engine.model.quantised.formats import SCHEMES, Rounding, SchemeName
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.load import load_model
+from outrider.engine.model.quantised import scheme
+from outrider.engine.model.quantised.formats import SCHEMES, Rounding, SchemeName
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import PAIR_FOLDER
 from tests.models import make_hf_model
 

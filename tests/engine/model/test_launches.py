@@ -10,13 +10,13 @@ from unittest.mock import patch
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draft.config import DraftConfig
-from draft.draft_levels import capture_levels
-from engine.model.decoder import DecoderModel
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.runner import ModelRunner
-from engine.trees.token_tree import TokenTree
-from kernels.triton_support import observe_launches, record_launches, triton, use_kernels
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_levels import capture_levels
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.kernels.triton_support import observe_launches, record_launches, triton, use_kernels
 from tests.models import save_hf_model
 
 pytestmark = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
@@ -168,7 +168,7 @@ def test_a_draft_level_is_its_layers_and_few_launches_more(model: DecoderModel) 
 
     runner.capture_graphs(capture=record, max_rows=1)
     levels.clear()
-    with patch("engine.passes.level_graphs.TREE_COUNTS", (1,)):
+    with patch("outrider.engine.passes.level_graphs.TREE_COUNTS", (1,)):
         assert capture_levels(DraftConfig(), runner, runner) == 2
     truncated, plain = levels
     around = [name for name in plain if name not in FUSED]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.errors import UnsupportedModelError
-from engine.model.decoder import DecoderModel
-from engine.model.kv_cache import KVCache
-from engine.model.load import load_model
-from engine.model.quantised.formats import Rounding
-from engine.passes.runner import ModelRunner
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.load import load_model
+from outrider.engine.model.quantised.formats import Rounding
+from outrider.engine.passes.runner import ModelRunner
 from tests.engine.model.decoder_passes import (
     BLOCK_SIZE,
     NUM_BLOCKS,

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.decoder import DecoderModel
-from engine.model.kv_cache import KVCache
-from engine.model.protocol import ForwardOutput
-from kernels.triton_support import record_launches, use_kernels
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.model.protocol import ForwardOutput
+from outrider.kernels.triton_support import record_launches, use_kernels
 from tests.engine.model.decoder_passes import (
     NUM_BLOCKS,
     PARENTS,

@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from engine.errors import UnsupportedModelError
-from engine.model.load import load_model
-from engine.model.quantised.floats import Mxfp4, Scaled
-from engine.model.quantised.integers import unpack
-from engine.model.read_config import read_model_config
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.load import load_model
+from outrider.engine.model.quantised.floats import Mxfp4, Scaled
+from outrider.engine.model.quantised.integers import unpack
+from outrider.engine.model.read_config import read_model_config
 from tests.engine.model.architectures import largest_difference
 from tests.models import edit_config, save_hf_model
 from tests.mutated_checkpoints import damage

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.errors import UnsupportedModelError
-from engine.model.load import load_model
-from engine.model.read_config import read_model_config
-from engine.model.shard import Shard
-from engine.model.shard_reader import Cut
-from engine.model.shared_config import check_shares, kv_head_span, share_of
-from kernels.quantised.stored_weight import StoredWeight
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.load import load_model
+from outrider.engine.model.read_config import read_model_config
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.shard_reader import Cut
+from outrider.engine.model.shared_config import check_shares, kv_head_span, share_of
+from outrider.kernels.quantised.stored_weight import StoredWeight
 from tests.models import save_hf_model
 
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.model.shard import Shard
-from engine.model.shared_vocabulary import PickedRows, SharedVocabulary
-from kernels.sampling.gumbel_noise import row_key
-from kernels.sampling.sample import top_tokens
-from kernels.sampling.sampling_rows import field_stride
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.shared_vocabulary import PickedRows, SharedVocabulary
+from outrider.kernels.sampling.gumbel_noise import row_key
+from outrider.kernels.sampling.sample import top_tokens
+from outrider.kernels.sampling.sampling_rows import field_stride
 
 
 class InTurn:

@@ -9,16 +9,16 @@ from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.errors import UnsupportedModelError
-from engine.model.decoder import DecoderModel
-from engine.model.gguf.blocks import packed_blocks
-from engine.model.gguf.header import TENSOR_TYPES
-from engine.model.quantised.formats import DECODE, Rounding
-from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.cpu.product_library import product_support
-from kernels.cpu.stored_panel_linear import StoredPanelLinear
-from kernels.layers import row_invariant_linear
-from kernels.triton_support import use_kernels
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.gguf.blocks import packed_blocks
+from outrider.engine.model.gguf.header import TENSOR_TYPES
+from outrider.engine.model.quantised.formats import DECODE, Rounding
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear
+from outrider.kernels.layers import row_invariant_linear
+from outrider.kernels.triton_support import use_kernels
 from tests.engine.model.test_gguf import folder_of, write_both
 from tests.engine.model.test_quantised_weights import CASES, quantise_folder
 from tests.kernels.layers.bits import same_bits, torch_threads

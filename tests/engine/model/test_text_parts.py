@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import UnsupportedModelError
-from engine.model.families.text_parts import ARCHITECTURES, PREFIXES
-from engine.model.load import load_model
-from engine.model.read_config import read_model_config
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.families.text_parts import ARCHITECTURES, PREFIXES
+from outrider.engine.model.load import load_model
+from outrider.engine.model.read_config import read_model_config
 from tests.engine.model.architectures import largest_difference
 from tests.models import edit_config, save_hf_model
 from tests.multimodal_models import make_multimodal_model

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as MODEL_TYPES
 
-from engine.errors import UnsupportedModelError
-from engine.model.decoder import DecoderModel
-from engine.model.load import load_model
-from engine.model.protocol import CausalModel
-from engine.model.read_config import read_model_config
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.load import load_model
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.model.read_config import read_model_config
 from tests.engine.model.architectures import largest_difference, survey, table, written_table
 from tests.engine.model.decoder_passes import (
     PARENTS,
@@ -131,7 +131,7 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 def test_the_log_says_which_class_runs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="engine.model.load"):
+    with caplog.at_level(logging.INFO, logger="outrider.engine.model.load"):
         load_model(str(folder))
     assert "GPTNeoXForCausalLM, through transformers" in caplog.text
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from engine.errors import UnsupportedModelError
-from engine.model import weights
-from engine.model.decoder import DecoderModel
-from engine.model.freed_memory import give_back_freed_memory
-from engine.model.read_config import describe, read_model_config
-from engine.model.weights import CheckpointReader, resolve_checkpoint
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model import weights
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.freed_memory import give_back_freed_memory
+from outrider.engine.model.read_config import describe, read_model_config
+from outrider.engine.model.weights import CheckpointReader, resolve_checkpoint
 from tests.engines import PAIR_FOLDER
 from tests.models import HF_CONFIGS, edit_config, save_hf_model
 

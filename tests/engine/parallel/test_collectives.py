@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.parallel import collectives
-from engine.parallel.collectives import TorchCollectives
+from outrider.engine.parallel import collectives
+from outrider.engine.parallel.collectives import TorchCollectives
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

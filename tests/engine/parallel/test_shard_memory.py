@@ -11,8 +11,8 @@ from tests.models import save_hf_model
 _LOAD = """
 import sys
 import torch
-from engine.model.load import load_model
-from engine.model.shard import Shard
+from outrider.engine.model.load import load_model
+from outrider.engine.model.shard import Shard
 
 torch.set_num_threads(1)
 folder, count = sys.argv[1], int(sys.argv[2])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from engine.passes.pass_clock import PassClock, PassTime
+from outrider.engine.passes.pass_clock import PassClock, PassTime
 
 
 @dataclass

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core import Engine
-from engine.passes import pass_graphs
-from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.pass_graphs import BUCKETS, CapturedPass, PassGraphs, estimate_bytes
-from engine.passes.runner import ModelRunner
-from engine.passes.tile_plans import TilePlanner
-from kernels.attention.stage_rows import PassInputs
-from kernels.triton_support import use_kernels
+from outrider.engine.core import Engine
+from outrider.engine.passes import pass_graphs
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.pass_graphs import BUCKETS, CapturedPass, PassGraphs, estimate_bytes
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.tile_plans import TilePlanner
+from outrider.kernels.attention.stage_rows import PassInputs
+from outrider.kernels.triton_support import use_kernels
 from tests.engine.passes.twins import (
     Piece,
     Twin,
@@ -279,7 +279,7 @@ def test_the_next_pass_writes_over_the_results_of_the_last() -> None:
 
 
 def test_trees_keep_copies_of_logits() -> None:
-    from draft.growing_tree import GrowingTree
+    from outrider.draft.growing_tree import GrowingTree
 
     tree = GrowingTree(root_token_id=1, root_slot=0, max_nodes=4, max_depth=2, keeps_logits=True)
     logits = torch.tensor([[1.0, 2.0]])

@@ -10,11 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.model.decoder import DecoderModel
-from engine.model.quantised import scheme as schemes
-from engine.model.quantised.formats import Rounding, SchemeName
-from engine.passes.runner import ModelRunner
-from kernels.triton_support import Launch, record_launches, triton
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised import scheme as schemes
+from outrider.engine.model.quantised.formats import Rounding, SchemeName
+from outrider.engine.passes.runner import ModelRunner
+from outrider.kernels.triton_support import Launch, record_launches, triton
 from tests.engine.model.test_quantised_weights import CASES, quantise_folder
 from tests.models import save_hf_model
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks.stored_checkpoints import store_quantised
-from engine.model.decoder import DecoderModel
-from engine.model.quantised import scheme as schemes
-from engine.model.quantised.formats import Rounding, SchemeName
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised import scheme as schemes
+from outrider.engine.model.quantised.formats import Rounding, SchemeName
 from tests.engine.passes.twins import Twin, make_twin, poison, random_pass, record_eagerly
 from tests.gpu import DEVICE
 from tests.models import save_hf_model

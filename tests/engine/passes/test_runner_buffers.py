@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ModelRunner, PassOutput
-from kernels.triton_support import triton, use_kernels
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ModelRunner, PassOutput
+from outrider.kernels.triton_support import triton, use_kernels
 from tests.engine.passes.twins import (
     Piece,
     Twin,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.passes import step_times
-from engine.passes.runner import ModelRunner
-from engine.passes.saved_times import SavedTimes
-from engine.passes.step_times import StepTimeCurve, follow_step_times
+from outrider.engine.passes import step_times
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.saved_times import SavedTimes
+from outrider.engine.passes.step_times import StepTimeCurve, follow_step_times
 from tests.engines import tiny_pair
 
 CURVE = StepTimeCurve(num_rows=(1, 2, 8), seconds=(0.1, 0.1, 0.3), context=4.0, row_context_s=1e-6)

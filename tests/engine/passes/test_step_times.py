@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.model import experts
-from engine.model.decoder import DecoderModel
-from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.passes.step_times import (
+from outrider.engine.model import experts
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from outrider.engine.passes.step_times import (
     RunningStepTimes,
     StepTimeCurve,
     follow_step_times,
     profile_step_times,
     warm_up_passes,
 )
-from kernels.experts.route import Routed, RoutingRule, route
+from outrider.kernels.experts.route import Routed, RoutingRule, route
 from tests.engines import tiny_pair
 from tests.models import save_hf_model
 

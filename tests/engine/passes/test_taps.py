@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.protocol import CausalModel, ForwardOutput
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.runner import ModelRunner, PassOutput
-from kernels.layers.taps import Taps
-from kernels.triton_support import triton, use_kernels
+from outrider.engine.model.protocol import CausalModel, ForwardOutput
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.runner import ModelRunner, PassOutput
+from outrider.kernels.layers.taps import Taps
+from outrider.kernels.triton_support import triton, use_kernels
 from tests.engine.model.decoder_passes import hf_taps
 from tests.engine.passes.twins import (
     Piece,

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.cache.kv_view import KVView
-from engine.model.protocol import CausalModel
-from engine.passes.device_rows import DeviceRows
-from engine.passes.flat_rows import ForwardSlice
-from engine.passes.runner import ModelRunner, PassOutput
-from engine.passes.step_buffers import mask_words
-from engine.trees.token_tree import TokenTree
-from kernels.triton_support import use_kernels
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.model.protocol import CausalModel
+from outrider.engine.passes.device_rows import DeviceRows
+from outrider.engine.passes.flat_rows import ForwardSlice
+from outrider.engine.passes.runner import ModelRunner, PassOutput
+from outrider.engine.passes.step_buffers import mask_words
+from outrider.engine.trees.token_tree import TokenTree
+from outrider.kernels.triton_support import use_kernels
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 160

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
-from engine.cache.kv_view import KVView
-from engine.config import EngineConfig
-from engine.queue.policy import ArrivalOrder, QueuePolicy
-from engine.queue.scheduler import PassPlan, Scheduler
-from engine.request import EngineRequest, SamplingParams, Tier
-from engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.config import EngineConfig
+from outrider.engine.queue.policy import ArrivalOrder, QueuePolicy
+from outrider.engine.queue.scheduler import PassPlan, Scheduler
+from outrider.engine.request import EngineRequest, SamplingParams, Tier
+from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 
 BLOCK_SIZE = 4
 CAPACITY = 40  # tokens that a pool holds, at least

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.errors import QueueFullError
-from engine.events import Finished
-from engine.queue.fair_queue import FairQueue, FairQueueConfig
-from engine.queue.policy import ArrivalOrder
-from engine.request import (
+from outrider.engine.config import EngineConfig
+from outrider.engine.errors import QueueFullError
+from outrider.engine.events import Finished
+from outrider.engine.queue.fair_queue import FairQueue, FairQueueConfig
+from outrider.engine.queue.policy import ArrivalOrder
+from outrider.engine.request import (
     HIGH,
     LOW,
     NO_OBJECTIVE,
@@ -23,7 +23,7 @@ from engine.request import (
     SamplingParams,
     Tier,
 )
-from engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 from tests.engines import (
     assert_idle,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.queue.policy import QueuePolicy
-from engine.request import Tier
-from engine.sequences.sequence import Sequence
+from outrider.engine.config import EngineConfig
+from outrider.engine.queue.policy import QueuePolicy
+from outrider.engine.request import Tier
+from outrider.engine.sequences.sequence import Sequence
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, Whimsical, simulate
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.queue.fair_queue import FairQueue
-from engine.queue.policy import NO_HOLDS, NewcomerHolds
-from engine.queue.slo_queue import SloQueue, SloQueueConfig
-from engine.request import (
+from outrider.engine.config import EngineConfig
+from outrider.engine.queue.fair_queue import FairQueue
+from outrider.engine.queue.policy import NO_HOLDS, NewcomerHolds
+from outrider.engine.queue.slo_queue import SloQueue, SloQueueConfig
+from outrider.engine.request import (
     HIGH,
     LOW,
     NO_OBJECTIVE,
@@ -21,7 +21,7 @@ from engine.request import (
     SamplingParams,
     Tier,
 )
-from engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 
 BATCH = LatencyObjective(is_batch=True)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.request import EngineRequest, SamplingParams
-from engine.sequences.logit_rules import build_rules
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sampling import RowGroup, process_logits
-from engine.sequences.sequence import Sequence
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.sequences.logit_rules import build_rules
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sampling import RowGroup, process_logits
+from outrider.engine.sequences.sequence import Sequence
 from tests.laws.options import changed_logits
 
 VOCAB_SIZE = 23

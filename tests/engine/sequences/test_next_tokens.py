@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-import engine.sequences.next_tokens as module
-from engine.core import Engine
-from engine.request import EngineRequest
-from kernels.triton_support import triton, use_kernels
-from kernels.upload import read_back, upload_all
+import outrider.engine.sequences.next_tokens as module
+from outrider.engine.core import Engine
+from outrider.engine.request import EngineRequest
+from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.upload import read_back, upload_all
 from tests.engines import (
     Answer,
     make_engine,

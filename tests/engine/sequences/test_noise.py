@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from engine.request import SamplingParams, Tier
-from engine.sequences.noise import SequenceNoise
-from kernels.sampling.gumbel_noise import gumbel_noise, row_key
+from outrider.engine.request import SamplingParams, Tier
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
 
 CPU = torch.device("cpu")
 

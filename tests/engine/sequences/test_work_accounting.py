@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from draft.config import DraftConfig
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import EngineEvent, Failed, Finished, TierWork
-from engine.grammar.grammar import InvalidGrammarError
-from engine.request import CascadeParams, GrammarSpec, Tier
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.events import EngineEvent, Failed, Finished, TierWork
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.request import CascadeParams, GrammarSpec, Tier
 from tests.engines import (
     make_engine,
     make_request,

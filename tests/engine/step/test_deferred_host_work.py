@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.core import Engine
-from engine.events import EngineEvent, Finished
-from engine.step.deferred_host_work import DeferredHostWork
+from outrider.engine.core import Engine
+from outrider.engine.events import EngineEvent, Finished
+from outrider.engine.step.deferred_host_work import DeferredHostWork
 from tests.engines import (
     Answer,
     assert_idle,

@@ -2,14 +2,15 @@
 
 import pytest
 
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import InvalidRequestError, TierUnavailableError
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest, SpeculationParams, Tier
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.errors import InvalidRequestError, TierUnavailableError
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest, SpeculationParams, Tier
+from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     Answer,
     Pair,
@@ -22,7 +23,6 @@ from tests.engines import (
     tiny_pair,
     watch_small_rows,
 )
-from verifier.coupled import CoupledVerifier
 
 PROMPT = random_prompt(37)
 # The tiny models are sure of nothing: a long answer is never likely to be right.

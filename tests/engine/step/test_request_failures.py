@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from engine.core import Engine
-from engine.errors import InvalidRequestError
-from engine.events import Failed
-from engine.request import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, EngineRequest, SamplingParams
-from gateway.backends.step_loop import _apply
-from gateway.backends.wire import Events, Refused, Reply, Submit, decode_reply, encode
+from outrider.engine.core import Engine
+from outrider.engine.errors import InvalidRequestError
+from outrider.engine.events import Failed
+from outrider.engine.request import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
+    EngineRequest,
+    SamplingParams,
+)
+from outrider.gateway.backends.step_loop import _apply
+from outrider.gateway.backends.wire import Events, Refused, Reply, Submit, decode_reply, encode
 from tests.engines import assert_idle, make_engine, make_request, serve, shipped_pair, tiny_pair
 from tests.grammars import schema_spec, shipped_compiler
 
@@ -134,7 +139,7 @@ def test_a_refusal_with_half_a_surrogate_can_be_sent(
     engine = make_engine(tiny_pair())
     monkeypatch.setattr(engine, "submit", _breaks_in_no_text)
     # The logged traceback has the surrogate too, which pytest-xdist cannot send in a report.
-    with caplog.at_level(logging.CRITICAL, logger="gateway.backends.step_loop"):
+    with caplog.at_level(logging.CRITICAL, logger="outrider.gateway.backends.step_loop"):
         (reply,) = told(engine, make_request("a", [5]))
     assert isinstance(decode_reply(encode(reply)), Refused)
 

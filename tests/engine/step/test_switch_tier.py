@@ -2,13 +2,14 @@
 
 import pytest
 
-from draft.config import DraftConfig
-from draft.tree_drafter import TreeDrafter
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import PromptTooLongError
-from engine.passes.runner import ModelRunner
-from engine.request import EngineRequest, Tier
+from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.config import EngineConfig
+from outrider.engine.core import Engine
+from outrider.engine.errors import PromptTooLongError
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.request import EngineRequest, Tier
+from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     Answer,
     Pair,
@@ -22,7 +23,6 @@ from tests.engines import (
     tiny_pair,
     watch_small_rows,
 )
-from verifier.coupled import CoupledVerifier
 
 PROMPT = random_prompt(37)
 

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.block_pool import BlockPool
-from engine.cache.kv_view import KVView
-from engine.passes.runner import ModelRunner
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sampling import forest_sampling_rows
-from engine.sequences.sequence import Sequence
-from engine.trees.forest import (
+from outrider.engine.cache.block_pool import BlockPool
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.sequences.sampling import forest_sampling_rows
+from outrider.engine.sequences.sequence import Sequence
+from outrider.engine.trees.forest import (
     Forest,
     ForestReadback,
     ForestVerdicts,

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from engine.core import Engine
-from engine.events import TokensEmitted
-from engine.protocols import Trees
-from engine.request import CascadeParams, EngineRequest, Source, SpeculationParams, Tier
-from engine.trace import StepTrace
+from outrider.engine.core import Engine
+from outrider.engine.events import TokensEmitted
+from outrider.engine.protocols import Trees
+from outrider.engine.request import CascadeParams, EngineRequest, Source, SpeculationParams, Tier
+from outrider.engine.trace import StepTrace
 from tests.engine.grammar.compiling import PERSON, allowed_after, compiled
 from tests.engines import (
     Answer,

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from gateway.adapters.admin import AdapterList, AdapterReport
-from gateway.adapters.registry import AdapterRegistry
-from gateway.adapters.watcher import AdapterWatcher
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.errors.tree import BadRequestError, ConflictError, NotFoundError
-from gateway.metering.tenancy import Tenancy
-from gateway.settings.adapters import AdapterSettings, NamedAdapter, parse_adapter
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from router.policy import Route, RouteConstraints
+from outrider.gateway.adapters.admin import AdapterList, AdapterReport
+from outrider.gateway.adapters.registry import AdapterRegistry
+from outrider.gateway.adapters.watcher import AdapterWatcher
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.errors.tree import BadRequestError, ConflictError, NotFoundError
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.settings.adapters import AdapterSettings, NamedAdapter, parse_adapter
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.router.policy import Route, RouteConstraints
 from tests.adapters import make_adapter
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.scripted_client import Script, ScriptedClient

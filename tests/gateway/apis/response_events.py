@@ -6,7 +6,7 @@ from typing import Any
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from gateway.apis.responses.answers import ResponseEvent, ResponseObject
+from outrider.gateway.apis.responses.answers import ResponseEvent, ResponseObject
 
 # What OpenAI's server sends and its client's types leave out, here and there, and our own report.
 BESIDE = {"store", "bytes", "outrider", "status"}

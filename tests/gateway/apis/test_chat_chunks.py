@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gateway.apis.chat_chunks import CallPiece, ChatChunkParser, ChatUsage, read_completion
-from gateway.errors.tree import GenerationError
+from outrider.gateway.apis.chat_chunks import CallPiece, ChatChunkParser, ChatUsage, read_completion
+from outrider.gateway.errors.tree import GenerationError
 from tests.gateway.apis.chat_answers import (
     ANSWER_ID,
     DONE,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import World, hybrid
 
 NUM_PARTS = 1_000
-API = "gateway.apis.reading"
-READING = "gateway.handoff.reading"
+API = "outrider.gateway.apis.reading"
+READING = "outrider.gateway.handoff.reading"
 OF_ANY_API = (
     f"{API}.validate",
     f"{API}.refuse_doubled_names",
@@ -22,8 +22,8 @@ OF_ANY_API = (
     f"{READING}.read_known",
 )
 OF_CHAT = OF_ANY_API[2:]
-RESPONSES = "gateway.apis.responses.api"
-MESSAGES = "gateway.apis.messages.api"
+RESPONSES = "outrider.gateway.apis.responses.api"
+MESSAGES = "outrider.gateway.apis.messages.api"
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import anthropic
 import httpx
 import pytest
 
-from engine.errors import QueueFullError
-from gateway.apis.messages.answers import MessageAnswer, MessagesError
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.errors import QueueFullError
+from outrider.gateway.apis.messages.answers import MessageAnswer, MessagesError
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server, scripted_server, wait_for
 from tests.gateway.scripted_client import Script
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.apis.messages.api import MessagesApi
-from gateway.errors.http import Problem, problem_of
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.parsing import parse
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.dialects.anthropic_messages import translate_messages
-from gateway.upstream.dialects.anthropic_request import request_body
+from outrider.gateway.apis.messages.api import MessagesApi
+from outrider.gateway.errors.http import Problem, problem_of
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.dialects.anthropic_messages import translate_messages
+from outrider.gateway.upstream.dialects.anthropic_request import request_body
 
 HELLO = {"role": "user", "content": "Hello"}
 BASE: dict[str, Any] = {"model": "auto", "max_tokens": 64, "messages": [HELLO]}

@@ -8,13 +8,13 @@ from typing import Any
 import anthropic
 import pytest
 
-from engine.errors import QueueFullError
-from gateway.errors.tree import BadRequestError, ModelNotFoundError, PermissionDeniedError
-from gateway.handoff.chains import ChainBook
-from gateway.settings.aliases import AliasSettings
-from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_jobs, build_tokenizing
+from outrider.engine.errors import QueueFullError
+from outrider.gateway.errors.tree import BadRequestError, ModelNotFoundError, PermissionDeniedError
+from outrider.gateway.handoff.chains import ChainBook
+from outrider.gateway.settings.aliases import AliasSettings
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal, Scopes
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_jobs, build_tokenizing
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import World, hybrid
 from tests.gateway.scripted_client import Script

@@ -7,16 +7,16 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.apis.messages.answers import (
+from outrider.gateway.apis.messages.answers import (
     MESSAGE_EVENTS,
     MessageAnswer,
     MessagesErrorEvent,
     PingEvent,
 )
-from gateway.apis.messages.writer import MessageWriter
-from gateway.errors.http import Problem
-from gateway.errors.tree import GenerationError
-from gateway.upstream.dialects.anthropic_stream import AnthropicChunkReader
+from outrider.gateway.apis.messages.writer import MessageWriter
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.errors.tree import GenerationError
+from outrider.gateway.upstream.dialects.anthropic_stream import AnthropicChunkReader
 from tests.gateway.apis.chat_answers import (
     DONE,
     REPORT,

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import World, hybrid
 
 Calls = list[tuple[str, dict[str, str]]]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from gateway.apis.prices import with_prices
-from gateway.ledger.prices import PriceBook
-from gateway.schema.responses import ModelCard
-from gateway.settings.tree import Settings
+from outrider.gateway.apis.prices import with_prices
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.schema.responses import ModelCard
+from outrider.gateway.settings.tree import Settings
 
 CLOUD = {
     "tier": "cloud",

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from benchmarks.mock_script import MockScript, ToolCall
 from benchmarks.toxics import Toxic
-from engine.errors import QueueFullError
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.errors import QueueFullError
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.apis.response_events import read_events, read_response, rebuilt
 from tests.gateway.conftest import Server, scripted_server, wait_for
 from tests.gateway.hybrid import hybrid

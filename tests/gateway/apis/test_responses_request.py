@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.apis.responses.api import ResponsesApi
-from gateway.apis.responses.items import read_messages
-from gateway.apis.responses.request import FunctionCallItem
-from gateway.errors.http import Problem
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
+from outrider.gateway.apis.responses.api import ResponsesApi
+from outrider.gateway.apis.responses.items import read_messages
+from outrider.gateway.apis.responses.request import FunctionCallItem
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
 
 SURFACE = ResponsesApi(has_upstream_tiers=True)
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.apis.api import TranslatedRequest
-from gateway.apis.responses.api import ResponsesApi
-from gateway.apis.responses.tools import text_arguments, text_of
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.apis.api import TranslatedRequest
+from outrider.gateway.apis.responses.api import ResponsesApi
+from outrider.gateway.apis.responses.tools import text_arguments, text_of
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.apis.chat_answers import call, chunk, completion, ending
 from tests.gateway.apis.response_events import read_events, read_response, rebuilt
 from tests.gateway.hybrid import hybrid

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.apis.api import AnswerWriter
-from gateway.apis.responses.api import ResponsesApi
-from gateway.errors.http import Problem
-from gateway.errors.tree import GenerationError
+from outrider.gateway.apis.api import AnswerWriter
+from outrider.gateway.apis.responses.api import ResponsesApi
+from outrider.gateway.errors.http import Problem
+from outrider.gateway.errors.tree import GenerationError
 from tests.gateway.apis.chat_answers import (
     DONE,
     REPORT,

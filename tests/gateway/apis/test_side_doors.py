@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from gateway.apis.api import Api
-from gateway.apis.messages.api import MessagesApi
-from gateway.apis.responses.api import ResponsesApi
-from gateway.apis.responses.paths import in_own_words
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.parsing import parse
-from gateway.schema.template_variables import read_variables
+from outrider.gateway.apis.api import Api
+from outrider.gateway.apis.messages.api import MessagesApi
+from outrider.gateway.apis.responses.api import ResponsesApi
+from outrider.gateway.apis.responses.paths import in_own_words
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.schema.template_variables import read_variables
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BASES: dict[str, dict[str, Any]] = {

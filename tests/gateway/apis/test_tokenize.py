@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.apis.tokenize_schema import Detokenized, Tokenized
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.apis.tokenize_schema import Detokenized, Tokenized
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server
 
 MESSAGES = [

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine.events import (
+from outrider.engine.events import (
     EngineEvent,
     TokensEmitted,
 )
-from gateway.backends.client import EngineClient
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineRecipe
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineRecipe
 from tests.gateway import scripted_engine
 from tests.gateway.scripted_engine import make_request
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gateway.backends.connected_gateway import ListenerBounds
-from gateway.backends.engine_listener import EngineListener
-from gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, write_fleet_keys
-from gateway.backends.remote_client import RemoteEngineClient
-from gateway.backends.step_loop import serve_loaded
+from outrider.gateway.backends.connected_gateway import ListenerBounds
+from outrider.gateway.backends.engine_listener import EngineListener
+from outrider.gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, write_fleet_keys
+from outrider.gateway.backends.remote_client import RemoteEngineClient
+from outrider.gateway.backends.step_loop import serve_loaded
 from tests.gateway import scripted_engine
 
 ANY_PORT = "tcp://127.0.0.1:0"

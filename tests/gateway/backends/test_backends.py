@@ -17,7 +17,7 @@ import pytest
 import uvloop
 import zmq
 
-from engine.errors import (
+from outrider.engine.errors import (
     CrashSuspectError,
     EngineDiedError,
     EngineError,
@@ -25,7 +25,7 @@ from engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from engine.events import (
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     Failed,
@@ -34,10 +34,10 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from gateway.backends.client import EngineClient
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineProcess, EngineRecipe
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineProcess, EngineRecipe
 from tests.gateway import scripted_engine
 from tests.gateway.backends.clients import (
     BUILDER,
@@ -712,8 +712,8 @@ def test_it_runs_on_uvloop() -> None:
 
 ORPHAN = """
 import asyncio, sys
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineRecipe
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineRecipe
 
 async def main():
     recipe = EngineRecipe(builder="tests.gateway.scripted_engine:build", arguments="{}")
@@ -727,12 +727,11 @@ asyncio.run(main())
 
 
 def test_the_engine_ends_with_its_gateway_and_cleans_up(tmp_path: Path) -> None:
-    root = str(Path(__file__).parents[3])
     with subprocess.Popen(
         [sys.executable, "-c", ORPHAN],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": root},
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     ) as gateway:
         assert gateway.stdout is not None
         engine = psutil.Process(int(gateway.stdout.readline()))

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import CrashSuspectError, EngineDiedError
-from engine.events import EngineEvent, Failed, Finished, FinishReason, RequestStats
-from engine.request import EngineRequest, GrammarSpec
-from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
-from gateway.backends.streams import EventStreams
-from gateway.backends.wire import Abort, Command, Submit
-from gateway.errors.http import problem_of
-from gateway.errors.tree import EngineLostTwiceError
+from outrider.engine.errors import CrashSuspectError, EngineDiedError
+from outrider.engine.events import EngineEvent, Failed, Finished, FinishReason, RequestStats
+from outrider.engine.request import EngineRequest, GrammarSpec
+from outrider.gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
+from outrider.gateway.backends.streams import EventStreams
+from outrider.gateway.backends.wire import Abort, Command, Submit
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import EngineLostTwiceError
 from tests.gateway.scripted_engine import make_request
 
 

@@ -16,10 +16,10 @@ import pytest
 import zmq
 from msgspec import DecodeError
 
-from engine.events import EngineEvent, Finished, RequestStats, TokensEmitted
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineRecipe
-from gateway.backends.wire import (
+from outrider.engine.events import EngineEvent, Finished, RequestStats, TokensEmitted
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineRecipe
+from outrider.gateway.backends.wire import (
     Abort,
     Crashed,
     Events,

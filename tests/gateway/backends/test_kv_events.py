@@ -6,14 +6,14 @@ import msgspec
 import pytest
 import zmq
 
-from engine.cache.block_news import BlockFeed, BlockNews
-from engine.cache.block_pool import PRIVATE_SALT, BlockPool, prefix_root
-from engine.cache.kv_view import KVView
-from engine.errors import EngineError
-from engine.events import TierInfo
-from gateway.backends.fleet_keys import FleetKeys, KeyPair
-from gateway.backends.kv_events import KvEventPublisher
-from gateway.settings.tree import SettingsError, load_settings
+from outrider.engine.cache.block_news import BlockFeed, BlockNews
+from outrider.engine.cache.block_pool import PRIVATE_SALT, BlockPool, prefix_root
+from outrider.engine.cache.kv_view import KVView
+from outrider.engine.errors import EngineError
+from outrider.engine.events import TierInfo
+from outrider.gateway.backends.fleet_keys import FleetKeys, KeyPair
+from outrider.gateway.backends.kv_events import KvEventPublisher
+from outrider.gateway.settings.tree import SettingsError, load_settings
 
 TIER = TierInfo(
     tier="large",

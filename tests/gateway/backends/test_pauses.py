@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
-from engine.errors import EngineDiedError, EngineError, QueueFullError
-from engine.events import Ending, EngineEvent, Finished, TokensEmitted
-from engine.request import EngineRequest
-from gateway.backends.client import PausedRequests
-from gateway.backends.crash_suspects import CrashSuspects
-from gateway.backends.streams import EventStreams
-from gateway.backends.wire import Command, Submit
-from gateway.errors.http import problem_of
+from outrider.engine.errors import EngineDiedError, EngineError, QueueFullError
+from outrider.engine.events import Ending, EngineEvent, Finished, TokensEmitted
+from outrider.engine.request import EngineRequest
+from outrider.gateway.backends.client import PausedRequests
+from outrider.gateway.backends.crash_suspects import CrashSuspects
+from outrider.gateway.backends.streams import EventStreams
+from outrider.gateway.backends.wire import Command, Submit
+from outrider.gateway.errors.http import problem_of
 from tests.gateway.backends.clients import becomes, collect, run
 from tests.gateway.fleet.replicas import all_up, mortal, pool_of
 from tests.gateway.scripted_engine import make_request

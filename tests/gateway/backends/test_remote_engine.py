@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.errors import (
+from outrider.engine.errors import (
     CrashSuspectError,
     EngineDiedError,
     EngineError,
@@ -22,20 +22,20 @@ from engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from engine.events import Failed, Finished, TokensEmitted
-from gateway.backends.connected_gateway import MAX_CALLS, ListenerBounds
-from gateway.backends.engine_listener import EngineListener
-from gateway.backends.fleet_keys import (
+from outrider.engine.events import Failed, Finished, TokensEmitted
+from outrider.gateway.backends.connected_gateway import MAX_CALLS, ListenerBounds
+from outrider.gateway.backends.engine_listener import EngineListener
+from outrider.gateway.backends.fleet_keys import (
     FleetKeys,
     KeyPair,
     read_fleet_keys,
     require_safe,
     write_fleet_keys,
 )
-from gateway.backends.remote_client import RemoteEngineClient
-from gateway.backends.replica_link import ReplicaRefusedError
-from gateway.backends.watched_client import Patience
-from gateway.backends.wire import (
+from outrider.gateway.backends.remote_client import RemoteEngineClient
+from outrider.gateway.backends.replica_link import ReplicaRefusedError
+from outrider.gateway.backends.watched_client import Patience
+from outrider.gateway.backends.wire import (
     PROTOCOL_VERSION,
     Events,
     GetStats,
@@ -49,7 +49,7 @@ from gateway.backends.wire import (
     decode_reply,
     encode,
 )
-from gateway.settings.tree import SettingsError
+from outrider.gateway.settings.tree import SettingsError
 from tests.gateway.backends.clients import STEP_MS, becomes, collect, run, started, tokens
 from tests.gateway.backends.replicas import Replica, replica
 from tests.gateway.scripted_engine import (
@@ -133,7 +133,7 @@ def test_another_version_and_other_models_are_refused_by_name(
             with pytest.raises(ReplicaRefusedError, match=r"scripted as its large model.*abc.*xyz"):
                 await other.start()
             monkeypatch.setattr(
-                "gateway.backends.replica_link.PROTOCOL_VERSION", PROTOCOL_VERSION + 1
+                "outrider.gateway.backends.replica_link.PROTOCOL_VERSION", PROTOCOL_VERSION + 1
             )
             newer = RemoteEngineClient(engine.endpoint)
             with pytest.raises(ReplicaRefusedError, match=r"version 1 .* version 2: install"):

@@ -9,8 +9,8 @@ from typing import cast
 import psutil
 import pytest
 
-from engine.errors import EngineDiedError
-from engine.events import (
+from outrider.engine.errors import EngineDiedError
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     Failed,
@@ -19,10 +19,10 @@ from engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from engine.request import EngineRequest
-from gateway.backends.client import PausedRequests
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.spawning import EngineRecipe, end, spawn_untold
+from outrider.engine.request import EngineRequest
+from outrider.gateway.backends.client import PausedRequests
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.spawning import EngineRecipe, end, spawn_untold
 from tests.gateway.backends.clients import BUILDER, becomes, collect, process, run, started, tokens
 from tests.gateway.scripted_engine import SMALL_SHIFT, make_request
 

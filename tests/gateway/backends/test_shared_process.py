@@ -3,9 +3,9 @@
 import os
 import signal
 
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.remote_client import RemoteEngineClient
-from gateway.backends.spawning import EngineProcess, EngineRecipe
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.remote_client import RemoteEngineClient
+from outrider.gateway.backends.spawning import EngineProcess, EngineRecipe
 from tests.gateway.backends.clients import BUILDER, STEP_MS, becomes, collect, run, started, tokens
 
 

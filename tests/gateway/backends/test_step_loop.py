@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from engine.cache.block_news import BlockFeed, BlockNews
-from engine.cache.block_pool import BlockPool
-from engine.events import EngineEvent, Finished, TokensEmitted
-from gateway.backends.step_loop import run_step_loop
-from gateway.backends.wire import (
+from outrider.engine.cache.block_news import BlockFeed, BlockNews
+from outrider.engine.cache.block_pool import BlockPool
+from outrider.engine.events import EngineEvent, Finished, TokensEmitted
+from outrider.gateway.backends.step_loop import run_step_loop
+from outrider.gateway.backends.wire import (
     Abort,
     BlocksChanged,
     BlocksReset,

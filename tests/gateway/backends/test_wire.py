@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.errors
-from engine.errors import (
+import outrider.engine.errors
+from outrider.engine.errors import (
     EngineDiedError,
     EngineError,
     InfeasibleObjectiveError,
@@ -14,7 +14,7 @@ from engine.errors import (
     QueueFullError,
     TierUnavailableError,
 )
-from engine.events import (
+from outrider.engine.events import (
     AnswerHeld,
     EngineEvent,
     EngineInfo,
@@ -30,9 +30,9 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
-from engine.request import SOURCES, TIERS, EngineRequest, SamplingParams, SpeculationParams
-from engine.trace import StepTrace, TraceNode
-from gateway.backends import wire
+from outrider.engine.request import SOURCES, TIERS, EngineRequest, SamplingParams, SpeculationParams
+from outrider.engine.trace import StepTrace, TraceNode
+from outrider.gateway.backends import wire
 
 counts = st.integers(0, 2**40)
 token_ids = st.integers(0, 2**31)
@@ -295,7 +295,7 @@ def test_errors_keep_class_message_and_numbers(error: EngineError) -> None:
 def test_every_engine_error_can_travel() -> None:
     classes = [
         value
-        for value in vars(engine.errors).values()
+        for value in vars(outrider.engine.errors).values()
         if isinstance(value, type) and issubclass(value, EngineError)
     ]
     assert len(classes) >= 7

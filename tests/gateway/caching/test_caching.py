@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript, Toxic
-from gateway.caching.entry import CachedEntry
-from gateway.caching.memory_store import MemoryStore
-from gateway.caching.redis_store import RedisEntries
-from gateway.limits.redis_store import redis_client
-from gateway.settings.tree import Settings
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.caching.entry import CachedEntry
+from outrider.gateway.caching.memory_store import MemoryStore
+from outrider.gateway.caching.redis_store import RedisEntries
+from outrider.gateway.limits.redis_store import redis_client
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, World, hybrid
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.answers.outcomes import RequestOutcome
+from outrider.gateway.answers.outcomes import RequestOutcome
 
 
 class Clock:

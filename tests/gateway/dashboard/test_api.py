@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from engine.errors import EngineDiedError
-from engine.events import EngineStats, TierStats
-from gateway.dashboard.api import DashboardApi, DashboardSources
-from gateway.dashboard.recent import RecentOutcomes
-from gateway.dashboard.schema import Dashboard
-from gateway.settings.slo import default_classes
-from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
+from outrider.engine.errors import EngineDiedError
+from outrider.engine.events import EngineStats, TierStats
+from outrider.gateway.dashboard.api import DashboardApi, DashboardSources
+from outrider.gateway.dashboard.recent import RecentOutcomes
+from outrider.gateway.dashboard.schema import Dashboard
+from outrider.gateway.settings.slo import default_classes
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal, Scopes
 from tests.gateway.dashboard.outcomes import Clock, outcome
 
 ADMIN = Principal(key_id="boss", name="boss", tenant="boss", scopes=Scopes(is_admin=True))

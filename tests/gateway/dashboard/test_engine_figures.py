@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.events import EngineStats, TierStats
-from gateway.dashboard.engine_figures import EngineMoments
+from outrider.engine.events import EngineStats, TierStats
+from outrider.gateway.dashboard.engine_figures import EngineMoments
 
 FIRST = EngineStats(
     tiers={

@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gateway.dashboard.experiments import experiment_documents
-from gateway.experiments.experiments import Experiments
+from outrider.gateway.dashboard.experiments import experiment_documents
+from outrider.gateway.experiments.experiments import Experiments
 
 
 def test_an_experiment_that_has_not_begun_is_listed() -> None:

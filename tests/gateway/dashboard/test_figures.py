@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from gateway.answers.outcomes import RequestOutcome
-from gateway.dashboard.figures import CELL_S, figures
-from gateway.dashboard.recent import WINDOW_S, RecentOutcomes
-from gateway.settings.slo import SloClassSettings
+from outrider.gateway.answers.outcomes import RequestOutcome
+from outrider.gateway.dashboard.figures import CELL_S, figures
+from outrider.gateway.dashboard.recent import WINDOW_S, RecentOutcomes
+from outrider.gateway.settings.slo import SloClassSettings
 from tests.gateway.dashboard.outcomes import Clock, outcome
 
 CLASSES = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.dashboard.process_figures import ProcessMoments
-from gateway.dashboard.recent import WINDOW_S, RecentOutcomes
+from outrider.gateway.dashboard.process_figures import ProcessMoments
+from outrider.gateway.dashboard.recent import WINDOW_S, RecentOutcomes
 from tests.gateway.dashboard.outcomes import outcome
 
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.edge.headers import EdgeHeaders
-from gateway.edge.metrics import EdgeMetrics
-from gateway.metering.metrics import GatewayMetrics
-from gateway.metering.tenancy import Tenancy
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.settings.http_bounds import HttpSettings
-from gateway.settings.tree import Settings, load_settings
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from gateway.wiring.tenancy import build_tenancy
+from outrider.gateway.edge.headers import EdgeHeaders
+from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.tenancy import build_tenancy
 from tests.databases import with_tables
 from tests.gateway.conftest import LengthPolicy
 from tests.gateway.scripted_client import Script, ScriptedClient, Step

@@ -2,8 +2,8 @@
 
 from starlette.requests import Request
 
-from gateway.edge.bodies import BodyBudget, read_json_body
-from gateway.schema.parsing import JsonBounds
+from outrider.gateway.edge.bodies import BodyBudget, read_json_body
+from outrider.gateway.schema.parsing import JsonBounds
 
 _BODY_BYTES = 2**20
 

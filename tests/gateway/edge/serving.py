@@ -13,9 +13,9 @@ from typing import Any
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from gateway.edge.bounds import ConnectionBounds
-from gateway.edge.metrics import EdgeMetrics
-from gateway.edge.protocol import edge_protocol
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.edge.protocol import edge_protocol
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.edge.answer_transport import AnswerTransport
+from outrider.gateway.edge.answer_transport import AnswerTransport
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.edge.bounds import ConnectionBounds
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.gateways import ADMIN_TOKEN, Whole, keyed_gateway, whole_gateway
 from tests.gateway.edge.serving import Answered, Served, answer, answers, served, wait_for
 

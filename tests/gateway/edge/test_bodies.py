@@ -8,12 +8,12 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from gateway.edge.bodies import BodyBudget
-from gateway.edge.bounds import ConnectionBounds
-from gateway.errors.tree import BodiesFullError, KeyBodiesFullError
-from gateway.settings.http_bounds import HttpSettings
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.edge.bodies import BodyBudget
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.errors.tree import BodiesFullError, KeyBodiesFullError
+from outrider.gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.gateways import Whole, whole_gateway
 from tests.gateway.edge.serving import Served, answer, read_until, served, wait_for
 

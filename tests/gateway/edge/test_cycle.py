@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.bounds import ConnectionBounds
 from tests.gateway.edge.serving import Served, served
 
 GET = b"GET %s HTTP/1.%d\r\nHost: a\r\nConnection: %s\r\n\r\n"

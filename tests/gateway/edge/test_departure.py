@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.edge.departure import EXTENSION, Departure, watch_departure
+from outrider.gateway.edge.departure import EXTENSION, Departure, watch_departure
 
 
 class Flow:

@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 
-from gateway.edge.bounds import ConnectionBounds
-from gateway.edge.foreign_pages import ForeignPages
-from gateway.errors.tree import PermissionDeniedError
-from gateway.settings.http_bounds import CorsSettings, HttpSettings
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.foreign_pages import ForeignPages
+from outrider.gateway.errors.tree import PermissionDeniedError
+from outrider.gateway.settings.http_bounds import CorsSettings, HttpSettings
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.gateways import Whole, whole_gateway
 from tests.gateway.edge.serving import Answered, Served, answer, served
 

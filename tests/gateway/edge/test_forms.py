@@ -12,9 +12,9 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from gateway.edge.bodies import BodyBudget, read_form_body
-from gateway.edge.forms import FormPart, header_parameters, read_form, write_form
-from gateway.errors.tree import BadRequestError
+from outrider.gateway.edge.bodies import BodyBudget, read_form_body
+from outrider.gateway.edge.forms import FormPart, header_parameters, read_form, write_form
+from outrider.gateway.errors.tree import BadRequestError
 
 TYPE = "multipart/form-data; boundary=x"
 
@@ -198,7 +198,7 @@ def test_content_types_that_are(content_type: str) -> None:
 
 def test_a_boundary_may_stand_across_two_searches(monkeypatch: Any) -> None:
     """Long contents are searched piece by piece, with other requests' turns between."""
-    monkeypatch.setattr("gateway.edge.forms._SEARCHED_BYTES", 8)
+    monkeypatch.setattr("outrider.gateway.edge.forms._SEARCHED_BYTES", 8)
     for length in range(40):
         content = b"\r" * length
         assert bytes(read(part(NAMED, content) + b"--x--")[0].content) == content

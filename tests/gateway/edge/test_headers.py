@@ -5,9 +5,9 @@ from pydantic import ValidationError
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.edge.cors import CorsPolicy
-from gateway.edge.headers import EdgeHeaders
-from gateway.settings.http_bounds import CorsSettings
+from outrider.gateway.edge.cors import CorsPolicy
+from outrider.gateway.edge.headers import EdgeHeaders
+from outrider.gateway.settings.http_bounds import CorsSettings
 from tests.gateway.edge.asking import Exchange, ask, http_scope
 
 PAGE = "https://app.example"

@@ -11,12 +11,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.edge.bounds import ConnectionBounds
-from gateway.edge.idempotency import IdempotentAnswers
-from gateway.edge.metrics import EdgeMetrics
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError, RateLimitError
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.idempotency import IdempotentAnswers
+from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError, RateLimitError
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.asking import Exchange, http_scope
 from tests.gateway.edge.gateways import STEPS, whole_gateway
 from tests.gateway.edge.serving import served

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.edge.bounds import ConnectionBounds, usable_connections
+from outrider.gateway.edge.bounds import ConnectionBounds, usable_connections
 from tests.gateway.edge.serving import (
     Served,
     answer,
@@ -430,7 +430,7 @@ def test_a_thousand_idle_connections_do_no_harm(own: Application) -> None:
 def test_busy_connections_are_not_closed_for_new_ones(
     own: Application, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "gateway.edge")
+    caplog.set_level(logging.WARNING, "outrider.gateway.edge")
     with served(own, BOUNDS) as running:
         hold = b"GET /hold HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
         busy = [running.connect() for _ in range(BOUNDS.max_connections)]
@@ -619,7 +619,7 @@ def test_shutdown_finishes_requests_and_closes_idle_connections(own: Application
 
 
 def test_the_log_names_no_header(running: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "gateway.edge")
+    caplog.set_level(logging.DEBUG, "outrider.gateway.edge")
     running.ask(b"GET /echo HTTP/1.1\r\nAuthorization: Bearer or-secret\r\n x\r\n\r\n")
     assert "code=malformed_request peer=127.0.0.1" in caplog.text
     assert "secret" not in caplog.text
@@ -629,7 +629,7 @@ def test_more_connections_than_open_files_are_not_promised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = {"now": (1024, 4096)}
-    module = "gateway.edge.bounds.resource"
+    module = "outrider.gateway.edge.bounds.resource"
     monkeypatch.setattr(f"{module}.getrlimit", lambda _: limits["now"])
     monkeypatch.setattr(f"{module}.setrlimit", lambda _, new: limits.update(now=new))
     assert usable_connections(500) == 500

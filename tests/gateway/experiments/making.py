@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from gateway.experiments.assigner import Subject
-from gateway.experiments.lifecycle import created, started
-from gateway.experiments.records import ExperimentRecord
-from gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.experiments.assigner import Subject
+from outrider.gateway.experiments.lifecycle import created, started
+from outrider.gateway.experiments.records import ExperimentRecord
+from outrider.gateway.settings.experiments import ExperimentSpec
 
 SECRET = b"a secret of these tests"
 

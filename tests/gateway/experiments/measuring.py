@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from gateway.answers.outcomes import ArmRef, RequestOutcome
-from gateway.experiments.measures import ArmMeasures
-from gateway.experiments.totals import METRIC_NAMES, SKETCH_NAMES, ArmTotals
+from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.experiments.measures import ArmMeasures
+from outrider.gateway.experiments.totals import METRIC_NAMES, SKETCH_NAMES, ArmTotals
 
 NOON = 1_790_000_000.0
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.answers.outcomes import ArmRef
-from gateway.experiments.allocation import next_weights
-from gateway.experiments.totals import ArmTotals
-from gateway.settings.experiment_rules import AllocationRule
+from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.experiments.allocation import next_weights
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.settings.experiment_rules import AllocationRule
 from tests.gateway.experiments.measuring import counted, outcome
 
 _EVEN = {"a": 0.5, "b": 0.5}

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from gateway.experiments.arm_control import StoredArmControl
-from gateway.experiments.assigner import Subject
-from gateway.experiments.controller import ControllerMetrics, ExperimentController
-from gateway.experiments.measure_store import MemoryMeasureStore
-from gateway.experiments.measures import ArmMeasures, MeasureWriter
-from gateway.experiments.memory_store import MemoryExperimentStore
-from gateway.experiments.registry import ExperimentRegistry
-from gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.experiments.arm_control import StoredArmControl
+from outrider.gateway.experiments.assigner import Subject
+from outrider.gateway.experiments.controller import ControllerMetrics, ExperimentController
+from outrider.gateway.experiments.measure_store import MemoryMeasureStore
+from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
+from outrider.gateway.experiments.memory_store import MemoryExperimentStore
+from outrider.gateway.experiments.registry import ExperimentRegistry
+from outrider.gateway.settings.experiments import ExperimentSpec
 from tests.gateway.experiments.measuring import NOON, outcome
 
 _ARMS = {

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest, chi2_contingency
 
-from gateway.errors.tree import BadRequestError
-from gateway.experiments.assigner import NullAssigner, Subject, conversation_unit
-from gateway.experiments.assignment import HashAssigner
-from gateway.experiments.lifecycle import arm_stopped, edited, ramped, reweighted, started
-from gateway.experiments.records import ExperimentRecord
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.experiments.assigner import NullAssigner, Subject, conversation_unit
+from outrider.gateway.experiments.assignment import HashAssigner
+from outrider.gateway.experiments.lifecycle import arm_stopped, edited, ramped, reweighted, started
+from outrider.gateway.experiments.records import ExperimentRecord
 from tests.gateway.experiments.making import SECRET, record, spec, user
 
 TIERS = {"control": {}, "small": {"set": {"tier": "small"}}}

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, update
 
-from gateway.errors.tree import ConflictError, NotFoundError
-from gateway.experiments.actions import ExperimentActions
-from gateway.experiments.memory_store import MemoryExperimentStore
-from gateway.experiments.registry import ExperimentRegistry
-from gateway.experiments.store import ExperimentStore
-from gateway.experiments.syncing import apply_settings
-from gateway.settings.experiments import ExperimentSettings
-from gateway.storage import tables
-from gateway.storage.database import Database, DatabaseError
+from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.experiments.actions import ExperimentActions
+from outrider.gateway.experiments.memory_store import MemoryExperimentStore
+from outrider.gateway.experiments.registry import ExperimentRegistry
+from outrider.gateway.experiments.store import ExperimentStore
+from outrider.gateway.experiments.syncing import apply_settings
+from outrider.gateway.settings.experiments import ExperimentSettings
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database, DatabaseError
 from tests.databases import with_tables
 from tests.gateway.experiments.making import SECRET, spec, user
 

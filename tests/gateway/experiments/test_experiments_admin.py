@@ -12,20 +12,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gateway.errors.http import handle_exception
-from gateway.errors.tree import GatewayError
-from gateway.experiments.admin import ExperimentApi
-from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
-from gateway.experiments.admin_schema import (
+from outrider.gateway.errors.http import handle_exception
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.experiments.admin import ExperimentApi
+from outrider.gateway.experiments.admin_routes import EXPERIMENT_ROUTES
+from outrider.gateway.experiments.admin_schema import (
     EXPERIMENT_MODELS,
     ExperimentAnalysis,
     ExperimentDetail,
     ExperimentList,
     ExperimentReport,
 )
-from gateway.experiments.experiments import Experiments
-from gateway.schema.errors import ErrorResponse
-from gateway.tenants.keys import ANONYMOUS, Principal
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.schema.errors import ErrorResponse
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal
 from tests.gateway.edge.reading import read_small_body
 from tests.gateway.experiments.making import SECRET, spec, user
 from tests.gateway.route_fuzzing import document_of, fuzz_routes

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.answers.outcomes import ArmRef, RequestOutcome
-from gateway.errors.tree import ConflictError
-from gateway.experiments.controller import (
+from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.errors.tree import ConflictError
+from outrider.gateway.experiments.controller import (
     ControllerMetrics,
     ExperimentController,
     WatchedExperiment,
 )
-from gateway.experiments.guardrails import breaches, guardrail_intervals
-from gateway.experiments.measure_store import MemoryMeasureStore
-from gateway.experiments.measures import ArmMeasures, MeasureWriter
-from gateway.experiments.totals import ArmTotals
-from gateway.settings.experiment_rules import AllocationRule, GuardrailLimits
+from outrider.gateway.experiments.guardrails import breaches, guardrail_intervals
+from outrider.gateway.experiments.measure_store import MemoryMeasureStore
+from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.settings.experiment_rules import AllocationRule, GuardrailLimits
 from tests.gateway.experiments.measuring import NOON, counted, outcome
 
 _TTFT = GuardrailLimits(p95_ttft_ms=200.0)

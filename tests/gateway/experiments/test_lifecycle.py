@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors.tree import BadRequestError, ConflictError
-from gateway.experiments.lifecycle import (
+from outrider.gateway.errors.tree import BadRequestError, ConflictError
+from outrider.gateway.experiments.lifecycle import (
     arm_stopped,
     edited,
     ramped,
@@ -13,7 +13,7 @@ from gateway.experiments.lifecycle import (
     started,
     stopped,
 )
-from gateway.experiments.slots import size_of
+from outrider.gateway.experiments.slots import size_of
 from tests.gateway.experiments.making import record, spec
 
 THREE = {"control": {}, "a": {"set": {"max_draft_nodes": 1}}, "b": {"set": {"sources": []}}}

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-from gateway.answers.outcomes import ArmRef, RequestOutcome
-from gateway.experiments.feedback_totals import FeedbackRow
-from gateway.experiments.measure_document import decode_totals, encode_totals
-from gateway.experiments.measure_store import (
+from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.experiments.feedback_totals import FeedbackRow
+from outrider.gateway.experiments.measure_document import decode_totals, encode_totals
+from outrider.gateway.experiments.measure_store import (
     FOLDED_WRITER,
     MAX_NAMES,
     MeasureStore,
@@ -18,9 +18,9 @@ from gateway.experiments.measure_store import (
     TooManyNamesError,
     TotalsStore,
 )
-from gateway.experiments.measures import ArmMeasures, MeasureWriter
-from gateway.storage.database import Database, DatabaseError
-from gateway.storage.tables import experiment_measures, feedback
+from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
+from outrider.gateway.storage.database import Database, DatabaseError
+from outrider.gateway.storage.tables import experiment_measures, feedback
 from tests.gateway.experiments.measuring import NOON, assert_same, counted, outcome
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.answers.outcomes import ArmRef
-from gateway.experiments.measure_store import ArmKey, MemoryMeasureStore
-from gateway.experiments.measures import ArmMeasures, MeasureWriter
-from gateway.experiments.totals import ArmTotals
-from gateway.storage.database import DatabaseError
+from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.experiments.measure_store import ArmKey, MemoryMeasureStore
+from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.storage.database import DatabaseError
 from tests.gateway.experiments.measuring import NOON, assert_same, counted, outcome
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.experiments.sketch import MAX_BINS, RELATIVE_ACCURACY, QuantileSketch
+from outrider.gateway.experiments.sketch import MAX_BINS, RELATIVE_ACCURACY, QuantileSketch
 
 _LATENCIES = st.lists(st.floats(min_value=1e-6, max_value=1e5), min_size=1, max_size=300)
 

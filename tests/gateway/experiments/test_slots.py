@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.experiments.slots import (
+from outrider.gateway.experiments.slots import (
     NUM_SLOTS,
     NoRoomError,
     Ranges,

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engine.events import EngineEvent
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
+from outrider.engine.events import EngineEvent
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
 from tests.gateway.backends.clients import started
 from tests.gateway.scripted_engine import ScriptedEngine
 

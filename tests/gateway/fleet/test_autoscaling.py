@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.fleet.autoscaling import FleetFigures, ScaleToLatency, ScalingLimits
+from outrider.gateway.fleet.autoscaling import FleetFigures, ScaleToLatency, ScalingLimits
 
 
 def figures(

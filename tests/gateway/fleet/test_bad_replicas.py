@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from engine.cache.block_news import BlockFeed, BlockNews
-from engine.cache.block_pool import BlockPool
-from engine.events import Finished
-from gateway.backends.fleet_keys import FleetKeys, KeyPair
-from gateway.backends.remote_client import RemoteEngineClient
-from gateway.backends.watched_client import Patience
-from gateway.backends.wire import BlocksChanged, BlocksReset
-from gateway.fleet.block_index import BlockIndex, block_keys
-from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
-from gateway.wiring.fleet import _make_replica
+from outrider.engine.cache.block_news import BlockFeed, BlockNews
+from outrider.engine.cache.block_pool import BlockPool
+from outrider.engine.events import Finished
+from outrider.gateway.backends.fleet_keys import FleetKeys, KeyPair
+from outrider.gateway.backends.remote_client import RemoteEngineClient
+from outrider.gateway.backends.watched_client import Patience
+from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.fleet.block_index import BlockIndex, block_keys
+from outrider.gateway.fleet.cache_aware import CacheAware
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.wiring.fleet import _make_replica
 from tests.gateway.backends import replicas
 from tests.gateway.backends.clients import STEP_MS, becomes, collect, run, started, tokens
 from tests.gateway.backends.test_resuming import Reader

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.backends.wire import BlocksChanged, BlocksReset
-from gateway.fleet.block_index import BlockIndex, block_keys, grid
-from gateway.fleet.block_table import BlockTable
+from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.fleet.block_index import BlockIndex, block_keys, grid
+from outrider.gateway.fleet.block_table import BlockTable
 
 NUM_LANES = 9
 

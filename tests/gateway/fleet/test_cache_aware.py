@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.cache.block_pool import prefix_hashes, prefix_root
-from engine.events import TierInfo
-from engine.request import AdapterRef, EngineRequest, SamplingParams
-from gateway.backends.wire import BlocksReset, join_hashes
-from gateway.fleet.block_index import BlockIndex
-from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.placement import Loads, ReplicaLoad
+from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
+from outrider.engine.events import TierInfo
+from outrider.engine.request import AdapterRef, EngineRequest, SamplingParams
+from outrider.gateway.backends.wire import BlocksReset, join_hashes
+from outrider.gateway.fleet.block_index import BlockIndex
+from outrider.gateway.fleet.cache_aware import CacheAware
+from outrider.gateway.fleet.placement import Loads, ReplicaLoad
 
 BLOCK = 16
 LARGE = TierInfo(
@@ -158,8 +158,8 @@ def test_a_checkpoint_is_found_among_blocks_that_are_none() -> None:
 
 
 def test_the_text_is_hashed_as_the_engine_hashes_it() -> None:
-    from engine.cache.block_pool import BlockPool
-    from engine.cache.kv_view import KVView
+    from outrider.engine.cache.block_pool import BlockPool
+    from outrider.engine.cache.kv_view import KVView
 
     fleet, tokens = Fleet(1), text(5, 100)
     pool = BlockPool(num_blocks=20, block_size=BLOCK)

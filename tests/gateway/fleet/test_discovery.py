@@ -9,15 +9,15 @@ from threading import Thread
 
 import pytest
 
-from engine.events import Finished
-from gateway.backends.watched_client import Patience
-from gateway.fleet.addresses import Found, Wanted, resolve
-from gateway.fleet.block_index import BlockIndex
-from gateway.fleet.cache_aware import CacheAware
-from gateway.fleet.discovery import DiscoveredPool
-from gateway.settings.sections import EngineSettings
-from gateway.settings.tree import Settings, SettingsError
-from gateway.wiring.fleet import _make_replica, build_remote
+from outrider.engine.events import Finished
+from outrider.gateway.backends.watched_client import Patience
+from outrider.gateway.fleet.addresses import Found, Wanted, resolve
+from outrider.gateway.fleet.block_index import BlockIndex
+from outrider.gateway.fleet.cache_aware import CacheAware
+from outrider.gateway.fleet.discovery import DiscoveredPool
+from outrider.gateway.settings.sections import EngineSettings
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.wiring.fleet import _make_replica, build_remote
 from tests.gateway.backends.clients import STEP_MS, becomes, collect, run, tokens
 from tests.gateway.backends.replicas import Replica
 from tests.gateway.scripted_engine import make_request

@@ -4,13 +4,13 @@ import dataclasses
 
 import httpx
 
-from engine.events import EngineStats, TierStats
-from gateway.fleet.fleet_stats import FleetStats
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
+from outrider.engine.events import EngineStats, TierStats
+from outrider.gateway.fleet.fleet_stats import FleetStats
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 

@@ -10,20 +10,25 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript, mock_in_thread
-from engine.errors import EngineDiedError, EngineError, EngineNotStartedError, QueueFullError
-from engine.events import Failed, Finished
-from engine.request import Tier
-from gateway.fleet.addresses import Found, Wanted
-from gateway.fleet.demand import Demand, Needs
-from gateway.fleet.discovery import DiscoveredPool
-from gateway.fleet.replica import Replica
-from gateway.metering.metrics import GatewayMetrics
-from gateway.settings.tree import Settings
-from gateway.text.chat import ChatTokenizer
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from gateway.wiring.upstream import build_cloud
+from outrider.engine.errors import (
+    EngineDiedError,
+    EngineError,
+    EngineNotStartedError,
+    QueueFullError,
+)
+from outrider.engine.events import Failed, Finished
+from outrider.engine.request import Tier
+from outrider.gateway.fleet.addresses import Found, Wanted
+from outrider.gateway.fleet.demand import Demand, Needs
+from outrider.gateway.fleet.discovery import DiscoveredPool
+from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.upstream import build_cloud
 from tests.gateway.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.gateway.fleet.replicas import mortal

@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from engine.request import EngineRequest, SamplingParams
-from gateway.fleet.placement import LeastWork, LoadBoard, Loads, ReplicaLoad
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.fleet.placement import LeastWork, LoadBoard, Loads, ReplicaLoad
 
 
 def _request(num_tokens: int) -> EngineRequest:

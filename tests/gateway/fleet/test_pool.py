@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import (
+from outrider.engine.errors import (
     CrashSuspectError,
     EngineDiedError,
     EngineError,
@@ -15,11 +15,18 @@ from engine.errors import (
     PromptTooLongError,
     TierUnavailableError,
 )
-from engine.events import AnswerHeld, Failed, Finished, PrefillDone, TierSwitched, TokensEmitted
-from engine.request import CascadeParams
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import OtherModelsError
-from gateway.fleet.roster import NoReplicaLeftError
+from outrider.engine.events import (
+    AnswerHeld,
+    Failed,
+    Finished,
+    PrefillDone,
+    TierSwitched,
+    TokensEmitted,
+)
+from outrider.engine.request import CascadeParams
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import OtherModelsError
+from outrider.gateway.fleet.roster import NoReplicaLeftError
 from tests.gateway.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.backends.test_resuming import Reader
 from tests.gateway.fleet.replicas import all_up, mortal, pool_of, replica_of

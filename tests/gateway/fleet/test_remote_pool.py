@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.events import Failed, Finished, PrefillDone
-from gateway.backends.remote_client import RemoteEngineClient
-from gateway.backends.watched_client import Patience
-from gateway.fleet.pool import EnginePool
-from gateway.fleet.replica import Replica
+from outrider.engine.events import Failed, Finished, PrefillDone
+from outrider.gateway.backends.remote_client import RemoteEngineClient
+from outrider.gateway.backends.watched_client import Patience
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.fleet.replica import Replica
 from tests.gateway.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.backends.replicas import Replica as ListeningReplica
 from tests.gateway.backends.replicas import replica

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from gateway.fleet.admin import ReplicaList
-from gateway.fleet.pool import EnginePool
-from gateway.metering.tenancy import Tenancy
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
+from outrider.gateway.fleet.admin import ReplicaList
+from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
 from tests.engines import PAIR_FOLDER
 from tests.gateway.adapters.test_adapters import BOSS, AlwaysLarge
 from tests.gateway.conftest import wait_for

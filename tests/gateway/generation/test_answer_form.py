@@ -12,10 +12,10 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.fuzzed_schemas import random_schema
-from engine.grammar.grammar import InvalidGrammarError
-from engine.grammar.json_schema import prepare_schema
-from gateway.text.answer_form import AnswerForm
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.grammar.json_schema import prepare_schema
+from outrider.gateway.text.answer_form import AnswerForm
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.engine.grammar.test_fuzz import hostile_schema
 from tests.gateway.conftest import Server, scripted_server
 from tests.sizes import repeats

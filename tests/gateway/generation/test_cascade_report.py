@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from gateway.answers.responder import Responder, RouteReason
-from gateway.generation.generation import Generation
-from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
-from gateway.handoff.local_responder import LocalLoad, LocalResponder, Writing
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.job import Job
-from gateway.schema.kinds import Endpoint
-from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion
-from gateway.server.responses import AnswerResponse, header_text
-from gateway.text.chat import ChatTokenizer
-from router.cascade import Action
+from outrider.gateway.answers.responder import Responder, RouteReason
+from outrider.gateway.generation.generation import Generation
+from outrider.gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
+from outrider.gateway.handoff.local_responder import LocalLoad, LocalResponder, Writing
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.job import Job
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion
+from outrider.gateway.server.responses import AnswerResponse, header_text
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.router.cascade import Action
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch, letters, watched_job
 
@@ -232,7 +232,7 @@ def test_one_line_a_request_without_its_text(
     tokenizer: ChatTokenizer, encode: Encode, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = watched_job(tokenizer, [PlannedWatch("commit", 3)])
-    with caplog.at_level(logging.INFO, "gateway.server.responses"):
+    with caplog.at_level(logging.INFO, "outrider.gateway.server.responses"):
         answered(engine_of(encode), job, stream=True)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "request_id=abc job=job tier=small" in line

@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 import pytest
 
-import draft
-from engine.request import GrammarSpec, SamplingParams
-from gateway.backends.client import EngineClient
-from gateway.generation.generation import Generation
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.job import Job
-from gateway.schema.chat import ChatRequest
-from gateway.settings.tree import load_settings
-from gateway.text.chat import ChatTokenizer, Prompt
-from gateway.wiring.build import build_client
-from router.cascade import Action
+from outrider import draft
+from outrider.engine.request import GrammarSpec, SamplingParams
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.generation.generation import Generation
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.job import Job
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.text.chat import ChatTokenizer, Prompt
+from outrider.gateway.wiring.build import build_client
+from outrider.router.cascade import Action
 from tests.gateway.watches import Outcome, PlannedWatch, unwatched, watched_job
 
 QUESTION = "What is 17 + 48, and how do you get there?"

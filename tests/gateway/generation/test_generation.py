@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.events import TokenLogprobs, TokensEmitted
-from engine.request import EngineRequest, SamplingParams
-from gateway.errors.tree import EngineLostError
-from gateway.generation.fan_in import merge
-from gateway.generation.generation import Choice, ChoicePlan, Delta, Generation, Job
-from gateway.metering.metrics import GatewayMetrics
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.events import TokenLogprobs, TokensEmitted
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.errors.tree import EngineLostError
+from outrider.gateway.generation.fan_in import merge
+from outrider.gateway.generation.generation import Choice, ChoicePlan, Delta, Generation, Job
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 

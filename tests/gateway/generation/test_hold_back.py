@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import draft
-from engine.errors import PromptTooLongError, QueueFullError
-from engine.request import EngineRequest
-from gateway.errors.tree import EngineLostError, GenerationError
-from gateway.generation.generation import Generation
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.job import Answer, Job
-from gateway.text.chat import ChatTokenizer
-from gateway.text.tool_formats import FORMATS
-from gateway.text.tool_parser import ToolReading
-from router.cascade import Action
+from outrider import draft
+from outrider.engine.errors import PromptTooLongError, QueueFullError
+from outrider.engine.request import EngineRequest
+from outrider.gateway.errors.tree import EngineLostError, GenerationError
+from outrider.gateway.generation.generation import Generation
+from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.planning.job import Answer, Job
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.tool_formats import FORMATS
+from outrider.gateway.text.tool_parser import ToolReading
+from outrider.router.cascade import Action
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import (
     Outcome,

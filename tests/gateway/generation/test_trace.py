@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import draft
-from engine.trace import StepTrace, TokenOrigin, TraceNode
-from gateway.generation.trace import ChoiceTrace, DeltaTrace, told_as_reused
-from gateway.text.chat import ChatTokenizer
+from outrider import draft
+from outrider.engine.trace import StepTrace, TokenOrigin, TraceNode
+from outrider.gateway.generation.trace import ChoiceTrace, DeltaTrace, told_as_reused
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import Outcome, PlannedWatch, collect, letters, watched_job
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.tenants.keys import Scopes
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.metering.tenants import Books, books
 
 ADMIN = "the-administrators-token"

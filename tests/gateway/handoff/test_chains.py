@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript, Toxic
-from gateway.handoff.chains import ChainBook
-from gateway.settings.aliases import AliasSettings
-from gateway.settings.tree import Settings, SettingsError
-from gateway.tenants.keys import ANONYMOUS, Scopes
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.aliases import checked_aliases
+from outrider.gateway.handoff.chains import ChainBook
+from outrider.gateway.settings.aliases import AliasSettings
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.tenants.keys import ANONYMOUS, Scopes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.aliases import checked_aliases
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, hybrid
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import QueueFullError
-from gateway.experiments.totals import ArmTotals
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.errors import QueueFullError
+from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.metering.tenants import Books, books
 from tests.gateway.scripted_client import Script

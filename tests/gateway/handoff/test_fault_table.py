@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.mock_upstream import MockScript, answer_text
 from benchmarks.toxics import Toxic
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, World, hybrid
 
 Encode = Callable[[str], list[int]]

@@ -13,16 +13,16 @@ import pytest
 
 from benchmarks.mock_upstream import MockScript, ToolCall
 from benchmarks.toxics import Toxic
-from engine.cache.block_pool import PRIVATE_SALT
-from engine.errors import CrashSuspectError, EngineDiedError, QueueFullError
-from gateway.schema.responses import (
+from outrider.engine.cache.block_pool import PRIVATE_SALT
+from outrider.engine.errors import CrashSuspectError, EngineDiedError, QueueFullError
+from outrider.gateway.schema.responses import (
     OutriderReport,
     UpstreamChunk,
     UpstreamCompletion,
     UpstreamReport,
 )
-from gateway.schema.routing import RouteReport
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.schema.routing import RouteReport
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
 from tests.gateway.scripted_client import Script

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.handoff.local_responder import LoadTicket, LocalLoad
+from outrider.gateway.handoff.local_responder import LoadTicket, LocalLoad
 
 
 @dataclass

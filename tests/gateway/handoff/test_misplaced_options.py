@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import World, hybrid
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from gateway.errors.tree import BadRequestError
-from gateway.handoff.required_capabilities import (
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.handoff.required_capabilities import (
     NeedKind,
     RequiredCapability,
     describe,
@@ -17,11 +17,11 @@ from gateway.handoff.required_capabilities import (
     required_capabilities,
     uses_of,
 )
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.kinds import Endpoint
-from gateway.text.structured import plan_structured
-from gateway.text.tools import plan_tools
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.text.structured import plan_structured
+from outrider.gateway.text.tools import plan_tools
 from tests.gateway.schema.harmless import HARMLESS
 
 CHAT: dict[str, Any] = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}

@@ -14,11 +14,11 @@ import httpx
 import openai
 import pytest
 
-from gateway.handoff.passed_work import json_size
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.handoff.passed_work import json_size
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import World, hybrid
 from tests.gateway.metering.tenants import Books, books

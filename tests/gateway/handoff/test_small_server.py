@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall
 from benchmarks.toxics import Toxic
-from gateway.schema.responses import UpstreamChunk, UpstreamCompletion
-from gateway.schema.routing import RouteReport
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.schema.responses import UpstreamChunk, UpstreamCompletion
+from outrider.gateway.schema.routing import RouteReport
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
 from tests.gateway.watches import PlannedWatch

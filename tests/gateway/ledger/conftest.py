@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.storage.tables import metadata
+from outrider.gateway.storage.tables import metadata
 from tests.gateway.ledger.ledgers import FrailDatabase, opened
 
 

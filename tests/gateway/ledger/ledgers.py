@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.row import LedgerRow
-from gateway.ledger.writer import JournaledLedger
-from gateway.settings.ledger import LedgerSettings
-from gateway.storage.database import Database, DatabaseError
-from gateway.storage.tables import ledger
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.ledger.writer import JournaledLedger
+from outrider.gateway.settings.ledger import LedgerSettings
+from outrider.gateway.storage.database import Database, DatabaseError
+from outrider.gateway.storage.tables import ledger
 
 NOON = 1_790_000_000.0 // 86_400 * 86_400 + 43_200
 """A day's noon, UTC."""

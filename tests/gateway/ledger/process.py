@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.settings.ledger import LedgerSettings
-from gateway.storage.database import Database
+from outrider.gateway.settings.ledger import LedgerSettings
+from outrider.gateway.storage.database import Database
 from tests.gateway.ledger.ledgers import make_ledger, row
 
 FLUSH_S = 0.1

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.row import LedgerRow
-from gateway.ledger.storing import RowStore
-from gateway.settings.tree import load_settings
-from gateway.storage.database import Database
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.ledger.storing import RowStore
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.storage.database import Database
 from tests.gateway.ledger.ledgers import NOON, row
 
 DAY_S = 86_400

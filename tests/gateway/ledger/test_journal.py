@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.ledger.journal import Journal, read_segment, write_aside
-from gateway.ledger.row import MAX_LENGTHS, LedgerRow, fitted
+from outrider.gateway.ledger.journal import Journal, read_segment, write_aside
+from outrider.gateway.ledger.row import MAX_LENGTHS, LedgerRow, fitted
 from tests.gateway.ledger.ledgers import row
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.errors.tree import StorageError
-from gateway.ledger import journal as journal_module
-from gateway.ledger.metrics import LedgerMetrics
-from gateway.ledger.queries import UsageFilter, total_usage
-from gateway.ledger.row import LedgerRow
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.ledger import journal as journal_module
+from outrider.gateway.ledger.metrics import LedgerMetrics
+from outrider.gateway.ledger.queries import UsageFilter, total_usage
+from outrider.gateway.ledger.row import LedgerRow
 from tests.databases import with_tables
 from tests.gateway.ledger.ledgers import FrailDatabase, make_ledger, opened, row
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ledger.prices import Money, PriceBook
-from gateway.ledger.row_ids import row_ids
-from gateway.settings.tree import Settings, SettingsError, load_settings
+from outrider.gateway.ledger.prices import Money, PriceBook
+from outrider.gateway.ledger.row_ids import row_ids
+from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 
 PRICE = st.decimals(min_value=0, max_value=1000, places=6).map(float)
 COUNT = st.integers(min_value=0, max_value=10**7)

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.storage.database import Database
+from outrider.gateway.storage.database import Database
 from tests.gateway.ledger.ledgers import make_ledger, opened, row, stored_ids
 from tests.gateway.ledger.process import FLUSH_S
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.ledger.dimensions import Dimension
-from gateway.ledger.history import Used, usage_history, used_between
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.queries import (
+from outrider.gateway.ledger.dimensions import Dimension
+from outrider.gateway.ledger.history import Used, usage_history, used_between
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.queries import (
     Savings,
     UsageFilter,
     ids_of,
@@ -16,9 +16,9 @@ from gateway.ledger.queries import (
     total_usage,
     usage_by,
 )
-from gateway.ledger.timestamps import parse_time
-from gateway.storage.database import Database
-from gateway.storage.tables import keys, teams
+from outrider.gateway.ledger.timestamps import parse_time
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.tables import keys, teams
 from tests.gateway.ledger.ledgers import NOON, row
 from tests.gateway.ledger.rows import DAY_S, PRICES, some_rows, store
 

@@ -16,17 +16,17 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from gateway.errors.tree import BadRequestError, NotFoundError, PermissionDeniedError
-from gateway.ledger.book import Ledger
-from gateway.ledger.null import NullLedger
-from gateway.ledger.row import LedgerRow
-from gateway.ledger.storing import RowStore
-from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
-from gateway.settings.ledger import LedgerSettings
-from gateway.storage.database import Database
-from gateway.storage.tables import keys
-from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
-from gateway.tools.admin.usage_cli import USAGE_HELP, usage
+from outrider.gateway.errors.tree import BadRequestError, NotFoundError, PermissionDeniedError
+from outrider.gateway.ledger.book import Ledger
+from outrider.gateway.ledger.null import NullLedger
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.ledger.storing import RowStore
+from outrider.gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
+from outrider.gateway.settings.ledger import LedgerSettings
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.tables import keys
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal, Scopes
+from outrider.gateway.tools.admin.usage_cli import USAGE_HELP, usage
 from tests.gateway.ledger.ledgers import NOON, FrailDatabase, make_ledger, row
 from tests.gateway.ledger.rows import DAY_S, PRICES, some_rows, store
 

@@ -11,18 +11,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
-from gateway.errors.tree import StorageError
-from gateway.ledger.book import Ledger
-from gateway.ledger.journal import Journal
-from gateway.ledger.journal_place import journal_folder
-from gateway.ledger.metrics import LedgerMetrics
-from gateway.ledger.null import NullLedger
-from gateway.ledger.prices import PriceBook
-from gateway.ledger.writer import Ticket
-from gateway.settings.ledger import LedgerSettings
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.storage.database import Database
-from gateway.storage.tables import ledger, price_versions
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.ledger.book import Ledger
+from outrider.gateway.ledger.journal import Journal
+from outrider.gateway.ledger.journal_place import journal_folder
+from outrider.gateway.ledger.metrics import LedgerMetrics
+from outrider.gateway.ledger.null import NullLedger
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.ledger.writer import Ticket
+from outrider.gateway.settings.ledger import LedgerSettings
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.tables import ledger, price_versions
 from tests.databases import with_tables
 from tests.gateway.ledger.ledgers import (
     NOON,
@@ -150,7 +150,7 @@ def test_while_the_journal_is_full_rows_go_to_the_database_all_the_same(
         book = make_ledger(database, journal, metrics=LedgerMetrics(registry))
         await book.start()
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.ledger.journal._write_all", refuse)
+            patch.setattr("outrider.gateway.ledger.journal._write_all", refuse)
             book.add(row(1))
             await book.flush()
             assert stored_ids(database) == ids(1)
@@ -183,8 +183,8 @@ def test_memory_is_bounded_when_nothing_can_be_written(
         await book.start()
         database.is_away = True
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.ledger.writer._MAX_ROWS_IN_MEMORY", 50)
-            patch.setattr("gateway.ledger.journal._write_all", refuse)
+            patch.setattr("outrider.gateway.ledger.writer._MAX_ROWS_IN_MEMORY", 50)
+            patch.setattr("outrider.gateway.ledger.journal._write_all", refuse)
             for start in range(0, 100, 20):
                 for number in range(start, start + 20):
                     book.add(row(number))

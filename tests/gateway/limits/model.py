@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.tenants.amounts import Amounts, LimitSpec, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.tenants.amounts import Amounts, LimitSpec, Want
+from outrider.gateway.tenants.keys import Principal
 
 Name = tuple[str, str, str | None, str]
 """Scope, owner, tier or None for all, and the limit's name."""

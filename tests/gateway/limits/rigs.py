@@ -7,13 +7,13 @@ from typing import Any, Protocol, Self, TypeVar
 
 import redis
 
-from gateway.limits.limiter import Limiter, Reservation
-from gateway.limits.memory_limiter import MemoryLimiter
-from gateway.limits.redis_limiter import RedisLimiter
-from gateway.limits.redis_scripts import Scripts
-from gateway.limits.redis_store import RedisStore
-from gateway.tenants.amounts import NO_LIMITS, Amounts, LimitSpec, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.limits.limiter import Limiter, Reservation
+from outrider.gateway.limits.memory_limiter import MemoryLimiter
+from outrider.gateway.limits.redis_limiter import RedisLimiter
+from outrider.gateway.limits.redis_scripts import Scripts
+from outrider.gateway.limits.redis_store import RedisStore
+from outrider.gateway.tenants.amounts import NO_LIMITS, Amounts, LimitSpec, Want
+from outrider.gateway.tenants.keys import Principal
 
 T = TypeVar("T")
 

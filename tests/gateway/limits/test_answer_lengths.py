@@ -6,7 +6,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.answer_lengths import AnswerLengths
+from outrider.gateway.limits.answer_lengths import AnswerLengths
 
 
 def test_nothing_is_known_at_first() -> None:

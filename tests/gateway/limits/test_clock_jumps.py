@@ -9,16 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors.tree import AuthenticationError, BudgetError, FailureKind, RateLimitError
-from gateway.limits.memory_limiter import MemoryLimiter
-from gateway.limits.redis_store import RedisStore
-from gateway.tenants.amounts import Amounts, LimitSpec, Want
-from gateway.tenants.auth_throttle import AuthThrottle
-from gateway.tenants.keys import Principal
-from gateway.tenants.records import KeyOrder
-from gateway.upstream.breaker import Breaker
-from gateway.upstream.retry_after import asked_wait_s
-from gateway.wiring.upstream import build_mirror, build_transport, build_upstreams
+from outrider.gateway.errors.tree import (
+    AuthenticationError,
+    BudgetError,
+    FailureKind,
+    RateLimitError,
+)
+from outrider.gateway.limits.memory_limiter import MemoryLimiter
+from outrider.gateway.limits.redis_store import RedisStore
+from outrider.gateway.tenants.amounts import Amounts, LimitSpec, Want
+from outrider.gateway.tenants.auth_throttle import AuthThrottle
+from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.upstream.breaker import Breaker
+from outrider.gateway.upstream.retry_after import asked_wait_s
+from outrider.gateway.wiring.upstream import build_mirror, build_transport, build_upstreams
 from tests.gateway.tenants.world import World
 
 HOUR_S, DAY_S, YEAR_S = 3600.0, 86_400.0, 365 * 86_400.0

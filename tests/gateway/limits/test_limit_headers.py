@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BudgetError, RateLimitError, StorageError
-from gateway.limits.headers import duration, ratelimit_headers
-from gateway.limits.limiter import LimitState
-from gateway.tenants.amounts import LimitName
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BudgetError, RateLimitError, StorageError
+from outrider.gateway.limits.headers import duration, ratelimit_headers
+from outrider.gateway.limits.limiter import LimitState
+from outrider.gateway.tenants.amounts import LimitName
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors.tree import BudgetError, RateLimitError, StorageError
-from gateway.limits.limiter import Limiter
-from gateway.limits.unlimited import UnlimitedReservation
-from gateway.tenants.amounts import Amounts, LimitSpec, Want
+from outrider.gateway.errors.tree import BudgetError, RateLimitError, StorageError
+from outrider.gateway.limits.limiter import Limiter
+from outrider.gateway.limits.unlimited import UnlimitedReservation
+from outrider.gateway.tenants.amounts import Amounts, LimitSpec, Want
 from tests.gateway.limits.rigs import NOON_S, RedisRig, Rig, key, want
 
 

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.errors.tree import BudgetError, RateLimitError
-from gateway.limits.limiter import Reservation
-from gateway.tenants.amounts import Amounts, LimitSpec, Want
-from gateway.tenants.keys import Principal
+from outrider.gateway.errors.tree import BudgetError, RateLimitError
+from outrider.gateway.limits.limiter import Reservation
+from outrider.gateway.tenants.amounts import Amounts, LimitSpec, Want
+from outrider.gateway.tenants.keys import Principal
 from tests.gateway.limits.model import Held, Model, amount_of, limits_of
 from tests.gateway.limits.rigs import Rig, key
 

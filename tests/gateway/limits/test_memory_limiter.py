@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.errors.tree import BudgetError, RateLimitError
-from gateway.limits.limiter import LimitState
-from gateway.limits.memory_limiter import MemoryLimiter
-from gateway.limits.metrics import LimitMetrics
-from gateway.limits.unlimited import Unlimited
-from gateway.limits.windows import ClockTimes, MinuteWindow
-from gateway.tenants.amounts import Amounts, LimitSpec
+from outrider.gateway.errors.tree import BudgetError, RateLimitError
+from outrider.gateway.limits.limiter import LimitState
+from outrider.gateway.limits.memory_limiter import MemoryLimiter
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.limits.unlimited import Unlimited
+from outrider.gateway.limits.windows import ClockTimes, MinuteWindow
+from outrider.gateway.tenants.amounts import Amounts, LimitSpec
 from tests.gateway.limits.rigs import NOON_S, key, want
 
 T = TypeVar("T")

@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
-from gateway.limits.metrics import LimitMetrics
-from gateway.limits.presence import GatewayPresence
-from gateway.storage.database import Database
-from gateway.storage.tables import gateways
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.limits.presence import GatewayPresence
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.tables import gateways
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from gateway.errors.tree import RateLimitError, StorageError
-from gateway.limits.metrics import LimitMetrics
-from gateway.limits.redis_limiter import RedisLimiter
-from gateway.limits.redis_scripts import Scripts
-from gateway.limits.redis_store import RedisStore
-from gateway.settings.tree import SettingsError
-from gateway.tenants.amounts import LimitSpec
+from outrider.gateway.errors.tree import RateLimitError, StorageError
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.limits.redis_limiter import RedisLimiter
+from outrider.gateway.limits.redis_scripts import Scripts
+from outrider.gateway.limits.redis_store import RedisStore
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tenants.amounts import LimitSpec
 from tests.gateway.limits.rigs import RedisRig, key, want
 
 PRINCIPAL = key(LimitSpec(concurrent_requests=2, tokens_per_minute=100, usd_per_day=1))

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from gateway.limits.memory_limiter import MemoryLimiter
-from gateway.storage import tables
-from gateway.storage.database import Database
-from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.limits.memory_limiter import MemoryLimiter
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.amounts import NO_LIMITS, LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.databases import with_tables
 from tests.gateway.hybrid import World, hybrid
 

@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript, Toxic
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import Scopes
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy
 from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.scripted_client import Script, Step

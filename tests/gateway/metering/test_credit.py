@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from engine.events import EngineEvent, Finished, TierSwitched, TokenLogprobs, TokensEmitted
-from engine.trace import StepTrace, TraceNode
-from gateway.metering.token_allowance import TokenAllowance, within_allowance
+from outrider.engine.events import EngineEvent, Finished, TierSwitched, TokenLogprobs, TokensEmitted
+from outrider.engine.trace import StepTrace, TraceNode
+from outrider.gateway.metering.token_allowance import TokenAllowance, within_allowance
 
 NODES = (
     TraceNode(token_id=1, parent=-1, is_accepted=True),

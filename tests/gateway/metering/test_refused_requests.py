@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from engine.errors import QueueFullError
-from gateway.errors.tree import (
+from outrider.engine.errors import QueueFullError
+from outrider.gateway.errors.tree import (
     BadRequestError,
     BodiesFullError,
     BudgetError,
@@ -26,9 +26,9 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.metering.faults import is_requests_fault
-from gateway.tenants.amounts import LimitSpec
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.metering.faults import is_requests_fault
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.serving import read_until
 from tests.gateway.metering.tenants import Books, books
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.errors import QueueFullError
-from engine.request import LatencyObjective
-from gateway.answers.outcomes import ArmRef, RequestOutcome
-from gateway.answers.responder import AnswerFacts
-from gateway.errors.tree import BadRequestError, DeadlineExceededError, EngineLostError
-from gateway.ledger.row import LedgerRow
-from gateway.metering.meter import RequestMeter
-from gateway.metering.tenancy import Tenancy
-from gateway.tenants.keys import ANONYMOUS
+from outrider.engine.errors import QueueFullError
+from outrider.engine.request import LatencyObjective
+from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.answers.responder import AnswerFacts
+from outrider.gateway.errors.tree import BadRequestError, DeadlineExceededError, EngineLostError
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.metering.meter import RequestMeter
+from outrider.gateway.metering.tenancy import Tenancy
+from outrider.gateway.tenants.keys import ANONYMOUS
 
 FACTS = AnswerFacts(
     tier="small", reason="x", job_id="chatcmpl-1", outcome="stop", num_tokens=11, ttft_s=0.5

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine.events import TierWork
-from engine.request import Tier
-from gateway.ledger.row import LedgerRow, RowOutcome
-from gateway.metering.rows import Entry, LocalAnswer, Tokens, local_entries
+from outrider.engine.events import TierWork
+from outrider.engine.request import Tier
+from outrider.gateway.ledger.row import LedgerRow, RowOutcome
+from outrider.gateway.metering.rows import Entry, LocalAnswer, Tokens, local_entries
 
 
 def entries(

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from gateway.metering.tenancy import Settlements
+from outrider.gateway.metering.tenancy import Settlements
 
 
 def test_work_that_never_waits_is_done_at_once() -> None:

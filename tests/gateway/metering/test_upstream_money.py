@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
-from gateway.handoff.cloud_responder import CloudResponder
-from gateway.server.responses import AnswerResponse
-from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.handoff.cloud_responder import CloudResponder
+from outrider.gateway.server.responses import AnswerResponse
+from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.hostile import hostile, piece, streamed
 from tests.gateway.hybrid import CHAT, Streamed
 from tests.gateway.metering.tenants import Books, books

@@ -2,13 +2,18 @@
 
 import pytest
 
-from engine.events import TierInfo
-from gateway.apis.prices import with_prices
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BadRequestError, ModelNotFoundError
-from gateway.ledger.prices import PriceBook
-from gateway.planning.model_catalog import LocalFormats, ModelCatalog, ResolvedModel, TierModels
-from gateway.schema.responses import ModelCard
+from outrider.engine.events import TierInfo
+from outrider.gateway.apis.prices import with_prices
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BadRequestError, ModelNotFoundError
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.planning.model_catalog import (
+    LocalFormats,
+    ModelCatalog,
+    ResolvedModel,
+    TierModels,
+)
+from outrider.gateway.schema.responses import ModelCard
 
 FREE = PriceBook.free()
 

@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BadRequestError
-from gateway.planning.parsed_request import PlacementConstraints, constraints_of
-from gateway.planning.placement import Named, PlacementPolicy
-from gateway.schema.common import OutriderOptions
-from gateway.schema.kinds import Policy
-from gateway.settings.tiers import HandoffSettings
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.planning.parsed_request import PlacementConstraints, constraints_of
+from outrider.gateway.planning.placement import Named, PlacementPolicy
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.schema.kinds import Policy
+from outrider.gateway.settings.tiers import HandoffSettings
 
 BOTH = PlacementPolicy(cloud="cloud")
 LOCAL_ONLY = PlacementPolicy()

@@ -9,13 +9,13 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from engine.request import LatencyObjective
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.parsing import parse
-from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
-from gateway.text.chat import ChatTokenizer
+from outrider.engine.request import LatencyObjective
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.schema.responses import ChatCompletion, ChatCompletionChunk
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step
 

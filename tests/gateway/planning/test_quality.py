@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 import httpx
 import pytest
 
-from engine.events import EngineInfo
-from engine.request import CascadeParams, EngineRequest
-from gateway.errors.tree import BadRequestError
-from gateway.generation.generation import Job
-from gateway.planning.parsed_request import RequestContext
-from gateway.schema.chat import ChatRequest
-from gateway.schema.responses import ChatCompletion
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_jobs
-from gateway.wiring.parts import GatewayParts
+from outrider.engine.events import EngineInfo
+from outrider.engine.request import CascadeParams, EngineRequest
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.generation.generation import Job
+from outrider.gateway.planning.parsed_request import RequestContext
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.responses import ChatCompletion
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_jobs
+from outrider.gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, Server
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 

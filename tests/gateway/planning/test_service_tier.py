@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.request import HIGH, LOW, NORMAL
-from gateway.errors.tree import BadRequestError
-from gateway.planning.job import read_service_tier
+from outrider.engine.request import HIGH, LOW, NORMAL
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.planning.job import read_service_tier
 
 
 @pytest.mark.parametrize(

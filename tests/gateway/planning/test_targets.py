@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineError, PromptTooLongError
-from engine.events import EngineInfo, TierInfo
-from gateway.errors.tree import BadRequestError
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.job import Answer, Job
-from gateway.planning.parsed_request import RequestContext
-from gateway.planning.routing_parts import RoutingParts
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.parsing import parse
-from gateway.schema.routing import RouteReport
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_jobs
-from gateway.wiring.parts import GatewayParts
-from router.calibration import Calibration
-from router.costs import TokenPrices
-from router.dial import Dial
-from router.guard import RouteGuard
-from router.policy import CascadeOptions, TrainedPolicy, own_setting
+from outrider.engine.errors import EngineError, PromptTooLongError
+from outrider.engine.events import EngineInfo, TierInfo
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.job import Answer, Job
+from outrider.gateway.planning.parsed_request import RequestContext
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.schema.routing import RouteReport
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_jobs
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.router.calibration import Calibration
+from outrider.router.costs import TokenPrices
+from outrider.router.dial import Dial
+from outrider.router.guard import RouteGuard
+from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.router.routers import scorer_that_says, table
 

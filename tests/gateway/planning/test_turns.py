@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any, cast
 
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.tier_choice import TierChooser
-from gateway.text.prompt_work import INLINE_CHARS, OWN_TURN_CHARS, PromptSlots, PromptWork
-from router.policy import NO_CONSTRAINTS, FixedPolicy, Route, RouteConstraints
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.tier_choice import TierChooser
+from outrider.gateway.text.prompt_work import INLINE_CHARS, OWN_TURN_CHARS, PromptSlots, PromptWork
+from outrider.router.policy import NO_CONSTRAINTS, FixedPolicy, Route, RouteConstraints
 
 
 def test_other_requests_have_a_turn_before_a_decision_and_behind_it() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ray_fleet.engine_child import EngineChild, EngineEndedError
+from outrider.gateway.ray_fleet.engine_child import EngineChild, EngineEndedError
 
 SMALL = Path(__file__).parents[3] / "draft" / "pair" / "small"
 

@@ -3,7 +3,7 @@
 import inspect
 import time
 
-from gateway.ray_fleet.leases import LEASE_S, Leases
+from outrider.gateway.ray_fleet.leases import LEASE_S, Leases
 
 
 def test_leases_run_out_end_and_are_taken_over() -> None:

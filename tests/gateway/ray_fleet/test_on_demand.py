@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.ray_fleet.on_demand import OnDemand
-from gateway.ray_fleet.plan import EnginePlan
+from outrider.gateway.ray_fleet.on_demand import OnDemand
+from outrider.gateway.ray_fleet.plan import EnginePlan
 
 ENGINES = OnDemand(
     {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ray_fleet.plan import EXAMPLE, EnginePlan, parse_plan, read_plan
-from gateway.settings.tree import SettingsError
+from outrider.gateway.ray_fleet.plan import EXAMPLE, EnginePlan, parse_plan, read_plan
+from outrider.gateway.settings.tree import SettingsError
 
 
 def test_the_example_is_a_plan(tmp_path: Path) -> None:

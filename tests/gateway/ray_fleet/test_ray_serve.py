@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from engine.events import EngineEvent, Finished, TokensEmitted
-from engine.request import EngineRequest, SamplingParams
-from gateway.backends.fleet_keys import write_fleet_keys
-from gateway.fleet.addresses import resolve
-from gateway.fleet.discovery import DiscoveredPool
-from gateway.ray_fleet.patience import be_patient
-from gateway.settings.sections import EngineSettings
-from gateway.settings.tree import Settings
-from gateway.tools.fleet.status import status_table
-from gateway.wiring.fleet import build_remote
+from outrider.engine.events import EngineEvent, Finished, TokensEmitted
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.backends.fleet_keys import write_fleet_keys
+from outrider.gateway.fleet.addresses import resolve
+from outrider.gateway.fleet.discovery import DiscoveredPool
+from outrider.gateway.ray_fleet.patience import be_patient
+from outrider.gateway.settings.sections import EngineSettings
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.tools.fleet.status import status_table
+from outrider.gateway.wiring.fleet import build_remote
 from tests.gateway.backends.clients import becomes, started, tokens
 
 ray = pytest.importorskip("ray", reason="pip install 'outrider[fleet]': Ray Serve is not here")
@@ -63,7 +63,7 @@ def start_fleet(folder: Path, **engine: object) -> None:
     """Run a fleet of the bundled small model, which begins without an engine."""
     from ray import serve
 
-    from gateway.ray_fleet.application import fleet
+    from outrider.gateway.ray_fleet.application import fleet
 
     write_fleet_keys(folder / "fleet.key")
     small = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.events import EngineStats, TierStats
-from gateway.ray_fleet.scaling import OPEN, WAIT, WORK, LoadMeter, ObjectivePolicy
+from outrider.engine.events import EngineStats, TierStats
+from outrider.gateway.ray_fleet.scaling import OPEN, WAIT, WORK, LoadMeter, ObjectivePolicy
 
 
 def stats(*, prompt: int, computed: int, written: int = 0, running: int = 0) -> EngineStats:

@@ -19,13 +19,13 @@ from openai.types.chat import completion_create_params as chat_params
 from transformers import AutoTokenizer
 from typing_extensions import is_typeddict
 
-from engine.request import EngineRequest
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
+from outrider.engine.request import EngineRequest
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, serve
 from tests.gateway.field_trials import (
     CHAT,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.parsing import refuse_doubled_names
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.parsing import refuse_doubled_names
 
 _Members = list[tuple[str, object]]
 _NAMES = st.sampled_from(["a", "outrider", "é", "\x00", '"', "ab"])

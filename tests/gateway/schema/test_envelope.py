@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from gateway.errors.tree import BadRequestError
-from gateway.errors.validation import bad_request
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.envelope import Envelope, ReadRequest, read_request
-from gateway.schema.kinds import Endpoint
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.envelope import Envelope, ReadRequest, read_request
+from outrider.gateway.schema.kinds import Endpoint
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "auto", "prompt": "Hi"}

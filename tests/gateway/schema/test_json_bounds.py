@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.edge import bodies
-from gateway.errors.tree import BodyTooComplexError
-from gateway.handoff import reading
-from gateway.schema.parsing import JsonBounds, check_json_bounds
+from outrider.gateway.edge import bodies
+from outrider.gateway.errors.tree import BodyTooComplexError
+from outrider.gateway.handoff import reading
+from outrider.gateway.schema.parsing import JsonBounds, check_json_bounds
 from tests.gateway.conftest import Server
 
 NAMES = ("values", "strings", "fields", "objects", "nesting")
@@ -177,7 +177,7 @@ def test_other_requests_run_between_the_passes_over_a_long_body(
     monkeypatch.setattr(bodies, "check_exactly", counted(bodies.check_exactly))
     monkeypatch.setattr(reading, "read_known", counted(reading.read_known))
     monkeypatch.setattr(reading, "refuse_doubled_names", counted(reading.refuse_doubled_names))
-    monkeypatch.setattr("gateway.edge.bodies._LONG_BYTES", 50_000)
+    monkeypatch.setattr("outrider.gateway.edge.bodies._LONG_BYTES", 50_000)
     body = {"model": "auto", "messages": [{**MESSAGE, "content": "[" * 90_000}]}
     assert http.post("/v1/chat/completions", json=body).status_code == 400
     assert len(turns) == 4

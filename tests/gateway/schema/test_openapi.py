@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.edge.bounds import ConnectionBounds
-from gateway.schema.openapi import build_document
-from gateway.server import openapi_document
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.schema.openapi import build_document
+from outrider.gateway.server import openapi_document
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.fuzzing import LATE, Outcome, fuzz
 from tests.gateway.edge.gateways import ADMIN_TOKEN, Whole, keyed_gateway, whole_gateway
 from tests.gateway.edge.serving import served

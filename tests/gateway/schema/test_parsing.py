@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
-from gateway.apis.responses.request import ResponsesRequest
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.parsing import parse, validate
+from outrider.gateway.apis.responses.request import ResponsesRequest
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.parsing import parse, validate
 
 VALUES = [
     "null",

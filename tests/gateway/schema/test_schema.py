@@ -5,11 +5,11 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.parsing import parse
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.parsing import parse
 from tests.gateway.schema.harmless import HARMLESS
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}

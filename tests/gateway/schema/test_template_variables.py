@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.template_variables import RESERVED, read_variables, reserved_variables
-from gateway.text.chat import ChatTokenizer
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.token_counts import TokenCounter
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.template_variables import RESERVED, read_variables, reserved_variables
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.token_counts import TokenCounter
 from tests.gateway.hybrid import hybrid
 
 FREEZE = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}x"

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from gateway.apis.messages.schema import MessagesRequest
-from gateway.apis.responses.request import ResponsesRequest
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.unknown_fields import read_known, read_tolerant
+from outrider.gateway.apis.messages.schema import MessagesRequest
+from outrider.gateway.apis.responses.request import ResponsesRequest
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.unknown_fields import read_known, read_tolerant
 
 MESSAGE: dict[str, Any] = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {"model": "auto", "messages": [MESSAGE]}

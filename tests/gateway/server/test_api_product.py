@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, hybrid
 

@@ -10,20 +10,25 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import (
+from outrider.engine.errors import (
     EngineDiedError,
     InvalidRequestError,
     PromptTooLongError,
     TierUnavailableError,
 )
-from engine.request import EngineRequest
-from gateway.backends.client import PausedRequests
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.schema.errors import ErrorEvent, ErrorResponse
-from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, ModelList
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
+from outrider.engine.request import EngineRequest
+from outrider.gateway.backends.client import PausedRequests
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.schema.errors import ErrorEvent, ErrorResponse
+from outrider.gateway.schema.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ModelList,
+)
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 

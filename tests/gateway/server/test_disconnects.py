@@ -6,9 +6,9 @@ import re
 
 import httpx
 
-from gateway.backends.step_loop import no_progress
-from gateway.settings.tree import load_settings
-from gateway.wiring.serving import background_gateway
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.serving import background_gateway
 from tests.sizes import repeats
 
 NUM_STREAMS = repeats(300, 60)

@@ -20,10 +20,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.mock_upstream import MockScript, mock_in_thread
-from gateway.server.draining import DrainGate, Draining
-from gateway.server.listening import listen, url_of
-from gateway.settings.tree import load_settings
-from gateway.wiring.serving import GatewayRun, background_gateway
+from outrider.gateway.server.draining import DrainGate, Draining
+from outrider.gateway.server.listening import listen, url_of
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.serving import GatewayRun, background_gateway
 from tests.gateway.server.random_pair import pair, wait_until
 
 __all__ = ["pair"]
@@ -62,7 +62,7 @@ def serving(tier: str, folder: Path, **settings: object) -> Iterator[tuple[Proce
     """`outrider serve` without models of its own; yields the process and its URL."""
     settings["database_url"] = f"sqlite:///{folder / 'outrider.db'}"
     settings["tiers__cloud__model"] = "mock-model"
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--tier", tier]
+    command = [sys.executable, "-m", "outrider.gateway.cli", "serve", "--port", "0", "--tier", tier]
     command += ["--large", "none", "--small", "none"]
     for name, value in settings.items():
         command += ["--set", f"{name.replace('__', '.')}={value}"]

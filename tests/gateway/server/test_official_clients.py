@@ -14,7 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import app as cli
+from outrider.gateway.cli import app as cli
 from tests.gateway.server.random_pair import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +65,7 @@ def running() -> Iterator[Running]:
     """One process for all scripts."""
     with tempfile.TemporaryDirectory() as folder:
         database_url = f"sqlite:///{folder}/outrider.db"
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0"]
+        command = [sys.executable, "-m", "outrider.gateway.cli", "serve", "--port", "0"]
         command += ["--large", "demo", "--small", "demo"]
         command += ["--num-threads", "1", "--set", "speculation.adaptive=false"]
         command += ["--set", f"database_url={database_url}", "--set", "keys.mode=required"]

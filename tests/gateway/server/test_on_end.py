@@ -10,8 +10,13 @@ from typing import cast
 
 import pytest
 
-from engine.errors import EngineDiedError, EngineError, InvalidRequestError, TierUnavailableError
-from engine.events import (
+from outrider.engine.errors import (
+    EngineDiedError,
+    EngineError,
+    InvalidRequestError,
+    TierUnavailableError,
+)
+from outrider.engine.events import (
     EngineEvent,
     Failed,
     Finished,
@@ -20,12 +25,12 @@ from engine.events import (
     TierWork,
     TokensEmitted,
 )
-from engine.request import CascadeParams
-from gateway.backends.absent import AbsentEngine
-from gateway.backends.client import EngineClient
-from gateway.backends.seen_work import SeenWork
-from gateway.backends.streams import EventStreams
-from gateway.backends.wire import Abort, Command, Submit
+from outrider.engine.request import CascadeParams
+from outrider.gateway.backends.absent import AbsentEngine
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.backends.seen_work import SeenWork
+from outrider.gateway.backends.streams import EventStreams
+from outrider.gateway.backends.wire import Abort, Command, Submit
 from tests.gateway import scripted_engine
 from tests.gateway.backends.clients import (
     STEP_MS,

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from engine.errors import QueueFullError
+from outrider.engine.errors import QueueFullError
 from tests.gateway.conftest import Server, wait_for
 from tests.gateway.scripted_client import Script
 

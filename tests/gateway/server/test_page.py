@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
 from tests.gateway.edge.gateways import keyed_gateway
 

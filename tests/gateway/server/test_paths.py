@@ -7,8 +7,8 @@ import httpx
 import openai
 import pytest
 
-from gateway.server.paths import meant_path
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.server.paths import meant_path
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import World, hybrid
 
 

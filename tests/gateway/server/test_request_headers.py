@@ -2,7 +2,7 @@
 
 from starlette.datastructures import Headers
 
-from gateway.server.request_headers import RequestHeaders
+from outrider.gateway.server.request_headers import RequestHeaders
 
 RAW = [(b"accept", b"a"), (b"x-Odd", b"\xe4"), (b"accept", b"b"), (b"empty", b"")]
 

@@ -7,16 +7,16 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.routing_parts import RoutingParts
-from gateway.schema.routing import RouteReport
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from router.costs import TokenPrices
-from router.dial import Dial
-from router.guard import RouteGuard
-from router.policy import CascadeOptions, TrainedPolicy, own_setting
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.planning.routing_parts import RoutingParts
+from outrider.gateway.schema.routing import RouteReport
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.router.costs import TokenPrices
+from outrider.router.dial import Dial
+from outrider.router.guard import RouteGuard
+from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
 from tests.gateway.conftest import serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.router.routers import scorer_that_says, table

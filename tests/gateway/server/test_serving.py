@@ -16,9 +16,9 @@ import httpx
 import psutil
 import pytest
 
-from gateway.server.listening import listen, url_of
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.wiring.serving import background_gateway
+from outrider.gateway.server.listening import listen, url_of
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.wiring.serving import background_gateway
 from tests.gateway.server.random_pair import pair, wait_until
 
 __all__ = ["pair"]
@@ -44,7 +44,7 @@ class Gateway:
 
 @contextlib.contextmanager
 def serving(pair: dict[str, Path], *arguments: str) -> Iterator[Gateway]:
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "outrider.gateway.cli", "serve", "--port", "0"]
     command += ["--large", str(pair["large"]), "--small", str(pair["small"])]
     # Timing the passes would take longer than these tests.
     command += ["--num-threads", "1", "--set", "speculation.adaptive=false"]
@@ -157,7 +157,7 @@ def test_a_second_signal_does_not_wait(pair: dict[str, Path]) -> None:
 def test_a_signal_while_loading_ends_it(pair: dict[str, Path]) -> None:
     arguments = ["--large", str(pair["large"]), "--port", "0"]
     with subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", "serve", *arguments],
+        [sys.executable, "-m", "outrider.gateway.cli", "serve", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
@@ -171,7 +171,7 @@ def test_a_signal_while_loading_ends_it(pair: dict[str, Path]) -> None:
 
 
 def run_serve(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "outrider.gateway.cli", "serve", "--port", "0", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=180, check=False
     )
@@ -188,11 +188,11 @@ def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path: Path) -> No
 def test_the_gateways_process_does_without_torch(pair: dict[str, Path]) -> None:
     script = """
 import sys
-from gateway.wiring.build import build_client, build_parts
-from gateway.wiring.start import keep_torch_out
-from gateway.settings.tree import load_settings
+from outrider.gateway.wiring.build import build_client, build_parts
+from outrider.gateway.wiring.start import keep_torch_out
+from outrider.gateway.settings.tree import load_settings
 keep_torch_out()
-import gateway.wiring.serving
+import outrider.gateway.wiring.serving
 settings = load_settings(environ={}, flags={"models.large": sys.argv[1]})
 parts = build_parts(settings, build_client(settings))
 assert parts.tokenizers["large"].stop_token_ids

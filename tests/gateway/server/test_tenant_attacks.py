@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from engine.errors import QueueFullError
-from gateway.telemetry.logs import TextFormatter
-from gateway.tenants import authenticator
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder, TeamOrder
+from outrider.engine.errors import QueueFullError
+from outrider.gateway.telemetry.logs import TextFormatter
+from outrider.gateway.tenants import authenticator
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder, TeamOrder
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, TestPolicy
 from tests.gateway.metering.tenants import Books, Open, opened

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.mock_upstream import MockScript, Toxic
-from gateway.cli import app as cli
-from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from gateway.tenants.keys import Scopes
+from outrider.gateway.cli import app as cli
+from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.tenants.keys import Scopes
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, TestPolicy
 from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.scripted_client import Script, Step

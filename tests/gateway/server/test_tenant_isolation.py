@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tenants.records import KeyOrder, TeamOrder
+from outrider.gateway.tenants.records import KeyOrder, TeamOrder
 from tests.laws.accounts import Accounts, accounts, bearer, until
 
 SECRET = "The merger of Alpha and Beta is planned for the ninth of May. " * 3

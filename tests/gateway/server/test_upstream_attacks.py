@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from gateway.errors.http import problem_of
-from gateway.errors.tree import ThrottledError
-from gateway.settings.tiers import TimeoutSettings
-from gateway.text.chat import ChatTokenizer
-from gateway.upstream.retry_after import asked_wait_s
-from gateway.upstream.transport import Transport
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import ThrottledError
+from outrider.gateway.settings.tiers import TimeoutSettings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.upstream.retry_after import asked_wait_s
+from outrider.gateway.upstream.transport import Transport
 from tests.gateway.conftest import wait_for
 from tests.gateway.hostile import (
     CHUNKED,

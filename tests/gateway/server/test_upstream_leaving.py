@@ -12,13 +12,13 @@ import pytest
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
 from benchmarks.toxics import Toxic
-from engine.events import EngineEvent
-from engine.request import EngineRequest
-from gateway.backends.client import OnEnd
-from gateway.backends.step_loop import no_progress
-from gateway.settings.tree import load_settings
-from gateway.text.chat import ChatTokenizer
-from gateway.wiring.serving import background_gateway
+from outrider.engine.events import EngineEvent
+from outrider.engine.request import EngineRequest
+from outrider.gateway.backends.client import OnEnd
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.wiring.serving import background_gateway
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
 from tests.gateway.scripted_client import Script, ScriptedClient

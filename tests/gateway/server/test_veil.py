@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript, Toxic
-from gateway.tenants.keys import Scopes
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.hostile import hostile, piece, streamed
 from tests.gateway.hybrid import CHAT, Streamed
 from tests.gateway.metering.tenants import Books, books

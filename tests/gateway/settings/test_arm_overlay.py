@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.schema.common import OutriderOptions
-from gateway.settings.arm_overlay import (
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.settings.arm_overlay import (
     NO_OVERLAY,
     OPTION_FIELDS,
     Overlay,

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from gateway.settings.experiments import ExperimentSettings, ExperimentSpec
+from outrider.gateway.settings.experiments import ExperimentSettings, ExperimentSpec
 from tests.gateway.experiments.making import spec
 
 

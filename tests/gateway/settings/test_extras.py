@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings.extras import MissingExtraError, need_extra
-from gateway.settings.tree import load_settings
-from gateway.tools.doctor.doctor import examine
-from gateway.wiring.start import check_extras
+from outrider.gateway.settings.extras import MissingExtraError, need_extra
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tools.doctor.doctor import examine
+from outrider.gateway.wiring.start import check_extras
 
 UPSTREAM = {"models.large": "none", "models.small": "none", "tiers.a.url": "http://127.0.0.1:9/v1"}
 OPTIONAL = "torch triton transformers tokenizers xgrammar sklearn scipy threadpoolctl gguf tqdm"
@@ -19,9 +19,10 @@ WITHOUT = f"""
 import sys
 for name in {OPTIONAL.split()}:
     sys.modules[name] = None
-import gateway.cli, gateway.wiring.serving, gateway.wiring.upstream, gateway.tools.admin.keys_cli
-from gateway.settings.tree import load_settings
-from gateway.wiring.start import check_models
+import outrider.gateway.cli, outrider.gateway.wiring.serving, outrider.gateway.wiring.upstream
+import outrider.gateway.tools.admin.keys_cli
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.start import check_models
 check_models(load_settings(flags={UPSTREAM}, environ={{}}, config_file=None))
 """
 

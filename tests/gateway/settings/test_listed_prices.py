@@ -5,12 +5,12 @@ from typing import Any, get_args
 
 import pytest
 
-from gateway.ledger.prices import PriceBook
-from gateway.settings.listed_prices import listed_prices
-from gateway.settings.passed import UpstreamPriceSettings
-from gateway.settings.presets import PresetName
-from gateway.settings.tiers import UpstreamSettings
-from gateway.settings.tree import load_settings
+from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.settings.listed_prices import listed_prices
+from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.settings.presets import PresetName
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.settings.tree import load_settings
 
 MINI = UpstreamPriceSettings(prompt=0.15, cached_prompt=0.075, completion=0.6)
 MINI_MODEL = {"model": "gpt-4o-mini"}

@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from draft.config import DraftConfig
-from engine.config import EngineConfig
-from gateway.settings.toml_text import toml_value
-from gateway.settings.tree import (
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
+from outrider.gateway.settings.toml_text import toml_value
+from outrider.gateway.settings.tree import (
     Settings,
     SettingsError,
     bundled_pair,
@@ -20,7 +20,7 @@ from gateway.settings.tree import (
     setting_paths,
     to_toml,
 )
-from router.policy import CascadeOptions
+from outrider.router.policy import CascadeOptions
 
 
 @pytest.fixture(autouse=True)

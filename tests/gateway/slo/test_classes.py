@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InfeasibleObjectiveError
-from engine.request import NO_OBJECTIVE
-from gateway.errors.http import problem_of
-from gateway.errors.tree import BadRequestError
-from gateway.schema.common import OutriderOptions
-from gateway.settings.slo import SloSettings
-from gateway.settings.toml_text import to_toml
-from gateway.slo.classes import ResolvedObjective, SloClasses
+from outrider.engine.errors import InfeasibleObjectiveError
+from outrider.engine.request import NO_OBJECTIVE
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.settings.slo import SloSettings
+from outrider.gateway.settings.toml_text import to_toml
+from outrider.gateway.slo.classes import ResolvedObjective, SloClasses
 
 
 def options(**slo: Any) -> OutriderOptions:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.answers.outcomes import RequestOutcome
-from gateway.settings.slo import SloSettings
-from gateway.slo.goodput import GoodputSink, attained
-from gateway.slo.parts import SloParts, build_slo
+from outrider.gateway.answers.outcomes import RequestOutcome
+from outrider.gateway.settings.slo import SloSettings
+from outrider.gateway.slo.goodput import GoodputSink, attained
+from outrider.gateway.slo.parts import SloParts, build_slo
 
 
 class Clock:

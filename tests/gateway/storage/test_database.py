@@ -15,11 +15,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import func, insert, inspect, select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from gateway.ledger.row import LedgerRow
-from gateway.settings.tree import Settings, SettingsError
-from gateway.storage import tables
-from gateway.storage.database import Database, DatabaseError, insert_new
-from gateway.storage.open import open_database
+from outrider.gateway.ledger.row import LedgerRow
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database, DatabaseError, insert_new
+from outrider.gateway.storage.open import open_database
 from tests.services import PostgresServer
 
 
@@ -39,7 +39,7 @@ def test_migrations_make_exactly_the_tables(database_url: str) -> None:
 
 def test_the_version_is_the_newest_migration() -> None:
     config = Config()
-    config.set_main_option("script_location", "gateway.storage:migrations")
+    config.set_main_option("script_location", "outrider.gateway.storage:migrations")
     assert ScriptDirectory.from_config(config).get_heads() == [tables.SCHEMA_VERSION]
 
 

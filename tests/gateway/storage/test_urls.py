@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings.tree import SettingsError
-from gateway.storage import urls
-from gateway.storage.urls import default_database_url, describe, read_url, state_folder
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.storage import urls
+from outrider.gateway.storage.urls import default_database_url, describe, read_url, state_folder
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])

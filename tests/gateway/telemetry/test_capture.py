@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.settings.telemetry import CaptureSettings
-from gateway.settings.tree import SettingsError
-from gateway.telemetry import capture as capture_module
-from gateway.telemetry.capture import (
+from outrider.gateway.settings.telemetry import CaptureSettings
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.telemetry import capture as capture_module
+from outrider.gateway.telemetry.capture import (
     NULL_CAPTURE,
     Capture,
     Exchange,
@@ -233,7 +233,7 @@ def test_a_full_disk_spoils_one_line_only(
         calls[0] += 1
         return real(file, data[: len(data) // 2] if calls[0] in (1, 2) else data)
 
-    monkeypatch.setattr("gateway.telemetry.capture.os.write", half)
+    monkeypatch.setattr("outrider.gateway.telemetry.capture.os.write", half)
     opened = Opened(tmp_path)
     for number in range(3):
         opened.capture.offer(exchange(request_id=f"r-{number}"))

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from gateway.telemetry.histograms import ThreadHistogram
+from outrider.gateway.telemetry.histograms import ThreadHistogram
 
 BUCKETS = (0.001, 0.01, 1.0, 60.0)
 VALUES = (0.0, 0.001, 0.0011, 0.5, 1.0, 60.0, 61.0, float("inf"))

@@ -14,8 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from gateway.telemetry.log_context import begin_log_context, log_context
-from gateway.telemetry.logs import JsonFormatter, LogFormat, TextFormatter, configure_logging
+from outrider.gateway.telemetry.log_context import begin_log_context, log_context
+from outrider.gateway.telemetry.logs import (
+    JsonFormatter,
+    LogFormat,
+    TextFormatter,
+    configure_logging,
+)
 
 ROOT = Path(__file__).parents[3]
 SECRET = "or-abcdefgh-do-not-print-me"

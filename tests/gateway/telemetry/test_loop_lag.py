@@ -6,7 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry.loop_lag import LoopLag, StageTimes
+from outrider.gateway.telemetry.loop_lag import LoopLag, StageTimes
 
 
 def total(registry: CollectorRegistry, name: str) -> float:

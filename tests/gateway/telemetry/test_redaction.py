@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.redaction import redact_json, redact_text
+from outrider.gateway.telemetry.redaction import redact_json, redact_text
 
 
 @pytest.mark.parametrize(

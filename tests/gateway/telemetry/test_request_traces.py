@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from gateway.telemetry.logs import JsonFormatter
-from gateway.telemetry.otel import OtelTracer, SpanCounts, provider_of
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.telemetry.logs import JsonFormatter
+from outrider.gateway.telemetry.otel import OtelTracer, SpanCounts, provider_of
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
 from tests.gateway.scripted_client import Script, Step
@@ -196,9 +196,9 @@ def test_lines_of_a_request_name_its_trace(make: Make, caplog: pytest.LogCapture
 
     handler = Keep()
     handler.setFormatter(JsonFormatter("gateway"))
-    logger = logging.getLogger("gateway.server.responses")
+    logger = logging.getLogger("outrider.gateway.server.responses")
     logger.addHandler(handler)
-    caplog.set_level(logging.INFO, "gateway.server.responses")
+    caplog.set_level(logging.INFO, "outrider.gateway.server.responses")
     try:
         with make() as world:
             ask(world, headers={"traceparent": PARENT, "x-request-id": "my-id"})

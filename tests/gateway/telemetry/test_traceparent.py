@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.traceparent import read_parent, traceparent
+from outrider.gateway.telemetry.traceparent import read_parent, traceparent
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"

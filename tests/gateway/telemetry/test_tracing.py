@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
-from gateway.settings.telemetry import TraceSettings
-from gateway.settings.tree import SettingsError
-from gateway.telemetry.otel import CountingExporter, OtelTracer, SpanCounts, provider_of
-from gateway.telemetry.spans import (
+from outrider.gateway.settings.telemetry import TraceSettings
+from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.telemetry.otel import CountingExporter, OtelTracer, SpanCounts, provider_of
+from outrider.gateway.telemetry.spans import (
     AnswerMarks,
     AttemptMarks,
     EngineMarks,
@@ -34,8 +34,8 @@ from gateway.telemetry.spans import (
     record_request,
     record_route,
 )
-from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER
-from gateway.telemetry.tracing import build_tracer
+from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER
+from outrider.gateway.telemetry.tracing import build_tracer
 
 ROOT = Path(__file__).parents[3]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -327,7 +327,8 @@ def test_without_a_collector_nothing_is_traced_or_loaded() -> None:
     end_answer(span, AnswerMarks(status=200, outcome="answered"))
     script = """
 import sys
-import gateway.telemetry.tracing, gateway.telemetry.spans, gateway.telemetry.capture
+import outrider.gateway.telemetry.tracing, outrider.gateway.telemetry.spans
+import outrider.gateway.telemetry.capture
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
@@ -364,7 +365,7 @@ def test_secrets_do_not_belong_in_the_endpoint(endpoint: str) -> None:
 
 
 def test_without_the_extra_the_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gateway.telemetry.otel")
+    monkeypatch.delitem(sys.modules, "outrider.gateway.telemetry.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(SettingsError, match="pip install opentelemetry-sdk"):
         build("http://127.0.0.1:4318")
@@ -463,9 +464,9 @@ def test_a_slow_collector_delays_no_request_and_no_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answer: str
 ) -> None:
     """The collector accepts connections and does not answer, or late, or with a failure."""
-    monkeypatch.setattr("gateway.telemetry.otel._MAX_QUEUE", 64)
-    monkeypatch.setattr("gateway.telemetry.otel._MAX_BATCH", 16)
-    monkeypatch.setattr("gateway.telemetry.otel._BATCH_MS", 10.0)
+    monkeypatch.setattr("outrider.gateway.telemetry.otel._MAX_QUEUE", 64)
+    monkeypatch.setattr("outrider.gateway.telemetry.otel._MAX_BATCH", 16)
+    monkeypatch.setattr("outrider.gateway.telemetry.otel._BATCH_MS", 10.0)
     ending = threading.Event()
     num_asked = 0
 

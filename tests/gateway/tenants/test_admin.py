@@ -13,17 +13,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gateway.errors.http import handle_exception
-from gateway.errors.tree import GatewayError
-from gateway.schema.errors import ErrorResponse
-from gateway.storage.database import DatabaseError
-from gateway.tenants.admin import AdminApi
-from gateway.tenants.admin_routes import ADMIN_ROUTES
-from gateway.tenants.admin_schema import ADMIN_MODELS, KeyReport, NewKeyReport, TeamReport
-from gateway.tenants.key_store import KeyStore
-from gateway.tenants.keys import Principal, Scopes, id_in
-from gateway.tenants.parts import open_parts
-from gateway.tenants.records import KeyOrder
+from outrider.gateway.errors.http import handle_exception
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.schema.errors import ErrorResponse
+from outrider.gateway.storage.database import DatabaseError
+from outrider.gateway.tenants.admin import AdminApi
+from outrider.gateway.tenants.admin_routes import ADMIN_ROUTES
+from outrider.gateway.tenants.admin_schema import ADMIN_MODELS, KeyReport, NewKeyReport, TeamReport
+from outrider.gateway.tenants.key_store import KeyStore
+from outrider.gateway.tenants.keys import Principal, Scopes, id_in
+from outrider.gateway.tenants.parts import open_parts
+from outrider.gateway.tenants.records import KeyOrder
 from tests.gateway.edge.reading import read_small_body
 from tests.gateway.route_fuzzing import document_of, fuzz_routes
 from tests.gateway.tenants.world import ADMIN_TOKEN, World

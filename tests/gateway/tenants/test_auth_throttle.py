@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.tenants.auth_throttle import AuthThrottle
+from outrider.gateway.tenants.auth_throttle import AuthThrottle
 
 
 class Clock:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gateway.errors.http import problem_of
-from gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
-from gateway.tenants import authenticator
-from gateway.tenants.authenticator import ADMIN_TOKEN_ID
-from gateway.tenants.keys import ANONYMOUS, Principal, Scopes, mint_key
-from gateway.tenants.parts import open_parts
-from gateway.tenants.records import KeyOrder
+from outrider.gateway.errors.http import problem_of
+from outrider.gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
+from outrider.gateway.tenants import authenticator
+from outrider.gateway.tenants.authenticator import ADMIN_TOKEN_ID
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal, Scopes, mint_key
+from outrider.gateway.tenants.parts import open_parts
+from outrider.gateway.tenants.records import KeyOrder
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 
 HOME = "10.0.0.1"

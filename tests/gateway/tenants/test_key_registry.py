@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from gateway.storage.database import DatabaseError
-from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.keys import Scopes
-from gateway.tenants.records import KeyOrder, TeamOrder
+from outrider.gateway.storage.database import DatabaseError
+from outrider.gateway.tenants.amounts import NO_LIMITS, LimitSpec
+from outrider.gateway.tenants.keys import Scopes
+from outrider.gateway.tenants.records import KeyOrder, TeamOrder
 from tests.gateway.tenants.world import HASHER, World
 
 

@@ -10,13 +10,13 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, text, update
 
-from gateway.errors.tree import ConflictError, NotFoundError
-from gateway.storage import tables
-from gateway.storage.database import Database
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.key_store import KeyStore, load_secret
-from gateway.tenants.keys import KeyHasher, Scopes
-from gateway.tenants.records import KeyOrder, TeamOrder
+from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.key_store import KeyStore, load_secret
+from outrider.gateway.tenants.keys import KeyHasher, Scopes
+from outrider.gateway.tenants.records import KeyOrder, TeamOrder
 
 HASHER = KeyHasher(b"a secret of these tests")
 

@@ -6,7 +6,7 @@ import secrets
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tenants.keys import KEY_ID, KeyHasher, id_in, mint_key, prefix_of
+from outrider.gateway.tenants.keys import KEY_ID, KeyHasher, id_in, mint_key, prefix_of
 
 
 def test_a_key_has_its_form() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.settings.keys import KeyMode, KeySettings
-from gateway.settings.loopback import is_loopback
-from gateway.settings.sections import ServerSettings
-from gateway.settings.tree import Settings, SettingsError
-from gateway.tenants.loopback import listen_host
-from gateway.tenants.timestamps import date_text, duration_s, expiry_s
+from outrider.gateway.settings.keys import KeyMode, KeySettings
+from outrider.gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.sections import ServerSettings
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.tenants.loopback import listen_host
+from outrider.gateway.tenants.timestamps import date_text, duration_s, expiry_s
 
 
 def settings(host: str, mode: KeyMode = "auto") -> Settings:

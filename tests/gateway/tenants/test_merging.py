@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.errors.tree import BadRequestError
-from gateway.tenants.admin_schema import KeyUpdate, limits_report
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.merging import merged_changes
-from gateway.tenants.records import KeyOrder
-from gateway.tools.admin.keys_cli import app
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.tenants.admin_schema import KeyUpdate, limits_report
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.merging import merged_changes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.tools.admin.keys_cli import app
 
 BEFORE = KeyOrder(
     name="a",

@@ -7,10 +7,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from gateway.errors.tree import PermissionDeniedError
-from gateway.tenants.keys import ANONYMOUS, Scopes
-from gateway.tenants.records import KeyOrder
-from gateway.tools.admin.keys_cli import app
+from outrider.gateway.errors.tree import PermissionDeniedError
+from outrider.gateway.tenants.keys import ANONYMOUS, Scopes
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.tools.admin.keys_cli import app
 from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 

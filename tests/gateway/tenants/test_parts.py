@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gateway.settings.keys import KeySettings
-from gateway.settings.tree import Settings, SettingsError
-from gateway.storage.open import open_database
-from gateway.tenants.keys import ANONYMOUS, mint_key
-from gateway.tenants.parts import build_key_parts, key_store
-from gateway.tenants.records import KeyOrder
+from outrider.gateway.settings.keys import KeySettings
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenants.keys import ANONYMOUS, mint_key
+from outrider.gateway.tenants.parts import build_key_parts, key_store
+from outrider.gateway.tenants.records import KeyOrder
 
 
 def settings(folder: Path, **keys: object) -> Settings:

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from gateway.errors.tree import AuthenticationError
-from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.keys import ANONYMOUS
-from gateway.tenants.records import KeyOrder
+from outrider.gateway.errors.tree import AuthenticationError
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenants.keys import ANONYMOUS
+from outrider.gateway.tenants.records import KeyOrder
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.tenants.world import World

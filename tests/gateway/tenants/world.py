@@ -8,15 +8,15 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from gateway.settings.keys import KeyMode
-from gateway.storage.database import Database
-from gateway.tenants.auth_throttle import AuthThrottle
-from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.key_registry import KeyRegistry
-from gateway.tenants.key_store import KeyStore
-from gateway.tenants.keys import KeyHasher
-from gateway.tenants.metrics import TenantMetrics
-from gateway.tenants.parts import KeyParts
+from outrider.gateway.settings.keys import KeyMode
+from outrider.gateway.storage.database import Database
+from outrider.gateway.tenants.auth_throttle import AuthThrottle
+from outrider.gateway.tenants.authenticator import Authenticator
+from outrider.gateway.tenants.key_registry import KeyRegistry
+from outrider.gateway.tenants.key_store import KeyStore
+from outrider.gateway.tenants.keys import KeyHasher
+from outrider.gateway.tenants.metrics import TenantMetrics
+from outrider.gateway.tenants.parts import KeyParts
 from tests.databases import with_tables
 
 HASHER = KeyHasher(b"a secret of these tests")

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from gateway.text.channels import ChannelSplitter
-from gateway.text.chat import ChatTokenizer
-from gateway.text.reasoning_formats import HARMONY as HARMONY_REASONING
-from gateway.text.reasoning_formats import ReasoningDialect, Thinking
-from gateway.text.structured import StructuredPlan
-from gateway.text.tool_formats import HARMONY, HERMES, ToolDialect, find_dialect
-from gateway.text.tool_parser import ToolParser, ToolReading
+from outrider.gateway.text.channels import ChannelSplitter
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.reasoning_formats import HARMONY as HARMONY_REASONING
+from outrider.gateway.text.reasoning_formats import ReasoningDialect, Thinking
+from outrider.gateway.text.structured import StructuredPlan
+from outrider.gateway.text.tool_formats import HARMONY, HERMES, ToolDialect, find_dialect
+from outrider.gateway.text.tool_parser import ToolParser, ToolReading
 from tests.gateway.text.tool_cases import (
     HELLO,
     compiled,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest, InputMessage
-from gateway.text.chat import ChatTokenizer, Prompt
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.chat import ChatRequest, InputMessage
+from outrider.gateway.text.chat import ChatTokenizer, Prompt
 
 
 def messages(*turns: tuple[str, Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import jinja2
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.text.chat_template import ChatTemplate
+from outrider.gateway.text.chat_template import ChatTemplate
 
 TOOLS = (
     "{{ bos_token }}{% set seen = namespace(n=0) %}"

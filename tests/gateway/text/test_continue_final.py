@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gateway.backends.step_loop import no_progress
-from gateway.errors.tree import BadRequestError
-from gateway.planning.prompts import prompt_end
-from gateway.schema.chat import ChatRequest
-from gateway.settings.tree import load_settings
-from gateway.text.chat import ChatTokenizer, Prompt
-from gateway.wiring.serving import background_gateway
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.planning.prompts import prompt_end
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.text.chat import ChatTokenizer, Prompt
+from outrider.gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import Server
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import CORPUS, Server, scripted_server
 
 SPECIAL = ["<unk>", "<s>", "</s>"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gateway.text.detokenizer import (
+from outrider.gateway.text.detokenizer import (
     TableDetokenizer,
     TokenTable,
     WindowDetokenizer,

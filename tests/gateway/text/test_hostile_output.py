@@ -5,11 +5,11 @@ from operator import itemgetter
 
 import pytest
 
-from gateway.schema.kinds import ToolFormatName
-from gateway.text.reasoning_formats import THINK
-from gateway.text.thinking import ThinkingSplitter
-from gateway.text.tool_formats import FORMATS
-from gateway.text.tool_parser import ToolParser, ToolReading
+from outrider.gateway.schema.kinds import ToolFormatName
+from outrider.gateway.text.reasoning_formats import THINK
+from outrider.gateway.text.thinking import ThinkingSplitter
+from outrider.gateway.text.tool_formats import FORMATS
+from outrider.gateway.text.tool_parser import ToolParser, ToolReading
 from tests.sizes import repeats
 
 MAX_HELD_CHARS = 512

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from gateway.text.chat import ChatTokenizer
-from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
 from tests.engines import PAIR_FOLDER
 
 _LOAD_PAIR = """
 import sys
-from gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat import ChatTokenizer
 tokenizer = ChatTokenizer.load(sys.argv[1])
 assert tokenizer.token_texts and tokenizer.stop_token_ids
 print(*(name for name in ("transformers", "torch") if name in sys.modules))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.errors import PromptTooLongError
-from gateway.errors.tree import BadRequestError, PromptQueueFullError
-from gateway.schema.chat import ChatRequest
-from gateway.text.chat import ChatTokenizer
-from gateway.text.prompt_work import INLINE_CHARS, LONG_CHARS, PromptSlots, PromptWork
+from outrider.engine.errors import PromptTooLongError
+from outrider.gateway.errors.tree import BadRequestError, PromptQueueFullError
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.prompt_work import INLINE_CHARS, LONG_CHARS, PromptSlots, PromptWork
 
 WORDS = "The quick brown fox jumps over the lazy dog. "
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.reasoning_formats import (
+from outrider.gateway.text.reasoning_formats import (
     COHERE,
     GEMMA,
     GRANITE,
@@ -22,10 +22,10 @@ from gateway.text.reasoning_formats import (
     find_reasoning,
     thinking_variables,
 )
-from gateway.text.structured import StructuredPlan
-from gateway.text.thinking import make_splitter
-from gateway.text.tool_formats import COHERE as COHERE_TOOLS
-from gateway.text.tool_formats import HERMES, ToolDialect
+from outrider.gateway.text.structured import StructuredPlan
+from outrider.gateway.text.thinking import make_splitter
+from outrider.gateway.text.tool_formats import COHERE as COHERE_TOOLS
+from outrider.gateway.text.tool_formats import HERMES, ToolDialect
 from tests.gateway.text.tool_cases import compiled, compiler_with_specials, verdict
 
 COHERE_IDS = {

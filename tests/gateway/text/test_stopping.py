@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.stopping import StopMatcher
-from gateway.text.thinking import ThinkingSplitter
+from outrider.gateway.text.stopping import StopMatcher
+from outrider.gateway.text.thinking import ThinkingSplitter
 
 letters = st.text(alphabet="ab.", max_size=8)
 stops = st.lists(st.text(alphabet="ab.", min_size=1, max_size=5), min_size=1, max_size=4)

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from engine.request import MAX_GRAMMAR_BYTES
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.errors.tree import BadRequestError
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.parsing import parse
-from gateway.schema.structured import MAX_REGEX_CHARS
-from gateway.text.chat import ChatTokenizer
-from gateway.text.reasoning_formats import Thinking
-from gateway.text.structured import StructuredPlan, plan_structured
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
+from outrider.engine.request import MAX_GRAMMAR_BYTES
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.completions import CompletionRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.schema.structured import MAX_REGEX_CHARS
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.reasoning_formats import Thinking
+from outrider.gateway.text.structured import StructuredPlan, plan_structured
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.grammars import shipped_compiler, shipped_token_bytes

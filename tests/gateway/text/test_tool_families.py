@@ -8,14 +8,20 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.schema.kinds import ToolFormatName
-from gateway.text.chat import ChatTokenizer
-from gateway.text.reasoning_formats import PLAIN
-from gateway.text.tool_formats import ANY_ID, FORMATS, ToolDialect, ToolFormat, find_dialect
-from gateway.text.tool_parser import ToolParser, ToolReading
-from gateway.text.tool_prompt import write_calls
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
+from outrider.gateway.schema.kinds import ToolFormatName
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.reasoning_formats import PLAIN
+from outrider.gateway.text.tool_formats import (
+    ANY_ID,
+    FORMATS,
+    ToolDialect,
+    ToolFormat,
+    find_dialect,
+)
+from outrider.gateway.text.tool_parser import ToolParser, ToolReading
+from outrider.gateway.text.tool_prompt import write_calls
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.text.tool_cases import (

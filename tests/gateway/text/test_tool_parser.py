@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat, find_dialect
-from gateway.text.tool_parser import ToolParser, ToolReading
-from gateway.text.tool_prompt import write_calls
+from outrider.gateway.text.tool_formats import (
+    FORMATS,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    ToolFormat,
+    find_dialect,
+)
+from outrider.gateway.text.tool_parser import ToolParser, ToolReading
+from outrider.gateway.text.tool_prompt import write_calls
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -12,18 +12,18 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.backends.step_loop import no_progress
-from gateway.errors.tree import BadRequestError
-from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
-from gateway.settings.tree import load_settings
-from gateway.text.chat import ChatTokenizer
-from gateway.text.reasoning_formats import PLAIN
-from gateway.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
-from gateway.text.tools import plan_tools
-from gateway.wiring.application import build_app
-from gateway.wiring.build import build_client, build_parts
-from gateway.wiring.parts import GatewayParts
-from gateway.wiring.serving import background_gateway
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.responses import ChatCompletion, ChatCompletionChunk
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.reasoning_formats import PLAIN
+from outrider.gateway.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
+from outrider.gateway.text.tools import plan_tools
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.build import build_client, build_parts
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step

@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors.tree import BadRequestError
-from gateway.text.reasoning_formats import PLAIN
-from gateway.text.tool_formats import GLM45, QWEN3_CODER, ToolDialect, ToolFormat, find_dialect
-from gateway.text.tool_parser import ToolParser, ToolReading
-from gateway.text.tool_prompt import write_calls
-from gateway.text.xml_values import value_form, value_forms
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.text.reasoning_formats import PLAIN
+from outrider.gateway.text.tool_formats import (
+    GLM45,
+    QWEN3_CODER,
+    ToolDialect,
+    ToolFormat,
+    find_dialect,
+)
+from outrider.gateway.text.tool_parser import ToolParser, ToolReading
+from outrider.gateway.text.tool_prompt import write_calls
+from outrider.gateway.text.xml_values import value_form, value_forms
 from tests.gateway.text.tool_cases import compiled, plan, verdict
 
 GLM47 = find_dialect("{{ tools }}<tool_call><arg_key>k</arg_key><arg_value>", {}).format

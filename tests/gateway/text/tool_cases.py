@@ -7,11 +7,11 @@ from typing import Any
 
 import xgrammar
 
-from gateway.schema.chat import ChatRequest
-from gateway.schema.parsing import parse
-from gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
-from gateway.text.tool_formats import ToolDialect
-from gateway.text.tools import ToolPlan, plan_tools
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.schema.parsing import parse
+from outrider.gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
+from outrider.gateway.text.tool_formats import ToolDialect
+from outrider.gateway.text.tools import ToolPlan, plan_tools
 from tests.engines import shipped_tokenizer
 from tests.grammars import shipped_compiler, shipped_token_bytes
 

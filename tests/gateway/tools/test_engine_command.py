@@ -1,7 +1,6 @@
 """`outrider engine` and a gateway's client to it, as processes with real models."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -9,20 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.events import Finished
-from engine.request import EngineRequest, SamplingParams
-from gateway.backends.fleet_keys import read_fleet_keys
-from gateway.backends.remote_client import RemoteEngineClient
+from outrider.engine.events import Finished
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.backends.fleet_keys import read_fleet_keys
+from outrider.gateway.backends.remote_client import RemoteEngineClient
 from tests.gateway.backends.clients import run, tokens
 
-ENGINE = (sys.executable, "-P", "-m", "gateway.cli", "engine")
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+ENGINE = (sys.executable, "-P", "-m", "outrider.gateway.cli", "engine")
 
 
 def outrider_engine(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*ENGINE, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run([*ENGINE, *arguments], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow
@@ -33,9 +29,7 @@ def test_keys_an_engine_an_answer_and_its_end(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "--insecure" in refused.stderr
     listen = ("--listen", "tcp://127.0.0.1:0", "--key", key, "--set", "engine.num_blocks=64")
-    with subprocess.Popen(
-        [*ENGINE, *listen], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([*ENGINE, *listen], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         endpoint = next(line for line in process.stdout if "is ready on" in line).split()[-1]
         taken = outrider_engine("--listen", endpoint, "--key", key)

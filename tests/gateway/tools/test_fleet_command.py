@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gateway.ray_fleet.plan import EXAMPLE, EnginePlan
-from gateway.tools.fleet.command import app
-from gateway.tools.fleet.status import engines_table
+from outrider.gateway.ray_fleet.plan import EXAMPLE, EnginePlan
+from outrider.gateway.tools.fleet.command import app
+from outrider.gateway.tools.fleet.status import engines_table
 
 
 def deployment(state: str, message: str = "", **replicas: int) -> Any:

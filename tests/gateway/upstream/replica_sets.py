@@ -2,7 +2,7 @@
 
 import random
 
-from gateway.upstream.replicas import Replica, ReplicaSet
+from outrider.gateway.upstream.replicas import Replica, ReplicaSet
 from tests.gateway.upstream.hand_clock import HandClock
 
 

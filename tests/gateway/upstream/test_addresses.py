@@ -8,7 +8,12 @@ from aiohttp import AddrInfoType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.addresses import PrivateAddressError, check_url, is_private, socket_maker
+from outrider.gateway.upstream.addresses import (
+    PrivateAddressError,
+    check_url,
+    is_private,
+    socket_maker,
+)
 
 PRIVATE = [
     "127.0.0.1",

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.errors.tree import BadRequestError, BodyTooComplexError, UpstreamError
-from gateway.settings.server_traits import TRAITS
-from gateway.upstream.call import Chunk, UpstreamCall
-from gateway.upstream.dialects import dialect_for
-from gateway.upstream.dialects.anthropic import AnthropicDialect
-from gateway.upstream.dialects.base import ReportedError, Resume
-from gateway.upstream.dialects.rewriting import cut_content, splice
+from outrider.gateway.errors.tree import BadRequestError, BodyTooComplexError, UpstreamError
+from outrider.gateway.settings.server_traits import TRAITS
+from outrider.gateway.upstream.call import Chunk, UpstreamCall
+from outrider.gateway.upstream.dialects import dialect_for
+from outrider.gateway.upstream.dialects.anthropic import AnthropicDialect
+from outrider.gateway.upstream.dialects.base import ReportedError, Resume
+from outrider.gateway.upstream.dialects.rewriting import cut_content, splice
 
 TRAIT = TRAITS["anthropic"]
 DIALECT = AnthropicDialect("claude", clock=lambda: 1234.5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from gateway.errors.tree import BadRequestError, UpstreamError, UpstreamRefusalError
+from outrider.gateway.errors.tree import BadRequestError, UpstreamError, UpstreamRefusalError
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
     LAST_CHUNK,

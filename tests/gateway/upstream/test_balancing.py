@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from gateway.upstream.replicas import Lease, Replica, ReplicaSet
+from outrider.gateway.upstream.replicas import Lease, Replica, ReplicaSet
 from tests.gateway.upstream.hand_clock import HandClock
 from tests.gateway.upstream.replica_sets import replica_set
 

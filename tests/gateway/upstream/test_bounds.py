@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tenants.amounts import LimitSpec
-from gateway.text.chat import ChatTokenizer
-from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
+from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from tests.engines import shipped_tokenizer
 from tests.gateway.metering.tenants import books
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.errors.tree import BLAMELESS_FAILURES, FailureKind, UpstreamError
-from gateway.upstream.breaker import Breaker
+from outrider.gateway.errors.tree import BLAMELESS_FAILURES, FailureKind, UpstreamError
+from outrider.gateway.upstream.breaker import Breaker
 from tests.gateway.upstream.hand_clock import HandClock
 
 FAILURES: tuple[FailureKind, ...] = get_args(FailureKind)

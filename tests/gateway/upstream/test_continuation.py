@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
-from gateway.errors.tree import DeadlineExceededError, UpstreamError
-from gateway.upstream.call import Chunk
-from gateway.upstream.continuing import (
+from outrider.gateway.errors.tree import DeadlineExceededError, UpstreamError
+from outrider.gateway.upstream.call import Chunk
+from outrider.gateway.upstream.continuing import (
     ContinuationPlan,
     Delivered,
     DivergedError,
@@ -22,9 +22,9 @@ from gateway.upstream.continuing import (
     as_one_answer,
     plan_of,
 )
-from gateway.upstream.dialects.base import to_event
-from gateway.upstream.dialects.openai import OpenAIDialect
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.dialects.base import to_event
+from outrider.gateway.upstream.dialects.openai import OpenAIDialect
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 from tests.gateway.upstream.tiers import (
     Bench,
     bench,

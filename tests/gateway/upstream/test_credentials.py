@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from gateway.errors.tree import UpstreamError
-from gateway.settings.tiers import UpstreamSettings
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.upstream.credentials.base import CredentialError, SignedRequest, bearer
-from gateway.upstream.credentials.rotating import (
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.upstream.credentials.base import CredentialError, SignedRequest, bearer
+from outrider.gateway.upstream.credentials.rotating import (
     CommandKey,
     RotatingCredential,
     Secret,
     token_secret,
 )
-from gateway.upstream.credentials.vendors import AwsSignature, missing_library
-from gateway.wiring.credentials import LiveSecrets, credential_complaints
+from outrider.gateway.upstream.credentials.vendors import AwsSignature, missing_library
+from outrider.gateway.wiring.credentials import LiveSecrets, credential_complaints
 from tests.gateway.conftest import wait_for
 from tests.gateway.upstream.tiers import Bench, bench, until
 
@@ -122,7 +122,7 @@ def test_a_command_that_fails_is_told_and_bounded(code: str, said: str) -> None:
 def test_a_command_that_hangs_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.upstream.credentials.rotating._FETCH_S", 1.0)
+    monkeypatch.setattr("outrider.gateway.upstream.credentials.rotating._FETCH_S", 1.0)
     pid = tmp_path / "pid"
     code = (
         "import subprocess, sys, time, pathlib;"

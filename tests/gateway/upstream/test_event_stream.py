@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.event_stream import EventSplitter, event_data
+from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
 
 def split(*pieces: bytes) -> tuple[list[bytes], bytes]:

@@ -8,12 +8,12 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
-from gateway.errors.tree import BadRequestError
-from gateway.schema.kinds import ServerKind
-from gateway.settings.server_traits import TRAITS
-from gateway.settings.tiers import UpstreamSettings
-from gateway.text.chat import ChatTokenizer
-from gateway.upstream.fields import FieldFilter
+from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.schema.kinds import ServerKind
+from outrider.gateway.settings.server_traits import TRAITS
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.upstream.fields import FieldFilter
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.metering.tenants import books
 

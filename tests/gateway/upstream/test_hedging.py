@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.mock_upstream import MockRequest, MockScript, Toxic
-from gateway.errors.tree import ThrottledError, UpstreamError, UpstreamRefusalError
-from gateway.upstream.hedging import HedgeBudget
-from gateway.upstream.request import UpstreamRequest
+from outrider.gateway.errors.tree import ThrottledError, UpstreamError, UpstreamRefusalError
+from outrider.gateway.upstream.hedging import HedgeBudget
+from outrider.gateway.upstream.request import UpstreamRequest
 from tests.gateway.upstream.tiers import (
     Bench,
     bench,

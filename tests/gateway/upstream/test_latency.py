@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.latency import LatencyEstimate
+from outrider.gateway.upstream.latency import LatencyEstimate
 from tests.gateway.upstream.hand_clock import HandClock
 
 TAU_S = 10.0

@@ -21,10 +21,10 @@ import httpx
 import openai
 import pytest
 
-from gateway.backends.step_loop import no_progress
-from gateway.settings.sections import bundled_pair
-from gateway.settings.tree import load_settings
-from gateway.wiring.serving import background_gateway
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.settings.sections import bundled_pair
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.serving import background_gateway
 
 VARIABLE = "LLAMA_CPP_PYTHON"  # not OUTRIDER_…, which are settings
 pytestmark = [

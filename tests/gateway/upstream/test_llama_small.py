@@ -3,14 +3,13 @@
 Needs the wheels `xllamacpp` and `gguf`.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gateway.settings.sections import bundled_pair
+from outrider.gateway.settings.sections import bundled_pair
 
 ROOT = Path(__file__).parents[3]
 RUN = ROOT / "examples" / "device_and_cloud" / "run.py"
@@ -29,7 +28,6 @@ def test_the_example_of_a_device_and_a_cloud(tmp_path: Path) -> None:
         text=True,
         timeout=300,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -14,11 +14,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from benchmarks.mock_upstream import MockScript, MockUpstream, Toxic
-from gateway.settings.tree import load_settings
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.upstream.mirror import Mirror, MirroredAnswer
-from gateway.wiring.upstream import build_mirror, build_upstreams
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.mirror import Mirror, MirroredAnswer
+from outrider.gateway.wiring.upstream import build_mirror, build_upstreams
 
 TALK = [{"role": "user", "content": "Hello there"}]
 ANSWER = MirroredAnswer(

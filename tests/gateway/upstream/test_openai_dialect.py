@@ -6,15 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors.tree import BadRequestError, UpstreamError
-from gateway.schema.kinds import ServerKind
-from gateway.settings.server_traits import TRAITS, ContinuationStrategy, ServerTraits, traits_of
-from gateway.upstream.call import Chunk, UpstreamCall
-from gateway.upstream.dialects import dialect_for
-from gateway.upstream.dialects.base import ReportedError, Resume, is_refusal
-from gateway.upstream.dialects.openai import OpenAIChunkReader, OpenAIDialect
-from gateway.upstream.dialects.openai_request import is_resumable
-from gateway.upstream.dialects.rewriting import cut_content, id_of, splice, with_id
+from outrider.gateway.errors.tree import BadRequestError, UpstreamError
+from outrider.gateway.schema.kinds import ServerKind
+from outrider.gateway.settings.server_traits import (
+    TRAITS,
+    ContinuationStrategy,
+    ServerTraits,
+    traits_of,
+)
+from outrider.gateway.upstream.call import Chunk, UpstreamCall
+from outrider.gateway.upstream.dialects import dialect_for
+from outrider.gateway.upstream.dialects.base import ReportedError, Resume, is_refusal
+from outrider.gateway.upstream.dialects.openai import OpenAIChunkReader, OpenAIDialect
+from outrider.gateway.upstream.dialects.openai_request import is_resumable
+from outrider.gateway.upstream.dialects.rewriting import cut_content, id_of, splice, with_id
 
 DIALECT = OpenAIDialect("cloud")
 MESSAGES = [{"role": "user", "content": "What is a spool?"}]

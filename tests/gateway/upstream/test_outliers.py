@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.upstream.outliers import NUM_RECENT, RecentTimes, low_median, outliers
+from outrider.gateway.upstream.outliers import NUM_RECENT, RecentTimes, low_median, outliers
 
 
 def _times(seconds: float, *, load: int = 1, count: int = NUM_RECENT) -> RecentTimes:

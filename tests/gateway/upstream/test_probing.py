@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from gateway.upstream.probing import Prober
-from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.transport import Transport
+from outrider.gateway.upstream.probing import Prober
+from outrider.gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.transport import Transport
 
 
 class Healthy:

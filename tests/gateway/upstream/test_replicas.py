@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.upstream.replicas import Lease, Replica, ReplicaSet
+from outrider.gateway.upstream.replicas import Lease, Replica, ReplicaSet
 from tests.gateway.upstream.hand_clock import HandClock
 from tests.gateway.upstream.replica_sets import answer, break_down, half_open, replica_set
 

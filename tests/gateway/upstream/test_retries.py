@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript, Toxic
-from gateway.errors.tree import (
+from outrider.gateway.errors.tree import (
     DeadlineExceededError,
     GatewayError,
     ThrottledError,
@@ -17,7 +17,7 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.upstream.dialects.base import to_event
+from outrider.gateway.upstream.dialects.base import to_event
 from tests.gateway.upstream.raw_server import CHUNKED, Connection, RawServer, raw_server
 from tests.gateway.upstream.raw_server import chunk as framed
 from tests.gateway.upstream.tiers import (

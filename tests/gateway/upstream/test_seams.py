@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.schema.kinds import Endpoint
-from gateway.upstream.call import Chunk, UpstreamCall
-from gateway.upstream.continuing import Delivered, StreamSplicer, plan_of
-from gateway.upstream.dialects.base import to_event
-from gateway.upstream.dialects.openai import OpenAIDialect
-from gateway.upstream.dialects.rewriting import cut_logprobs, num_logprobs, without_role
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.upstream.call import Chunk, UpstreamCall
+from outrider.gateway.upstream.continuing import Delivered, StreamSplicer, plan_of
+from outrider.gateway.upstream.dialects.base import to_event
+from outrider.gateway.upstream.dialects.openai import OpenAIDialect
+from outrider.gateway.upstream.dialects.rewriting import cut_logprobs, num_logprobs, without_role
 
 ENDPOINTS: Final = pytest.mark.parametrize("endpoint", ["chat", "completion"])
 

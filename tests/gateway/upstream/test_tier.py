@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockScript, ToolCall, Toxic
-from gateway.errors.tree import BadRequestError, LoopError, UpstreamError, UpstreamRefusalError
-from gateway.settings.passed import UpstreamPriceSettings
-from gateway.upstream.dialects.base import to_event
-from gateway.upstream.model_list import model_ids
-from gateway.upstream.request import UpstreamRequest
-from gateway.upstream.retry_after import asked_wait_s
+from outrider.gateway.errors.tree import (
+    BadRequestError,
+    LoopError,
+    UpstreamError,
+    UpstreamRefusalError,
+)
+from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.upstream.dialects.base import to_event
+from outrider.gateway.upstream.model_list import model_ids
+from outrider.gateway.upstream.request import UpstreamRequest
+from outrider.gateway.upstream.retry_after import asked_wait_s
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
     LAST_CHUNK,

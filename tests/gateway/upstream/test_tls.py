@@ -17,11 +17,11 @@ import pytest
 import uvloop
 from aiohttp.client_reqrep import ConnectionKey
 
-from gateway.errors.tree import UpstreamError
-from gateway.settings.tiers import TimeoutSettings
-from gateway.upstream.connection_errors import error_of
-from gateway.upstream.transport import Transport
-from gateway.upstream.waits import ExchangeLimits
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.settings.tiers import TimeoutSettings
+from outrider.gateway.upstream.connection_errors import error_of
+from outrider.gateway.upstream.transport import Transport
+from outrider.gateway.upstream.waits import ExchangeLimits
 from tests.gateway.upstream.raw_server import Connection, RawServer, answering, raw_server, whole
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")

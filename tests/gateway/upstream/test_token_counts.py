@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.schema.kinds import Endpoint
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.token_counts import TokenCounter
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.token_counts import TokenCounter
 
 TALK = [
     {"role": "user", "content": "Hello there"},

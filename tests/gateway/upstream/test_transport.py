@@ -14,13 +14,13 @@ import pytest
 import uvloop
 from aiohttp.client_reqrep import ConnectionKey
 
-from gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
-from gateway.settings.tiers import TimeoutSettings
-from gateway.upstream import response as response_module
-from gateway.upstream import transport as transport_module
-from gateway.upstream.connection_errors import error_of
-from gateway.upstream.transport import Transport, UpstreamResponse
-from gateway.upstream.waits import ExchangeLimits, Watch
+from outrider.gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
+from outrider.gateway.settings.tiers import TimeoutSettings
+from outrider.gateway.upstream import response as response_module
+from outrider.gateway.upstream import transport as transport_module
+from outrider.gateway.upstream.connection_errors import error_of
+from outrider.gateway.upstream.transport import Transport, UpstreamResponse
+from outrider.gateway.upstream.waits import ExchangeLimits, Watch
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
     LAST_CHUNK,

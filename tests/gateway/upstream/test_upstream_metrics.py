@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.upstream.attempts import Attempt
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 
 @pytest.fixture

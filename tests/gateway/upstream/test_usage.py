@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.settings.passed import UpstreamPriceSettings
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
-from gateway.upstream.upstream_usage import UpstreamUsage
-from gateway.upstream.usage import CountText, UsageMeter, cost_usd, usage_object
+from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import CountText, UsageMeter, cost_usd, usage_object
 
 
 def call(document: Mapping[str, Any] | None = None) -> UpstreamCall:

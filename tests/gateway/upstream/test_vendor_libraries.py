@@ -18,9 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from gateway.upstream.credentials.base import CredentialError, SignedRequest, bearer
-from gateway.upstream.credentials.rotating import Fetch, RotatingCredential, Secret
-from gateway.upstream.credentials.vendors import (
+from outrider.gateway.upstream.credentials.base import CredentialError, SignedRequest, bearer
+from outrider.gateway.upstream.credentials.rotating import Fetch, RotatingCredential, Secret
+from outrider.gateway.upstream.credentials.vendors import (
     ENTRA_SCOPE,
     GOOGLE_SCOPE,
     entra_fetch,

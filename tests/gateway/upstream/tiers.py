@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.mock_upstream import MockRequest, MockScript, MockUpstream, answer_text
-from gateway.errors.tree import GatewayError
-from gateway.schema.kinds import Endpoint
-from gateway.settings.server_traits import TRAITS
-from gateway.settings.tiers import UpstreamSettings
-from gateway.upstream.answer import UpstreamAnswer
-from gateway.upstream.attempts import Attempt, AttemptKind
-from gateway.upstream.call import Chunk, UpstreamCall
-from gateway.upstream.dialects import dialect_for
-from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.tier import TierParts, UpstreamTier
-from gateway.upstream.transport import Transport
-from gateway.wiring.credentials import build_credential
+from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.settings.server_traits import TRAITS
+from outrider.gateway.settings.tiers import UpstreamSettings
+from outrider.gateway.upstream.answer import UpstreamAnswer
+from outrider.gateway.upstream.attempts import Attempt, AttemptKind
+from outrider.gateway.upstream.call import Chunk, UpstreamCall
+from outrider.gateway.upstream.dialects import dialect_for
+from outrider.gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.tier import TierParts, UpstreamTier
+from outrider.gateway.upstream.transport import Transport
+from outrider.gateway.wiring.credentials import build_credential
 
 TIMEOUTS = {"connect_s": 2.0, "first_token_s": 2.0, "between_tokens_s": 2.0, "total_s": 10.0}
 

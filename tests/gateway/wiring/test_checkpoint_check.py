@@ -11,15 +11,15 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from engine.errors import InvalidAdapterError, UnsupportedModelError
-from engine.model.families.table import FAMILIES
-from engine.model.gguf.header import read_header
-from gateway.settings.sections import bundled_pair
-from gateway.settings.tree import SettingsError, load_settings
-from gateway.wiring import start
-from gateway.wiring.checkpoint_check import _check_on_hub, check_checkpoint
-from gateway.wiring.hardware import may_have_gpu
-from gateway.wiring.start import check_models
+from outrider.engine.errors import InvalidAdapterError, UnsupportedModelError
+from outrider.engine.model.families.table import FAMILIES
+from outrider.engine.model.gguf.header import read_header
+from outrider.gateway.settings.sections import bundled_pair
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.wiring import start
+from outrider.gateway.wiring.checkpoint_check import _check_on_hub, check_checkpoint
+from outrider.gateway.wiring.hardware import may_have_gpu
+from outrider.gateway.wiring.start import check_models
 
 SMALL = bundled_pair() / "small"
 
@@ -59,8 +59,8 @@ def test_the_bundled_pair_passes() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     script = (
-        "import sys; from gateway.wiring.checkpoint_check import check_checkpoint as check\n"
-        "check(sys.argv[1]); print(*sys.modules)"
+        "import sys; from outrider.gateway.wiring.checkpoint_check import check_checkpoint\n"
+        "check_checkpoint(sys.argv[1]); print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(SMALL)], capture_output=True, text=True, check=True

@@ -14,26 +14,26 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from engine.events import EngineStats, TierStats
-from gateway.edge.metrics import EdgeMetrics
-from gateway.experiments.controller import ControllerMetrics
-from gateway.experiments.feedback import FeedbackDesk
-from gateway.experiments.left_out import LeftOut
-from gateway.experiments.measure_store import MemoryMeasureStore
-from gateway.experiments.recent import RecentRequests
-from gateway.ledger.metrics import LedgerMetrics
-from gateway.limits.metrics import LimitMetrics
-from gateway.metering.metrics import GatewayMetrics, engine_families
-from gateway.server.draining import Draining, watch_draining
-from gateway.server.route_metrics import RouteCollector
-from gateway.settings.tree import load_settings
-from gateway.slo.goodput import GoodputSink
-from gateway.telemetry.loop_lag import LoopLag
-from gateway.telemetry.otel import SpanCounts
-from gateway.tenants.loopback import listen_host
-from gateway.tenants.metrics import TenantMetrics
-from gateway.tools.doctor.gpu_compiler import triton_of_torch
-from gateway.upstream.metrics import UpstreamMetrics
+from outrider.engine.events import EngineStats, TierStats
+from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.experiments.controller import ControllerMetrics
+from outrider.gateway.experiments.feedback import FeedbackDesk
+from outrider.gateway.experiments.left_out import LeftOut
+from outrider.gateway.experiments.measure_store import MemoryMeasureStore
+from outrider.gateway.experiments.recent import RecentRequests
+from outrider.gateway.ledger.metrics import LedgerMetrics
+from outrider.gateway.limits.metrics import LimitMetrics
+from outrider.gateway.metering.metrics import GatewayMetrics, engine_families
+from outrider.gateway.server.draining import Draining, watch_draining
+from outrider.gateway.server.route_metrics import RouteCollector
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.slo.goodput import GoodputSink
+from outrider.gateway.telemetry.loop_lag import LoopLag
+from outrider.gateway.telemetry.otel import SpanCounts
+from outrider.gateway.tenants.loopback import listen_host
+from outrider.gateway.tenants.metrics import TenantMetrics
+from outrider.gateway.tools.doctor.gpu_compiler import triton_of_torch
+from outrider.gateway.upstream.metrics import UpstreamMetrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

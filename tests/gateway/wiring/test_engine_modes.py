@@ -10,26 +10,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from draft.device_growth import DeviceGrowth
-from draft.host_growth import HostGrowth
-from draft.tree_drafter import TreeDrafter
-from engine.errors import EngineError
-from engine.model.kv_cache import KVCache
-from engine.passes.level_graphs import LevelConfig, estimate_level_bytes
-from engine.passes.pass_graphs import estimate_bytes
-from engine.passes.runner import ModelRunner
-from engine.queue.fair_queue import FairQueue
-from engine.queue.slo_queue import SloQueue
-from gateway.backends.step_loop import no_progress
-from gateway.cli import app
-from gateway.settings.tree import Settings, load_settings
-from gateway.wiring import build as wiring
-from gateway.wiring import engine as engine_wiring
-from gateway.wiring.kv_budget import cache_sizes
-from kernels.cpu import product_library
-from kernels.cpu.product_library import product_support
-from kernels.layers import row_invariant_linear
-from kernels.triton_support import use_kernels
+from outrider.draft.device_growth import DeviceGrowth
+from outrider.draft.host_growth import HostGrowth
+from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.errors import EngineError
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.passes.level_graphs import LevelConfig, estimate_level_bytes
+from outrider.engine.passes.pass_graphs import estimate_bytes
+from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.queue.fair_queue import FairQueue
+from outrider.engine.queue.slo_queue import SloQueue
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.cli import app
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.wiring import build as wiring
+from outrider.gateway.wiring import engine as engine_wiring
+from outrider.gateway.wiring.kv_budget import cache_sizes
+from outrider.kernels.cpu import product_library
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.layers import row_invariant_linear
+from outrider.kernels.triton_support import use_kernels
 
 QUICK = {
     "engine.device": "cpu",
@@ -54,7 +54,7 @@ def noted_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Settings]:
     """Return what `serve` would run with."""
     noted: dict[str, Settings] = {}
     monkeypatch.setattr(
-        "gateway.tools.console.serve_command._serve",
+        "outrider.gateway.tools.console.serve_command._serve",
         lambda settings: noted.update(settings=settings),
     )
     return noted
@@ -185,7 +185,7 @@ def test_too_little_memory_for_graphs_is_an_error_with_ways_out(
 
 
 def test_deterministic_on_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.triton_support.triton", None)
+    monkeypatch.setattr("outrider.kernels.triton_support.triton", None)
     wanted = settings_of(engine__deterministic=True)
     engine_wiring._check_modes(wanted, torch.device("cpu"))
     engine_wiring._check_modes(settings_of(), torch.device("cuda"))
@@ -198,7 +198,7 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
     needed = sum(estimate_bytes(model.config, model.dtype) for model in models.values())
     needed += estimate_level_bytes(models["small"].dtype)
     taken = 1 << 20
-    monkeypatch.setattr("gateway.wiring.kv_budget._pass_bytes", lambda *_: (taken, []))
+    monkeypatch.setattr("outrider.gateway.wiring.kv_budget._pass_bytes", lambda *_: (taken, []))
     free = needed + taken + (8 << 20)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, 1 << 40))
     num_blocks = {
@@ -227,7 +227,9 @@ def test_the_rank_with_the_least_room_decides(monkeypatch: pytest.MonkeyPatch) -
     found = []
     for others in ([], [200 << 20], [200 << 20, 1000 + 13 * per_block]):
         taken = (1000, others)
-        monkeypatch.setattr("gateway.wiring.kv_budget._pass_bytes", lambda *_, own=taken: own)
+        monkeypatch.setattr(
+            "outrider.gateway.wiring.kv_budget._pass_bytes", lambda *_, own=taken: own
+        )
         sizes = cache_sizes(
             settings_of(engine__max_context=None, engine__cuda_graphs=False),
             models,  # type: ignore[arg-type]
@@ -245,10 +247,10 @@ def test_kernels_are_compiled_before_anyone_waits_for_them(
     """On an engine that is thrown away, before passes are timed, and only where Triton runs."""
     order: list[str] = []
     monkeypatch.setattr(
-        "engine.warm_up.warm_up", lambda engine, on_progress: order.append("warm_up")
+        "outrider.engine.warm_up.warm_up", lambda engine, on_progress: order.append("warm_up")
     )
     monkeypatch.setattr(
-        "engine.passes.warm_up.warm_up_passes",
+        "outrider.engine.passes.warm_up.warm_up_passes",
         lambda runner, max_rows, adapter=None: order.append(f"{max_rows} rows, {adapter is None}"),
     )
     monkeypatch.setattr(wiring, "measure_budget", lambda *arguments: order.append("measure_budget"))

@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.model.config import ModelConfig
-from engine.model.kv_cache import KVCache
-from engine.passes.pass_graphs import estimate_bytes
-from engine.passes.pass_memory import LargestPass, measure_pass_bytes
-from gateway.settings.tree import Settings
-from gateway.wiring.kv_budget import CacheSizes, _graph_bytes, cache_sizes
+from outrider.engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
+from outrider.engine.config import EngineConfig
+from outrider.engine.errors import EngineError
+from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.kv_cache import KVCache
+from outrider.engine.passes.pass_graphs import estimate_bytes
+from outrider.engine.passes.pass_memory import LargestPass, measure_pass_bytes
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.kv_budget import CacheSizes, _graph_bytes, cache_sizes
 from tests.engines import tiny_pair
 from tests.heads import random_head
 

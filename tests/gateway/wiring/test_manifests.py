@@ -17,11 +17,11 @@ import pytest
 import typer.main
 import yaml
 
-from gateway.cli import COMMANDS
-from gateway.fleet.addresses import is_looked_up
-from gateway.ray_fleet.plan import FleetPlan, parse_plan
-from gateway.server.auth_dispatcher import FREE_PATHS
-from gateway.settings.tree import Settings, load_settings
+from outrider.gateway.cli import COMMANDS
+from outrider.gateway.fleet.addresses import is_looked_up
+from outrider.gateway.ray_fleet.plan import FleetPlan, parse_plan
+from outrider.gateway.server.auth_dispatcher import FREE_PATHS
+from outrider.gateway.settings.tree import Settings, load_settings
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -198,7 +198,8 @@ def test_the_rayservice_has_a_plan_and_its_settings_are_settings() -> None:
     (engine,) = plan().engines.values()
     assert load_settings(environ={}, flags=engine.settings).engine.device == "cuda"
     module, _, name = application()["import_path"].partition(":")
-    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    path = module.removeprefix("outrider.").replace(".", "/")
+    source = (ROOT / f"{path}.py").read_text()
     assert f"def {name}(" in source
 
 
@@ -239,7 +240,7 @@ def test_ray_serve_takes_the_rayservices_configuration() -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="pip install 'outrider[fleet]'")
     config = yaml.safe_load(service()["spec"]["serveConfigV2"])
     (found,) = schema.ServeDeploySchema.model_validate(config).applications
-    assert found.import_path == "gateway.ray_fleet.application:fleet"
+    assert found.import_path == "outrider.gateway.ray_fleet.application:fleet"
 
 
 # ---- two machines -----------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.settings.tree import Settings, load_settings
-from gateway.tools.doctor.prices import check_prices
-from gateway.wiring.prices import log_prices, unpriced_tiers
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tools.doctor.prices import check_prices
+from outrider.gateway.wiring.prices import log_prices, unpriced_tiers
 
 SERVICE = "https://host.example/v1"
 

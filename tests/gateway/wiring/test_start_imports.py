@@ -5,21 +5,21 @@ import sys
 
 _GATEWAY = """
 import sys
-from gateway.settings.tree import load_settings
-from gateway.wiring.start import keep_torch_out
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.start import keep_torch_out
 settings = load_settings(environ={}, flags={"database_url": "sqlite:///" + sys.argv[1]})
 keep_torch_out()
-import gateway.wiring.serving
-from gateway.backends.absent import AbsentEngine
-from gateway.wiring.application import build_app
-from gateway.wiring.build import build_parts
+import outrider.gateway.wiring.serving
+from outrider.gateway.backends.absent import AbsentEngine
+from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.build import build_parts
 build_app(build_parts(settings, AbsentEngine()))
 print(*sys.modules)
 """
 _ENGINE = """
 import sys
-from gateway.settings.tree import load_settings
-from gateway.wiring.build import build_engine
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring.build import build_engine
 flags = {"speculation.adaptive": False, "engine.device": "cpu", "engine.num_blocks": 64}
 engine = build_engine(load_settings(environ={}, flags=flags), lambda stage, fraction: None)
 print(*sys.modules)
@@ -45,5 +45,5 @@ def test_the_engine() -> None:
 
 
 def test_an_engines_process_before_it_builds_the_engine() -> None:
-    loaded = _loaded("import sys, gateway.backends.engine_process; print(*sys.modules)")
-    assert not loaded & {"torch", "pydantic", "gateway.settings.tree"}
+    loaded = _loaded("import sys, outrider.gateway.backends.engine_process; print(*sys.modules)")
+    assert not loaded & {"torch", "pydantic", "outrider.gateway.settings.tree"}

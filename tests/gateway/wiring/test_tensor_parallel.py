@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from draft.heads.decoder_head import DecoderHead
-from engine.errors import EngineError, UnsupportedModelError
-from engine.model.decoder import DecoderModel
-from engine.model.load import load_model
-from engine.model.shard import Shard
-from engine.model.whole_ends import ends_of
-from engine.parallel.runner import ParallelRunner
-from engine.passes.runner import ModelRunner
-from gateway.backends.step_loop import no_progress
-from gateway.settings.tree import load_settings
-from gateway.wiring import build, tensor_parallel
-from gateway.wiring.drafter import load_head
-from gateway.wiring.engine import load_runners
-from gateway.wiring.tensor_parallel import threads_of_rank
+from outrider.draft.heads.decoder_head import DecoderHead
+from outrider.engine.errors import EngineError, UnsupportedModelError
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.load import load_model
+from outrider.engine.model.shard import Shard
+from outrider.engine.model.whole_ends import ends_of
+from outrider.engine.parallel.runner import ParallelRunner
+from outrider.engine.passes.runner import ModelRunner
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring import build, tensor_parallel
+from outrider.gateway.wiring.drafter import load_head
+from outrider.gateway.wiring.engine import load_runners
+from outrider.gateway.wiring.tensor_parallel import threads_of_rank
 from tests.draft.heads.head_files import (
     eagle3_weights,
     specforge_config,

@@ -14,19 +14,24 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from benchmarks.mock_upstream import MockScript, MockUpstream
-from engine.errors import EngineError, TierUnavailableError
-from engine.events import EngineInfo, EngineStats
-from engine.request import EngineRequest, SamplingParams
-from gateway.backends.absent import AbsentEngine
-from gateway.backends.client import EngineClient
-from gateway.errors.tree import UpstreamError
-from gateway.settings.tree import Settings, SettingsError, load_settings
-from gateway.upstream.attempts import Attempt
-from gateway.upstream.call import UpstreamCall
-from gateway.upstream.metrics import UpstreamMetrics
-from gateway.wiring import build as wiring
-from gateway.wiring.start import check_models, engine_recipe
-from gateway.wiring.upstream import build_cloud, build_mirror, build_upstreams, check_upstreams
+from outrider.engine.errors import EngineError, TierUnavailableError
+from outrider.engine.events import EngineInfo, EngineStats
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.backends.absent import AbsentEngine
+from outrider.gateway.backends.client import EngineClient
+from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
+from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.wiring import build as wiring
+from outrider.gateway.wiring.start import check_models, engine_recipe
+from outrider.gateway.wiring.upstream import (
+    build_cloud,
+    build_mirror,
+    build_upstreams,
+    check_upstreams,
+)
 from tests.gateway.upstream.raw_server import answering, raw_server, whole
 
 NO_MODELS = {"models.large": "none", "models.small": "none"}

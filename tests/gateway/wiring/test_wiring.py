@@ -11,23 +11,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.core import Engine
-from engine.errors import EngineError
-from engine.events import Finished, TokensEmitted
-from engine.model.fingerprint import checkpoint_fingerprint
-from engine.request import EngineRequest, SamplingParams
-from gateway.backends import spawning
-from gateway.backends.in_process import InProcessEngineClient
-from gateway.backends.process_client import ProcessEngineClient
-from gateway.backends.step_loop import no_progress
-from gateway.backends.wire import WorkerSpec
-from gateway.settings.tree import load_settings
-from gateway.wiring import build as wiring
-from gateway.wiring import engine as engine_wiring
-from gateway.wiring import start
-from gateway.wiring.parts import GatewayParts
-from router.label_free import LabelFreePolicy
-from router.policy import CascadeOptions, TrainedPolicy
+from outrider.engine.core import Engine
+from outrider.engine.errors import EngineError
+from outrider.engine.events import Finished, TokensEmitted
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.gateway.backends import spawning
+from outrider.gateway.backends.in_process import InProcessEngineClient
+from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.backends.wire import WorkerSpec
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.wiring import build as wiring
+from outrider.gateway.wiring import engine as engine_wiring
+from outrider.gateway.wiring import start
+from outrider.gateway.wiring.parts import GatewayParts
+from outrider.router.label_free import LabelFreePolicy
+from outrider.router.policy import CascadeOptions, TrainedPolicy
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
 

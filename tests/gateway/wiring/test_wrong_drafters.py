@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from draft.training.head_files import head_sizes, read_target_ends, write_head
-from draft.training.head_model import HEADS
-from engine.model.read_config import read_model_config
-from gateway.cli import app
+from outrider.draft.training.head_files import head_sizes, read_target_ends, write_head
+from outrider.draft.training.head_model import HEADS
+from outrider.engine.model.read_config import read_model_config
+from outrider.gateway.cli import app
 from tests.engines import PAIR_FOLDER
 
 LARGE = PAIR_FOLDER / "large"

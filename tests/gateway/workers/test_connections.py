@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.server.listening import listen
-from gateway.workers.connections import Dispatcher, Receiver, Taker, give, give_no_more
+from outrider.gateway.server.listening import listen
+from outrider.gateway.workers.connections import Dispatcher, Receiver, Taker, give, give_no_more
 
 
 class Greeting(asyncio.Protocol):

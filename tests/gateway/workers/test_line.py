@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
+from outrider.gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.workers.merging import Families, WorkerMetrics, collected, exposition
+from outrider.gateway.workers.merging import Families, WorkerMetrics, collected, exposition
 
 
 def families(requests: int, connections: int, draining: int = 0, ratio: float = 1.0) -> Families:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors.tree import StorageError
-from gateway.limits.uncounted import UncountedLimits
-from gateway.settings.tree import Settings, SettingsError, load_settings
-from gateway.storage.open import open_database
-from gateway.tenants.amounts import LimitSpec, Want
-from gateway.tenants.keys import ANONYMOUS, Principal
-from gateway.tenants.parts import key_store
-from gateway.tenants.records import KeyOrder
-from gateway.wiring.crew import prepare_database
-from gateway.wiring.worker import share_of
+from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.limits.uncounted import UncountedLimits
+from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
+from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenants.amounts import LimitSpec, Want
+from outrider.gateway.tenants.keys import ANONYMOUS, Principal
+from outrider.gateway.tenants.parts import key_store
+from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.wiring.crew import prepare_database
+from outrider.gateway.wiring.worker import share_of
 
 
 def settings_of(**flags: object) -> Settings:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.workers.process import WorkerProcess, WorkerTask
+from outrider.gateway.workers.process import WorkerProcess, WorkerTask
 
 WORKER = """
 import asyncio, socket, sys, threading
-from gateway.workers.siblings import Siblings
+from outrider.gateway.workers.siblings import Siblings
 
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), sys.exit()), daemon=True).start()
 

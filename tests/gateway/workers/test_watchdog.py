@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from engine.events import EngineInfo
-from gateway.server.listening import listen
-from gateway.settings.tree import load_settings
-from gateway.tools.console import serve_command
-from gateway.workers.watchdog import until_silent
+from outrider.engine.events import EngineInfo
+from outrider.gateway.server.listening import listen
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tools.console import serve_command
+from outrider.gateway.workers.watchdog import until_silent
 
 STALLING = """
 import asyncio, logging, re, sys, time
-from gateway.workers.watchdog import LoopWatchdog
+from outrider.gateway.workers.watchdog import LoopWatchdog
 
 def sleeps():
     time.sleep(60)

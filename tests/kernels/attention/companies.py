@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.ordered_plan import SPLIT_KEYS
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.ordered_plan import SPLIT_KEYS
 
 
 def chain(kv_len: int, num_rows: int, table: list[int]) -> AttentionBatch:

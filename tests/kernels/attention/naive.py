@@ -4,8 +4,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.attention.attention_plan import PACKED_MAX_ROWS
-from kernels.attention.paged_attention import AttentionBatch
+from outrider.kernels.attention.attention_plan import PACKED_MAX_ROWS
+from outrider.kernels.attention.paged_attention import AttentionBatch
 
 
 def naive_attention(  # noqa: PLR0913 - as `paged_attention`

@@ -10,13 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import attention_tiles
-from kernels.attention.attend_tiles import attend_tiles
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.attention_rows import plan_tiles
-from kernels.attention.attention_tiles import TilePlan
-from kernels.attention.paged_attention import paged_attention, plan_attention
-from kernels.triton_support import use_kernels
+from outrider.kernels.attention import attention_tiles
+from outrider.kernels.attention.attend_tiles import attend_tiles
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.attention_rows import plan_tiles
+from outrider.kernels.attention.attention_tiles import TilePlan
+from outrider.kernels.attention.paged_attention import paged_attention, plan_attention
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.attention.naive import batches, naive_attention
 from tests.kernels.attention_inputs import (
     FP8,

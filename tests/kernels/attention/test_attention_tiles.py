@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import attention_tiles
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.attention_rows import pack_rows, plan_tiles
-from kernels.attention.attention_tiles import SPLIT_ALIGNMENT, tile_shape, tile_shapes
+from outrider.kernels.attention import attention_tiles
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.attention_rows import pack_rows, plan_tiles
+from outrider.kernels.attention.attention_tiles import SPLIT_ALIGNMENT, tile_shape, tile_shapes
 from tests.kernels.attention_inputs import (
     attend,
     make_inputs,

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.attention import ordered_attention as module
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.ordered_attention import (
+from outrider.kernels.attention import ordered_attention as module
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.ordered_attention import (
     attend_in_order,
     library_heights,
     multiply_in_order,
     plan_in_order,
 )
-from kernels.attention.ordered_plan import SPLIT_KEYS, TILE_HEIGHTS
+from outrider.kernels.attention.ordered_plan import SPLIT_KEYS, TILE_HEIGHTS
 from tests.kernels.attention.companies import chain, company, path_of
 from tests.kernels.attention.naive import batches, naive_attention
 from tests.kernels.layers.bits import same_bits, torch_threads

@@ -6,9 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.attention import attention_plan
-from kernels.attention.attention_plan import PRODUCTS_MIN_TILE_ROWS
-from kernels.attention.paged_attention import AttentionBatch, paged_attention, plan_attention
+from outrider.kernels.attention import attention_plan
+from outrider.kernels.attention.attention_plan import PRODUCTS_MIN_TILE_ROWS
+from outrider.kernels.attention.paged_attention import (
+    AttentionBatch,
+    paged_attention,
+    plan_attention,
+)
 from tests.kernels.attention.naive import batches, naive_attention
 from tests.kernels.attention_inputs import make_sinks
 

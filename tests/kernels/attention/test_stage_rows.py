@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention.stage_rows import (
+from outrider.kernels.attention.stage_rows import (
     PassInputs,
     TreeRows,
     stage_rows,
@@ -15,7 +15,7 @@ from kernels.attention.stage_rows import (
     tree_paths,
     tree_paths_reference,
 )
-from kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import triton, use_kernels
 
 pytestmark = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
 

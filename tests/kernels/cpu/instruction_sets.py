@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.cpu.product_library import InstructionSet, product_support
+from outrider.kernels.cpu.product_library import InstructionSet, product_support
 
 each_instruction_set = pytest.mark.parametrize(
     "instruction_set",

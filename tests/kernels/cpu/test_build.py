@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("draft", "engine", "gateway", "kernels", "router", "verifier")
 # Both tiers, in float32 and rounded: what torch's products have to do in the compiled ones' place.
 ANSWER = """
-from gateway.settings.tree import load_settings
-from gateway.tools.doctor.doctor import _products
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tools.doctor.doctor import _products
 from tests.engines import PAIR_FOLDER
-from engine.model.load import load_model
-from engine.model.quantised.formats import Rounding
-from engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.model.load import load_model
+from outrider.engine.model.quantised.formats import Rounding
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 
 found = _products(load_settings(environ={}, flags={"engine.device": "cpu"}))
 print(found.status, found.detail)
@@ -50,7 +50,9 @@ def test_nothing_needs_a_compiler(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     assert not list(tmp_path.rglob("_products*.so"))
     # `tests` comes from here, and all else from the copy.
-    environ["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(ROOT)))
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "outrider").symlink_to(tmp_path)
+    environ["PYTHONPATH"] = os.pathsep.join((str(tmp_path / "src"), str(ROOT)))
     answered = run([sys.executable, "-c", ANSWER], tmp_path, environ)
     assert answered.returncode == 0, answered.stderr
     first, *others = answered.stdout.splitlines()

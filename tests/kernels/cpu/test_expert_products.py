@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu.expert_products import alike_panels
-from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
-from kernels.cpu.product_library import product_support
-from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
-from kernels.experts.route import Routed
-from kernels.layers import row_invariant_linear
-from kernels.layers.gated_mul import Activation
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
+from outrider.kernels.cpu.expert_products import alike_panels
+from outrider.kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
+from outrider.kernels.experts.route import Routed
+from outrider.kernels.layers import row_invariant_linear
+from outrider.kernels.layers.gated_mul import Activation
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 from tests.kernels.layers.bits import same_bits, torch_threads
 
 pytestmark = pytest.mark.skipif(

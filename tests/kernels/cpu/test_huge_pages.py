@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import huge_pages
-from kernels.cpu.huge_pages import HugePageMemory
+from outrider.kernels.cpu import huge_pages
+from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 pytestmark = pytest.mark.skipif(
     not huge_pages._IS_SUPPORTED, reason="this system has no huge pages to ask for"

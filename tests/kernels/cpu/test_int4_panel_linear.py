@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu.int4_panel_linear import Int4PanelLinear
-from kernels.cpu.product_library import InstructionSet, product_support
-from kernels.layers.int4_linear import Int4Linear
-from kernels.layers.row_invariant_linear import make_linear
-from kernels.quantised.rows import int4_linear_reference
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int8
-from kernels.triton_support import use_kernels
+from outrider.kernels.cpu.int4_panel_linear import Int4PanelLinear
+from outrider.kernels.cpu.product_library import InstructionSet, product_support
+from outrider.kernels.layers.int4_linear import Int4Linear
+from outrider.kernels.layers.row_invariant_linear import make_linear
+from outrider.kernels.quantised.rows import int4_linear_reference
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int8
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu.panel_linear import (
+from outrider.kernels.cpu.panel_linear import (
     INT8_MAX_IN_FEATURES,
     Int8PanelLinear,
     PanelLinear,
     can_use_panels,
 )
-from kernels.cpu.product_library import InstructionSet, Kind, product_support
-from kernels.quantised.rows import int8_linear_reference
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int8
+from outrider.kernels.cpu.product_library import InstructionSet, Kind, product_support
+from outrider.kernels.quantised.rows import int8_linear_reference
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int8
 from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
 

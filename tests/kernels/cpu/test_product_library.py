@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu import product_library
-from kernels.cpu.panel_linear import PanelLinear, can_use_panels
-from kernels.cpu.product_library import InstructionSet, library_path, product_support
+from outrider.kernels.cpu import product_library
+from outrider.kernels.cpu.panel_linear import PanelLinear, can_use_panels
+from outrider.kernels.cpu.product_library import InstructionSet, library_path, product_support
 
 ROOT = Path(__file__).parents[3]
 HAS_COMPILER = shutil.which("g++") is not None or shutil.which("c++") is not None
@@ -83,7 +83,7 @@ def test_a_library_of_another_version_is_not_used(
 
 def test_without_the_library_panels_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = product_support(tmp_path)
-    monkeypatch.setattr("kernels.cpu.panel_linear.product_support", lambda: missing)
+    monkeypatch.setattr("outrider.kernels.cpu.panel_linear.product_support", lambda: missing)
     weight = torch.zeros((8, 16), dtype=torch.bfloat16)
     assert not can_use_panels(weight)
     with pytest.raises(RuntimeError, match="compiled products"):

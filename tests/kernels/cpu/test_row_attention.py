@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.attention.attention_plan import AttentionBatch
-from kernels.attention.paged_attention import RowPlan, paged_attention, plan_attention
-from kernels.attention.row_plan import plan_row_keys
-from kernels.cpu.product_library import InstructionSet, product_support
-from kernels.cpu.row_attention import attend_rows
-from kernels.triton_support import use_kernels
+from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.paged_attention import RowPlan, paged_attention, plan_attention
+from outrider.kernels.attention.row_plan import plan_row_keys
+from outrider.kernels.cpu.product_library import InstructionSet, product_support
+from outrider.kernels.cpu.row_attention import attend_rows
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.attention.companies import chain, company, path_of
 from tests.kernels.attention.naive import batches, naive_attention
 from tests.kernels.cpu.instruction_sets import each_instruction_set
@@ -165,7 +165,7 @@ def test_blocks_that_no_row_sees_are_not_read() -> None:
 def test_both_modes_plan_it_for_bfloat16_caches(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernels.attention.paged_attention.prefers_onednn", lambda: False)
+    monkeypatch.setattr("outrider.kernels.attention.paged_attention.prefers_onednn", lambda: False)
     caches, query = random(2, 40, 1, 2, 16), random(3, 4, 16, seed=1)
     batch = chain(40, 3, list(range(40)))
 

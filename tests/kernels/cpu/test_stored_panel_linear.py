@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.product_library import InstructionSet, product_support
-from kernels.cpu.stored_panel_linear import StoredPanelLinear, can_hold_stored
-from kernels.layers.row_invariant_linear import make_linear
-from kernels.quantised.stored_weight import Number, StoredWeight
-from kernels.triton_support import use_kernels
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.product_library import InstructionSet, product_support
+from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear, can_hold_stored
+from outrider.kernels.layers.row_invariant_linear import make_linear
+from outrider.kernels.quantised.stored_weight import Number, StoredWeight
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
 from tests.kernels.quantised.stored_weights import random_stored

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.product_library import product_support
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.product_library import product_support
 from tests.kernels.layers.bits import same_bits, torch_threads
 
 pytestmark = pytest.mark.skipif(
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 _FORKED = """
 import os, sys, torch
-from kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.panel_linear import PanelLinear
 torch.set_num_threads(3)
 torch.manual_seed(0)
 linear = PanelLinear(torch.randn(2048, 512).bfloat16())

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.experts.cut_tiles import ExpertTiles, cut_tiles, cut_tiles_reference
-from kernels.triton_support import record_launches, use_kernels
+from outrider.kernels.experts.cut_tiles import ExpertTiles, cut_tiles, cut_tiles_reference
+from outrider.kernels.triton_support import record_launches, use_kernels
 
 NAMES = ("order", "expert", "start", "end")
 
@@ -62,7 +62,7 @@ def test_more_pairs_than_a_program_holds_at_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("_COUNTED", 128), ("_SORTED_PAIRS", 16), ("_FILLED_TILES", 2)):
-        monkeypatch.setattr(f"kernels.experts.cut_tiles.{name}", value)
+        monkeypatch.setattr(f"outrider.kernels.experts.cut_tiles.{name}", value)
     experts = draw(90, 3, 8, 1)
     tiles = kernels_tiles(experts, 8, 4, device)
     expected = cut_tiles_reference(experts, 8, 4)

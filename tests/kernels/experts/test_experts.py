@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels.layers.linear
-from kernels.experts.cut_tiles import cut_tiles
-from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights, GateKind, clamped_swiglu
-from kernels.experts.grouped_mlp import grouped_mlp
-from kernels.experts.integer_experts import ExpertProduct
-from kernels.experts.route import Routed, RoutingRule, route
-from kernels.layers.gated_mul import gated_mul_reference
-from kernels.quantised.rows import int4_linear_reference, int8_linear_reference
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
-from kernels.triton_support import use_kernels
+import outrider.kernels.layers.linear
+from outrider.kernels.experts.cut_tiles import cut_tiles
+from outrider.kernels.experts.expert_mlp import ExpertMlp, ExpertWeights, GateKind, clamped_swiglu
+from outrider.kernels.experts.grouped_mlp import grouped_mlp
+from outrider.kernels.experts.integer_experts import ExpertProduct
+from outrider.kernels.experts.route import Routed, RoutingRule, route
+from outrider.kernels.layers.gated_mul import gated_mul_reference
+from outrider.kernels.quantised.rows import int4_linear_reference, int8_linear_reference
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
+from outrider.kernels.triton_support import use_kernels
 
 WIDTH, INNER, NUM_EXPERTS = 48, 40, 6
 GATES: list[GateKind] = ["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
@@ -127,8 +127,8 @@ def test_rows_go_through_their_experts(
 def test_large_experts_are_multiplied_by_repeated_rows(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels.layers.linear, "STREAMED_BYTES", 0)
-    monkeypatch.setattr(kernels.layers.linear, "_plain_max_rows", lambda weight: 0)
+    monkeypatch.setattr(outrider.kernels.layers.linear, "STREAMED_BYTES", 0)
+    monkeypatch.setattr(outrider.kernels.layers.linear, "_plain_max_rows", lambda weight: 0)
     experts, rows, routed = (
         make_experts(has_bias=True),
         random(num_rows, WIDTH),

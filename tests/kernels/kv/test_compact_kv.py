@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels.kv.compact_kv as module
-from kernels.kv.compact_kv import compact_kv
-from kernels.triton_support import record_launches, use_kernels
+import outrider.kernels.kv.compact_kv as module
+from outrider.kernels.kv.compact_kv import compact_kv
+from outrider.kernels.triton_support import record_launches, use_kernels
 
 BLOCK_SIZE = 4
 NUM_SLOTS = 20

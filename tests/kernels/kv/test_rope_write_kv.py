@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.kv.rope_write_kv import rope_write_kv
-from kernels.kv.write_kv import quantise_fp8, write_kv
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
-from kernels.triton_support import record_launches, use_kernels
+from outrider.kernels.kv.rope_write_kv import rope_write_kv
+from outrider.kernels.kv.write_kv import quantise_fp8, write_kv
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
+from outrider.kernels.triton_support import record_launches, use_kernels
 from tests.sizes import compiled_sizes
 
 BLOCK_SIZE = 4

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.kv.write_kv import quantise_fp8, write_kv
-from kernels.triton_support import use_kernels
+from outrider.kernels.kv.write_kv import quantise_fp8, write_kv
+from outrider.kernels.triton_support import use_kernels
 from tests.sizes import compiled_sizes
 
 BLOCK_SIZE = 5

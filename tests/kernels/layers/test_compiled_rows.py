@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu.product_library import InstructionSet, product_support
-from kernels.layers.compiled_rows import (
+from outrider.kernels.cpu.product_library import InstructionSet, product_support
+from outrider.kernels.layers.compiled_rows import (
     ACTIVATIONS,
     CompiledNorm,
     can_place_heads,
@@ -17,9 +17,9 @@ from kernels.layers.compiled_rows import (
     gate_rows,
     place_heads,
 )
-from kernels.layers.gated_mul import Activation, gated_mul_reference
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import RopeConfig, RotaryTable, rotate
+from outrider.kernels.layers.gated_mul import Activation, gated_mul_reference
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import RopeConfig, RotaryTable, rotate
 from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
 

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.layers.embedding import embed_tokens
-from kernels.triton_support import use_kernels
+from outrider.kernels.layers.embedding import embed_tokens
+from outrider.kernels.triton_support import use_kernels
 
 
 @pytest.mark.parametrize("kind", ["reference", "triton"])

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.layers.gated_mul import Activation, gated_mul
-from kernels.triton_support import use_kernels
+from outrider.kernels.layers.gated_mul import Activation, gated_mul
+from outrider.kernels.triton_support import use_kernels
 
 
 @pytest.mark.parametrize("kind", ["reference", "triton"])

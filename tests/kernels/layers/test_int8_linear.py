@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels.layers.int8_linear import Int8Linear
-from kernels.layers.row_invariant_linear import make_linear
-from kernels.quantised.rows import int8_linear_reference
-from kernels.quantised.weight import rounded_to_int8
+from outrider.kernels.layers.int8_linear import Int8Linear
+from outrider.kernels.layers.row_invariant_linear import make_linear
+from outrider.kernels.quantised.rows import int8_linear_reference
+from outrider.kernels.quantised.weight import rounded_to_int8
 from tests.kernels.layers.bits import same_bits
 
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.layers.integer_linear import IntegerLinear, can_use_integer_tiles
-from kernels.layers.row_invariant_linear import make_linear
-from kernels.quantised.rows import int4_linear_reference, int8_linear_reference
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
-from kernels.triton_support import use_kernels
+from outrider.kernels.layers.integer_linear import IntegerLinear, can_use_integer_tiles
+from outrider.kernels.layers.row_invariant_linear import make_linear
+from outrider.kernels.quantised.rows import int4_linear_reference, int8_linear_reference
+from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")

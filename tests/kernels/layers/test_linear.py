@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kernels.layers.linear
-from kernels.layers.linear import Linear
+import outrider.kernels.layers.linear
+from outrider.kernels.layers.linear import Linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -58,7 +58,7 @@ def test_few_rows_of_a_large_weight_are_the_rows_of_a_longer_product(
 
 def test_without_packing_operations_it_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS or with another device: the same result through the plain product."""
-    monkeypatch.setattr(kernels.layers.linear, "can_pack_dtype", lambda dtype: False)
+    monkeypatch.setattr(outrider.kernels.layers.linear, "can_pack_dtype", lambda dtype: False)
     weight = torch.randn(5, 4)
     linear = Linear(weight)
     assert not linear.is_packed

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.layers.lora import (
+from outrider.kernels.layers.lora import (
     MAX_PARTS,
     LoraPart,
     LoraRows,
@@ -13,7 +13,7 @@ from kernels.layers.lora import (
     TorchLoraRows,
     gather_lora,
 )
-from kernels.triton_support import use_kernels
+from outrider.kernels.triton_support import use_kernels
 
 WIDTHS = st.sampled_from([1, 8, 33, 64, 200])
 RANKS = st.sampled_from([1, 3, 8, 16, 21, 40])

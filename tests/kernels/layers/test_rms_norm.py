@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
-from kernels.triton_support import use_kernels
+from outrider.kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from outrider.kernels.triton_support import use_kernels
 from tests.sizes import compiled_sizes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import (
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import (
     RopeConfig,
     RotaryTable,
     norm_and_rotate,
@@ -12,7 +12,7 @@ from kernels.layers.rope import (
     rope_frequencies,
     rotate,
 )
-from kernels.triton_support import use_kernels
+from outrider.kernels.triton_support import use_kernels
 from tests.sizes import compiled_sizes
 
 LLAMA3 = {

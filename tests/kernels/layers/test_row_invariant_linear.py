@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu.panel_linear import PanelLinear
-from kernels.cpu.product_library import product_support
-from kernels.layers import row_invariant_linear as module
-from kernels.layers.gated_mul import Activation, gated_mul
-from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.rope import rotate
-from kernels.layers.row_invariant_linear import (
+from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.layers import row_invariant_linear as module
+from outrider.kernels.layers.gated_mul import Activation, gated_mul
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.rope import rotate
+from outrider.kernels.layers.row_invariant_linear import (
     RUN_ROWS,
     TILE_ROWS,
     RowInvariantLinear,
@@ -26,14 +26,14 @@ from kernels.layers.row_invariant_linear import (
     row_invariant_linear,
     row_invariant_linear_reference,
 )
-from kernels.layers.row_invariant_ops import (
+from outrider.kernels.layers.row_invariant_ops import (
     RowInvariantNorm,
     row_invariant_gated_mul,
     row_invariant_rotate,
     row_invariant_softcap,
     softcap,
 )
-from kernels.triton_support import use_kernels
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits, torch_threads
 from tests.sizes import compiled_sizes
 
@@ -268,7 +268,7 @@ def test_without_the_compiled_products_bfloat16_is_torchs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     missing = product_support(tmp_path)
-    monkeypatch.setattr("kernels.cpu.panel_linear.product_support", lambda: missing)
+    monkeypatch.setattr("outrider.kernels.cpu.panel_linear.product_support", lambda: missing)
     weight = random(24, 40, dtype=torch.bfloat16)
     assert type(make_linear(weight)) is Linear
     linear = make_linear(weight, deterministic=True)

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.layers.gated_mul import Activation
-from kernels.layers.linear import Linear
-from kernels.layers.rms_norm import RmsNorm
-from kernels.layers.split_k_linear import (
+from outrider.kernels.layers.gated_mul import Activation
+from outrider.kernels.layers.linear import Linear
+from outrider.kernels.layers.rms_norm import RmsNorm
+from outrider.kernels.layers.split_k_linear import (
     FEW_ROWS,
     HalfNormed,
     SplitScratch,
@@ -25,7 +25,7 @@ from kernels.layers.split_k_linear import (
     split_k_linear_reference,
     split_shape,
 )
-from kernels.triton_support import record_launches, use_kernels
+from outrider.kernels.triton_support import record_launches, use_kernels
 from tests.sizes import repeats
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")

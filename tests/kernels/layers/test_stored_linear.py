@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.layers.row_invariant_linear import make_linear, row_invariant_linear
-from kernels.layers.stored_linear import (
+from outrider.kernels.layers.row_invariant_linear import make_linear, row_invariant_linear
+from outrider.kernels.layers.stored_linear import (
     StoredLinear,
     can_use_stored_tiles,
     stored_linear_reference,
 )
-from kernels.quantised.stored_weight import Number, StoredWeight
-from kernels.triton_support import use_kernels
+from outrider.kernels.quantised.stored_weight import Number, StoredWeight
+from outrider.kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits
 from tests.kernels.quantised.stored_weights import random_stored
 from tests.sizes import compiled_sizes, repeats

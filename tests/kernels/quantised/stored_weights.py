@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
+from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 
 
 def random_stored(  # noqa: PLR0913 - what there is of a weight

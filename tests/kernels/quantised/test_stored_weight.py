@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.quantised.stored_weight import StoredWeight, joined
+from outrider.kernels.quantised.stored_weight import StoredWeight, joined
 from tests.kernels.quantised.stored_weights import random_stored
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.quantised.weight import (
+from outrider.kernels.quantised.weight import (
     QuantisedWeight,
     packed_nibbles,
     rounded_to_int4,

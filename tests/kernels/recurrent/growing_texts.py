@@ -7,8 +7,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kernels.recurrent.delta_rows import DeltaBatch, DeltaInputs, RowContributions, delta_rows
-from kernels.recurrent.fold_states import StateFolds, fold_states
+from outrider.kernels.recurrent.delta_rows import (
+    DeltaBatch,
+    DeltaInputs,
+    RowContributions,
+    delta_rows,
+)
+from outrider.kernels.recurrent.fold_states import StateFolds, fold_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

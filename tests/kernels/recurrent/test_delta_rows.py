@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.triton_support import KernelChoice, use_kernels
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 from tests.kernels.recurrent.growing_texts import Cached, Heads, random_inputs, recurrence
 from tests.sizes import repeats
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.triton_support import KernelChoice, use_kernels
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 from tests.kernels.recurrent.growing_texts import Cached, Heads, random_inputs, recurrence
 
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import gumbel_noise as module
-from kernels.sampling.gumbel_noise import (
+from outrider.kernels.sampling import gumbel_noise as module
+from outrider.kernels.sampling.gumbel_noise import (
     gumbel_bits,
     gumbel_bits_of,
     gumbel_noise,
@@ -16,7 +16,7 @@ from kernels.sampling.gumbel_noise import (
     row_keys,
     stream_key,
 )
-from kernels.triton_support import jit, launch, tl, triton, use_kernels
+from outrider.kernels.triton_support import jit, launch, tl, triton, use_kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
 ALPHA = 1e-4

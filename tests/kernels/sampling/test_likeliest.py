@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.product_library import product_support
-from kernels.sampling.likeliest import likeliest_tokens
-from kernels.triton_support import use_kernels
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.sampling.likeliest import likeliest_tokens
+from outrider.kernels.triton_support import use_kernels
 
 
 @settings(max_examples=60)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling.penalties import apply_penalties
-from kernels.triton_support import triton, use_kernels
+from outrider.kernels.sampling.penalties import apply_penalties
+from outrider.kernels.triton_support import triton, use_kernels
 
 pytestmark = pytest.mark.parametrize(
     "choice",

@@ -16,11 +16,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels.sampling import sample as module
-from kernels.sampling import truncation_floor
-from kernels.sampling.gumbel_noise import gumbel_noise, row_key
-from kernels.sampling.sample import SamplingRows, log_target, perturb, top_tokens
-from kernels.triton_support import triton, use_kernels
+from outrider.kernels.sampling import sample as module
+from outrider.kernels.sampling import truncation_floor
+from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
+from outrider.kernels.sampling.sample import SamplingRows, log_target, perturb, top_tokens
+from outrider.kernels.triton_support import triton, use_kernels
 
 Row = tuple[float, int, float, float]  # temperature, top_k, top_p, min_p
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
-from kernels.triton_support import triton, use_kernels
-from kernels.upload import upload
+from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
+from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.upload import upload
 
 needs_triton = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
 

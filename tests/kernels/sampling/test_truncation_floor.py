@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.sampling import truncation_floor as module
-from kernels.sampling.sampling_rows import SamplingRows
-from kernels.sampling.truncation_floor import truncation_floor
-from kernels.triton_support import triton, use_kernels
+from outrider.kernels.sampling import truncation_floor as module
+from outrider.kernels.sampling.sampling_rows import SamplingRows
+from outrider.kernels.sampling.truncation_floor import truncation_floor
+from outrider.kernels.triton_support import triton, use_kernels
 
 needs_triton = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.trees.token_tree import RECALLED_BIT
-from kernels.trees.build_tree import (
+from outrider.engine.trees.token_tree import RECALLED_BIT
+from outrider.kernels.trees.build_tree import (
     InitialTree,
     SelectedTrees,
     TreeState,
@@ -17,7 +17,7 @@ from kernels.trees.build_tree import (
     init_trees,
     select_trees,
 )
-from kernels.trees.tree_state import CandidateFields
+from outrider.kernels.trees.tree_state import CandidateFields
 from tests.kernels.growing import (
     Growth,
     tree_kernels,

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import example, given
 
-from draft.budget import MOST_BELIEVED
-from engine.trees.token_tree import RECALLED_BIT
-from kernels.trees.build_tree import (
+from outrider.draft.budget import MOST_BELIEVED
+from outrider.engine.trees.token_tree import RECALLED_BIT
+from outrider.kernels.trees.build_tree import (
     FrontierRows,
     InitialTree,
     choose_frontier,

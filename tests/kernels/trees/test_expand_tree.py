@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels.trees.build_tree import (
+from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from outrider.kernels.trees.build_tree import (
     expand_tree,
 )
 from tests.kernels.growing import (

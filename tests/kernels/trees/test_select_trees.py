@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kernels.trees.build_tree import (
+from outrider.kernels.trees.build_tree import (
     SelectedTrees,
     TreeState,
     select_trees,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.trees.verify_tree import ForestPaths, verify_forest
-from kernels.triton_support import triton, use_kernels
+from outrider.kernels.trees.verify_tree import ForestPaths, verify_forest
+from outrider.kernels.triton_support import triton, use_kernels
 
 CHOICES = [
     "reference",

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.training.tasks import facts as task_facts
-from draft.training.tasks.families import (
+from outrider.draft.training.tasks import facts as task_facts
+from outrider.draft.training.tasks.families import (
     DIFFICULTIES,
     FAMILIES,
     PLAIN_FAMILIES,
@@ -24,7 +24,7 @@ from draft.training.tasks.families import (
     split_of,
     stream,
 )
-from draft.training.tasks.files import main, row_of
+from outrider.draft.training.tasks.files import main, row_of
 
 CELLS = list(itertools.product(FAMILIES, DIFFICULTIES))
 WORKED = [family for family in PLAIN_FAMILIES if family != "chat"]

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.experiments.sketch import QuantileSketch
-from gateway.experiments.totals import (
+from outrider.gateway.experiments.sketch import QuantileSketch
+from outrider.gateway.experiments.totals import (
     METRIC_NAMES,
     NUM_UNIT_BUCKETS,
     ArmTotals,

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.experiments.statistics.binomial import are_different
-from gateway.experiments.statistics.clusters import design_effects
-from gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
-from gateway.experiments.totals import NUM_UNIT_BUCKETS
+from outrider.gateway.experiments.statistics.binomial import are_different
+from outrider.gateway.experiments.statistics.clusters import design_effects
+from outrider.gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
+from outrider.gateway.experiments.totals import NUM_UNIT_BUCKETS
 
 _ORDINARY_Z: Final = 1.959963984540054
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gateway.experiments.statistics.allocation import (
+from outrider.gateway.experiments.statistics.allocation import (
     bounded_shares,
     thompson_shares,
     track_and_stop_shares,

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom
 
-from gateway.experiments.statistics.binomial import (
+from outrider.gateway.experiments.statistics.binomial import (
     are_different,
     compare_shares,
     log_evidence,
     share_interval,
 )
-from gateway.experiments.statistics.mixture import (
+from outrider.gateway.experiments.statistics.mixture import (
     half_width,
     log_beta_binomial,
     prior_requests,
 )
-from gateway.experiments.totals import MetricTotals
+from outrider.gateway.experiments.totals import MetricTotals
 from tests.gateway.experiments.statistics.arms import counted
 
 ALPHA = 0.05

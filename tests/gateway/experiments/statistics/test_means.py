@@ -5,18 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from gateway.experiments.sketch import QuantileSketch
-from gateway.experiments.statistics.clusters import design_effect
-from gateway.experiments.statistics.means import compare_means, mean_interval
-from gateway.experiments.statistics.mixture import (
+from outrider.gateway.experiments.sketch import QuantileSketch
+from outrider.gateway.experiments.statistics.clusters import design_effect
+from outrider.gateway.experiments.statistics.means import compare_means, mean_interval
+from outrider.gateway.experiments.statistics.mixture import (
     log_beta_binomial,
     prior_requests,
 )
-from gateway.experiments.statistics.quantiles import (
+from outrider.gateway.experiments.statistics.quantiles import (
     compare_quantiles,
     quantile_interval,
 )
-from gateway.experiments.totals import MetricTotals
+from outrider.gateway.experiments.totals import MetricTotals
 from tests.gateway.experiments.statistics.arms import metric, sketch_of
 
 ALPHA = 0.05

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import multinomial
 
-from gateway.experiments.statistics.mismatch import (
+from outrider.gateway.experiments.statistics.mismatch import (
     log_multinomial_evidence,
     sample_ratio_mismatch,
 )

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gateway.experiments.statistics.plan import Limits, SamplePlan
-from gateway.experiments.statistics.report import analyse
-from gateway.experiments.statistics.report_png import PlotsMissingError, write_png
-from gateway.experiments.statistics.report_text import print_check, print_report
-from gateway.experiments.statistics.selfcheck import self_check
+from outrider.gateway.experiments.statistics.plan import Limits, SamplePlan
+from outrider.gateway.experiments.statistics.report import analyse
+from outrider.gateway.experiments.statistics.report_png import PlotsMissingError, write_png
+from outrider.gateway.experiments.statistics.report_text import print_check, print_report
+from outrider.gateway.experiments.statistics.selfcheck import self_check
 from tests.gateway.experiments.statistics.arms import arm
 
 LIMITS = Limits(p95_ttft_ms=750.0, error_share=0.05, cost_per_request_usd=0.001)

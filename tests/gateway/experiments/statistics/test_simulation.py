@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gateway.experiments.statistics.binomial import are_different
-from gateway.experiments.statistics.mixture import log_beta_binomial, prior_requests
+from outrider.gateway.experiments.statistics.binomial import are_different
+from outrider.gateway.experiments.statistics.mixture import log_beta_binomial, prior_requests
 from tests.gateway.experiments.statistics.simulation import (
     AttainmentSetup,
     ClusteredSetup,

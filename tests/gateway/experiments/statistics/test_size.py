@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gateway.experiments.statistics.size import SizeQuestion, requests_needed
+from outrider.gateway.experiments.statistics.size import SizeQuestion, requests_needed
 
 LOGNORMAL = math.sqrt(math.exp(0.49) - 1.0)
 

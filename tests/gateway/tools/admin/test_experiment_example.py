@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.record import ROOT
-from gateway.tools.demo.process import GatewayProcess
+from outrider.gateway.tools.demo.process import GatewayProcess
 
 SCRIPT = ROOT / "examples/experiments/compare_models.py"
 BUNDLED = ("--large", "demo", "--small", "demo")

@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from gateway.experiments.statistics.plan import SamplePlan
-from gateway.experiments.statistics.report import analyse
-from gateway.tools.admin.experiment_page import experiment_page
+from outrider.gateway.experiments.statistics.plan import SamplePlan
+from outrider.gateway.experiments.statistics.report import analyse
+from outrider.gateway.tools.admin.experiment_page import experiment_page
 from tests.gateway.experiments.statistics.arms import arm
 
 

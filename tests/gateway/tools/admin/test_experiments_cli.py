@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.tools.admin.experiments_cli import app
+from outrider.gateway.tools.admin.experiments_cli import app
 from tests.databases import with_tables
 
 Invoke = Callable[..., Result]
@@ -121,7 +121,7 @@ def test_a_report_of_nothing_yet(run: Invoke) -> None:
 
 
 def test_deleting_asks_on_a_terminal(run: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.tools.admin.database_cli._is_terminal", lambda: True)
+    monkeypatch.setattr("outrider.gateway.tools.admin.database_cli._is_terminal", lambda: True)
     run("create", "x", *ARMS)
     refused = run("delete", "x")
     assert refused.exit_code == 1

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.settings.tree import Settings
-from gateway.storage.open import open_database
-from gateway.tenants.keys import id_in
-from gateway.tenants.parts import key_store
-from gateway.tools.admin.keys_cli import app
-from gateway.tools.admin.keys_tables import visible
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenants.keys import id_in
+from outrider.gateway.tenants.parts import key_store
+from outrider.gateway.tools.admin.keys_cli import app
+from outrider.gateway.tools.admin.keys_tables import visible
 from tests.databases import with_tables
 
 Invoke = Callable[..., Result]

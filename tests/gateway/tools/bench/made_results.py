@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.tools.bench.results import (
+from outrider.gateway.tools.bench.results import (
     BenchResult,
     LoopKind,
     Meta,
@@ -13,7 +13,7 @@ from gateway.tools.bench.results import (
     SearchReport,
     SearchStep,
 )
-from gateway.tools.bench.summary import summarize
+from outrider.gateway.tools.bench.summary import summarize
 
 OBJECTIVES = Objectives(ttft_ms=120.0, inter_token_ms=12.0)
 

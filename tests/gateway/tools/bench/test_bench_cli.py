@@ -6,12 +6,17 @@ import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
-from gateway.tools.bench.client import TargetSettings
-from gateway.tools.bench.flags import parse_headers, parse_objectives, parse_prices, parse_sides
-from gateway.tools.bench.options import BENCH_HELP, bench
-from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.tools.bench.results import read_result
-from gateway.tools.bench.workloads import WorkloadSettings
+from outrider.gateway.tools.bench.client import TargetSettings
+from outrider.gateway.tools.bench.flags import (
+    parse_headers,
+    parse_objectives,
+    parse_prices,
+    parse_sides,
+)
+from outrider.gateway.tools.bench.options import BENCH_HELP, bench
+from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from outrider.gateway.tools.bench.results import read_result
+from outrider.gateway.tools.bench.workloads import WorkloadSettings
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command(help=BENCH_HELP)(bench)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gateway.tools.bench.compare import (
+from outrider.gateway.tools.bench.compare import (
     Difference,
     RunComparison,
     compare_results,
     different_conditions,
     write_comparison,
 )
-from gateway.tools.bench.compare_table import print_comparison
-from gateway.tools.bench.resampling import block_indexes, mean_of, quantile_of, side_of
-from gateway.tools.bench.results import Objectives, ResultError
+from outrider.gateway.tools.bench.compare_table import print_comparison
+from outrider.gateway.tools.bench.resampling import block_indexes, mean_of, quantile_of, side_of
+from outrider.gateway.tools.bench.results import Objectives, ResultError
 from tests.gateway.tools.bench.made_results import made_result, made_rows
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.tools.bench.arrivals import LengthDistribution
-from gateway.tools.bench.client import TargetError, TargetSettings
-from gateway.tools.bench.compare import RunComparison
-from gateway.tools.bench.paired import block_size, check_pair, moved, run_paired
-from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.tools.bench.results import BenchResult, Objectives
-from gateway.tools.bench.search import SearchSettings
-from gateway.tools.bench.workloads import WorkloadSettings
+from outrider.gateway.tools.bench.arrivals import LengthDistribution
+from outrider.gateway.tools.bench.client import TargetError, TargetSettings
+from outrider.gateway.tools.bench.compare import RunComparison
+from outrider.gateway.tools.bench.paired import block_size, check_pair, moved, run_paired
+from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from outrider.gateway.tools.bench.results import BenchResult, Objectives
+from outrider.gateway.tools.bench.search import SearchSettings
+from outrider.gateway.tools.bench.workloads import WorkloadSettings
 from tests.gateway.tools.bench.made_results import made_rows
 
 _NUM_TOKENS = 4

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from gateway.tools.bench.compare import compare_results
-from gateway.tools.bench.plots import (
+from outrider.gateway.tools.bench.compare import compare_results
+from outrider.gateway.tools.bench.plots import (
     Axis,
     IntervalRow,
     PlotSeries,
@@ -19,14 +19,14 @@ from gateway.tools.bench.plots import (
     spans,
     tick_text,
 )
-from gateway.tools.bench.report_html import (
+from outrider.gateway.tools.bench.report_html import (
     ReportSection,
     comparison_page,
     report_page,
     write_comparison_report,
     write_report,
 )
-from gateway.tools.bench.results import ResultError
+from outrider.gateway.tools.bench.results import ResultError
 from tests.gateway.tools.bench.made_results import made_result, made_rows, made_search
 
 _VOID = {"meta", "link", "br", "img", "hr"}

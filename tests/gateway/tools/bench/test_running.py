@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from benchmarks.mock_upstream import MockScript, MockUpstream, Toxic
-from draft.training.tasks.families import PLAIN_FAMILIES
-from gateway.tools.bench.client import TargetError, TargetSettings
-from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.tools.bench.results import BenchResult, Objectives
-from gateway.tools.bench.runner import Session, run_bench
-from gateway.tools.bench.search import SearchSettings
-from gateway.tools.bench.workloads import WorkloadSettings
+from outrider.draft.training.tasks.families import PLAIN_FAMILIES
+from outrider.gateway.tools.bench.client import TargetError, TargetSettings
+from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from outrider.gateway.tools.bench.results import BenchResult, Objectives
+from outrider.gateway.tools.bench.runner import Session, run_bench
+from outrider.gateway.tools.bench.search import SearchSettings
+from outrider.gateway.tools.bench.workloads import WorkloadSettings
 
 QUICK = MockScript(num_pieces=6, first_token_delay_s=0.005, gap_s=0.001)
 LOAD = LoadSettings(rate_per_s=100.0, duration_s=None, num_requests=12)

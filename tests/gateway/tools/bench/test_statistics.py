@@ -4,13 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.tools.bench.intervals import (
+from outrider.gateway.tools.bench.intervals import (
     bootstrap_mean,
     bootstrap_ratio,
     proportion_estimate,
     quantile_estimate,
 )
-from gateway.tools.bench.results import (
+from outrider.gateway.tools.bench.results import (
     BenchResult,
     Meta,
     Objectives,
@@ -20,8 +20,8 @@ from gateway.tools.bench.results import (
     rounded,
     write_result,
 )
-from gateway.tools.bench.search import Found, SearchSettings, find_highest_rate
-from gateway.tools.bench.summary import BenchPrices, summarize
+from outrider.gateway.tools.bench.search import Found, SearchSettings, find_highest_rate
+from outrider.gateway.tools.bench.summary import BenchPrices, summarize
 
 
 def row(index: int, **more: object) -> RequestRow:

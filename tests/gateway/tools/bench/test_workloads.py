@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.tools.bench.arrivals import LengthDistribution, arrival_times
-from gateway.tools.bench.fields import FieldError, merge_fields, parse_fields
-from gateway.tools.bench.filler import Filler, TokenRatio
-from gateway.tools.bench.prompts import load_prompts
-from gateway.tools.bench.traces import Trace, WorkloadError, close_gaps, load_trace
-from gateway.tools.bench.workloads import Extent, TargetFacts, Workload, WorkloadSettings
+from outrider.gateway.tools.bench.arrivals import LengthDistribution, arrival_times
+from outrider.gateway.tools.bench.fields import FieldError, merge_fields, parse_fields
+from outrider.gateway.tools.bench.filler import Filler, TokenRatio
+from outrider.gateway.tools.bench.prompts import load_prompts
+from outrider.gateway.tools.bench.traces import Trace, WorkloadError, close_gaps, load_trace
+from outrider.gateway.tools.bench.workloads import Extent, TargetFacts, Workload, WorkloadSettings
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

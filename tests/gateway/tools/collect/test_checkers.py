@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.training.tasks.families import FAMILIES, expected_by, stream
-from draft.training.tasks.families import check as check_task
-from gateway.tools.collect.checkers import UncheckableError, last_line, make_check
-from gateway.tools.collect.judge import Judge, JudgeError
+from outrider.draft.training.tasks.families import FAMILIES, expected_by, stream
+from outrider.draft.training.tasks.families import check as check_task
+from outrider.gateway.tools.collect.checkers import UncheckableError, last_line, make_check
+from outrider.gateway.tools.collect.judge import Judge, JudgeError
 
 CALL = {"name": "add", "arguments": {"a": 1, "b": [True, None]}}
 
@@ -138,7 +138,7 @@ def test_without_the_validator_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "gateway.tools.collect.checkers.importlib.util.find_spec", lambda name: None
+        "outrider.gateway.tools.collect.checkers.importlib.util.find_spec", lambda name: None
     )
     with pytest.raises(UncheckableError, match="pip install jsonschema-rs"):
         make_check("json_schema", {})

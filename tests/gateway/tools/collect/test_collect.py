@@ -17,15 +17,20 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from engine.events import EngineInfo, TierInfo
-from engine.request import EngineRequest, Tier
-from gateway.text.chat import ChatTokenizer
-from gateway.text.tool_formats import HERMES, QWEN3_CODER, ToolFormat
-from gateway.text.tool_prompt import write_calls
-from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress, pair_of
-from gateway.tools.collect.command import collect
-from gateway.tools.collect.data import CollectError, LabelFile, read_questions
-from router.dataset import read_labelled_prompts
+from outrider.engine.events import EngineInfo, TierInfo
+from outrider.engine.request import EngineRequest, Tier
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.tool_formats import HERMES, QWEN3_CODER, ToolFormat
+from outrider.gateway.text.tool_prompt import write_calls
+from outrider.gateway.tools.collect.collecting import (
+    Collector,
+    CollectPlan,
+    CollectProgress,
+    pair_of,
+)
+from outrider.gateway.tools.collect.command import collect
+from outrider.gateway.tools.collect.data import CollectError, LabelFile, read_questions
+from outrider.router.dataset import read_labelled_prompts
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.models import save_hf_model
 
@@ -414,7 +419,9 @@ def test_what_is_wrong_is_said(
 def test_missing_models_are_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gateway.backends.in_process", None)  # its import would fail
+    monkeypatch.setitem(
+        sys.modules, "outrider.gateway.backends.in_process", None
+    )  # its import would fail
     data = write_lines(tmp_path / "q.jsonl", [question("One?")])
     nowhere = dict.fromkeys(("small", "large"), tmp_path / "nowhere")
     result = invoke(nowhere, data, tmp_path / "labels.jsonl")

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from engine.request import EngineRequest
-from gateway.settings.sections import bundled_pair
-from gateway.tools.demo import pair as demo
+from outrider.engine.request import EngineRequest
+from outrider.gateway.settings.sections import bundled_pair
+from outrider.gateway.tools.demo import pair as demo
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step
 

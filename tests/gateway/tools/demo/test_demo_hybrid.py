@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.tools.demo import hybrid as demo_hybrid
-from gateway.tools.demo.hybrid import Cloud, HybridReply
-from gateway.tools.demo.process import GatewayProcess
+from outrider.gateway.tools.demo import hybrid as demo_hybrid
+from outrider.gateway.tools.demo.hybrid import Cloud, HybridReply
+from outrider.gateway.tools.demo.process import GatewayProcess
 from tests.gateway.conftest import serve
 
 

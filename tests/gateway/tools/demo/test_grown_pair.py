@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.model.fingerprint import checkpoint_fingerprint
-from gateway.settings.sections import bundled_pair
-from gateway.settings.tree import Settings, load_settings
-from gateway.tools.demo import grown_pair
-from gateway.tools.demo.grown_pair import grow_pair, kept_pair, with_grown_pair
-from router.scorer import RouterScorer
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
+from outrider.gateway.settings.sections import bundled_pair
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tools.demo import grown_pair
+from outrider.gateway.tools.demo.grown_pair import grow_pair, kept_pair, with_grown_pair
+from outrider.router.scorer import RouterScorer
 
 PARTS = ("large", "small", "router")
 

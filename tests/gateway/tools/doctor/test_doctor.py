@@ -14,14 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.mock_upstream import mock_in_thread
-from gateway.cli import app
-from gateway.settings.tree import load_settings
-from gateway.tools.doctor import conflicts, doctor
-from gateway.tools.doctor.doctor import examine
-from gateway.tools.doctor.findings import Finding
-from gateway.tools.doctor.storage import STORAGE_CHECKS
-from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
-from kernels.cpu import product_library
+from outrider.gateway.cli import app
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tools.doctor import doctor
+from outrider.gateway.tools.doctor.doctor import examine
+from outrider.gateway.tools.doctor.findings import Finding
+from outrider.gateway.tools.doctor.storage import STORAGE_CHECKS
+from outrider.gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
+from outrider.kernels.cpu import product_library
 from tests.models import save_hf_model
 
 runner = CliRunner()
@@ -57,7 +57,7 @@ def test_all_is_well_with_a_good_checkpoint(checkpoint: Path, free_port: int) ->
 
 
 def test_the_large_model_must_fit_to_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.wiring.tensor_parallel.usable_physical_cores", lambda: 4)
+    monkeypatch.setattr("outrider.gateway.wiring.tensor_parallel.usable_physical_cores", lambda: 4)
     flags = {"engine__device": "cpu"}
     assert "tensor parallel" not in checks(**flags)
     fits = checks(**flags, engine__tensor_parallel=2)["tensor parallel"]
@@ -154,15 +154,6 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks(engine__device="cpu")["memory"].status == "failed"
 
 
-def test_hugging_faces_kernels_ends_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conflicts, "version", lambda name: "0.11.0")
-    found = checks()
-    assert list(found) == ["python", "packages"]
-    assert found["packages"].status == "failed"
-    assert "kernels 0.11.0" in found["packages"].detail
-    assert "pip uninstall kernels" in found["packages"].advice
-
-
 def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Finding:
         raise RuntimeError("no libtorch")
@@ -170,10 +161,6 @@ def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(doctor, "_torch", broken)
     assert checks()["torch"].status == "failed"
     assert "no libtorch" in checks()["torch"].detail
-
-
-def test_no_conflict_here() -> None:
-    assert conflicts.kernels_conflict() is None
 
 
 def test_the_command_prints_and_exits(checkpoint: Path, free_port: int, tmp_path: Path) -> None:

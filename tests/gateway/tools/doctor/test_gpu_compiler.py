@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.tools.doctor import gpu_compiler
-from gateway.tools.doctor.gpu_compiler import (
+from outrider.gateway.tools.doctor import gpu_compiler
+from outrider.gateway.tools.doctor.gpu_compiler import (
     check_compiler,
     check_kernel_cache,
     check_triton,

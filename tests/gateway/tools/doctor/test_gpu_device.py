@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.settings.tree import load_settings
-from gateway.tools.doctor import doctor
-from gateway.tools.doctor.doctor import examine
-from gateway.tools.doctor.findings import Finding
-from gateway.tools.doctor.gpu_device import GpuState, check_device, gpu_state, is_gpu_wanted
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tools.doctor import doctor
+from outrider.gateway.tools.doctor.doctor import examine
+from outrider.gateway.tools.doctor.findings import Finding
+from outrider.gateway.tools.doctor.gpu_device import (
+    GpuState,
+    check_device,
+    gpu_state,
+    is_gpu_wanted,
+)
 
 H100 = GpuState(
     built_for="13.0", fault=None, has_card=True, name="NVIDIA H100", capability=(9, 0),

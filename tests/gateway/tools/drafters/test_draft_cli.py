@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from gateway.backends.step_loop import no_progress
-from gateway.cli import app
-from gateway.settings import extras
-from gateway.settings.tree import load_settings
-from gateway.tools.drafters import shared
-from gateway.wiring import build as wiring
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.cli import app
+from outrider.gateway.settings import extras
+from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tools.drafters import shared
+from outrider.gateway.wiring import build as wiring
 from tests.models import save_hf_model
 
 runner = CliRunner()
@@ -186,7 +186,9 @@ def same_threads() -> object:
 def test_what_is_not_there_is_refused_before_anything_is_loaded(
     command: tuple[str, ...], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "draft.training.distill", None)  # its import would fail
+    monkeypatch.setitem(
+        sys.modules, "outrider.draft.training.distill", None
+    )  # its import would fail
     result = CliRunner().invoke(app, ["draft", *command, "--data", "nodata.jsonl"])
     assert result.exit_code == 1
     assert missing in " ".join(result.output.split())

@@ -11,28 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from engine.errors import UnsupportedModelError
-from engine.model.decoder import DecoderModel
-from engine.model.quantised.formats import SCHEMES, Rounding
-from engine.model.read_config import read_model_config
-from gateway.backends.step_loop import no_progress
-from gateway.cli import app
-from gateway.settings.tree import bundled_pair, load_settings
-from gateway.tools.bench.results import (
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised.formats import SCHEMES, Rounding
+from outrider.engine.model.read_config import read_model_config
+from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.cli import app
+from outrider.gateway.settings.tree import bundled_pair, load_settings
+from outrider.gateway.tools.bench.results import (
     BenchResult,
     Meta,
     Objectives,
     RequestRow,
     write_result,
 )
-from gateway.tools.bench.summary import summarize
-from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan, users_that_fit
-from gateway.tools.plan.check import RunMismatchError, compare
-from gateway.tools.plan.compose import ground
-from gateway.tools.plan.curves import MeasuredCurve, RooflineCurve
-from gateway.tools.plan.devices import DEVICES
-from gateway.tools.plan.shapes import ModelSizes
-from gateway.tools.plan.simulate import (
+from outrider.gateway.tools.bench.summary import summarize
+from outrider.gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan, users_that_fit
+from outrider.gateway.tools.plan.check import RunMismatchError, compare
+from outrider.gateway.tools.plan.compose import ground
+from outrider.gateway.tools.plan.curves import MeasuredCurve, RooflineCurve
+from outrider.gateway.tools.plan.devices import DEVICES
+from outrider.gateway.tools.plan.shapes import ModelSizes
+from outrider.gateway.tools.plan.simulate import (
     GuessedStep,
     SimulatedRequest,
     Simulation,
@@ -40,8 +40,8 @@ from gateway.tools.plan.simulate import (
     System,
     TierModel,
 )
-from gateway.tools.plan.simulation_figures import figures
-from gateway.tools.plan.workload import LengthPairs, measured_lengths, usual_lengths
+from outrider.gateway.tools.plan.simulation_figures import figures
+from outrider.gateway.tools.plan.workload import LengthPairs, measured_lengths, usual_lengths
 
 STEP_S = 0.01
 # Every pass takes 10 ms, however many rows it has.
@@ -400,7 +400,9 @@ def test_what_is_wrong_is_said(arguments: tuple[str, ...], words: str) -> None:
 def test_a_missing_model_is_refused_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gateway.tools.plan.compose", None)  # its import would fail
+    monkeypatch.setitem(
+        sys.modules, "outrider.gateway.tools.plan.compose", None
+    )  # its import would fail
     code, text = said("--device", "h100", "--large", "./nowhere")
     assert code == 2, text
     assert "models.large = './nowhere': no such folder" in " ".join(text.split())

@@ -4,9 +4,9 @@ import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import app
-from gateway.tools.plan.popular import popular_model
-from gateway.tools.plan.shapes import ModelSizes
+from outrider.gateway.cli import app
+from outrider.gateway.tools.plan.popular import popular_model
+from outrider.gateway.tools.plan.shapes import ModelSizes
 
 
 @pytest.mark.parametrize(

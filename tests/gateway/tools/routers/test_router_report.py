@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.tools.routers.commands import app
-from router.dataset import LabelledPrompts
-from router.estimator import train_router
+from outrider.gateway.tools.routers.commands import app
+from outrider.router.dataset import LabelledPrompts
+from outrider.router.estimator import train_router
 from tests.router.conftest import labelled_sums, write_jsonl
 
 EVIL = '<script>alert("x")</script> & "What is 9 + 9?" \N{SNOWMAN}'
