@@ -564,7 +564,7 @@ def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
         own = (ROOT / ".ci" / "src" / "outrider" / package).rglob("*.py")
         files += [file for file in own if file.name != "__init__.py"]
     paths = [file.relative_to(ROOT).with_suffix("") for file in files]
-    modules = sorted(".".join(path.parts).removeprefix("..ci.src.") for path in paths)
+    modules = sorted(".".join(path.parts).removeprefix(".ci.src.") for path in paths)
     assert {"tests.conftest", "tests.kernels.conftest", "tests.laws.test_gpu_laws"} <= {*modules}
     laws = ("tests/laws/test_gpu_laws.py", "-q", "-m", "gpu", "-p", "no:cacheprovider")
     answer = subprocess.run(
