@@ -23,6 +23,7 @@ from outrider.gateway.tools.doctor.gpu_device import check_device, gpu_state, is
 from outrider.gateway.tools.doctor.prices import check_prices
 from outrider.gateway.tools.doctor.ranks import find_ranks
 from outrider.gateway.tools.doctor.storage import STORAGE_CHECKS
+from outrider.gateway.tools.doctor.tested_versions import check_version
 from outrider.gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 from outrider.gateway.wiring.start import check_extras
 
@@ -65,6 +66,7 @@ def _local_checks(settings: Settings) -> list[tuple[str, _Check]]:
 
     checks: list[tuple[str, _Check]] = [
         ("torch", _torch),
+        ("transformers", partial(check_version, "transformers")),
         ("device", lambda: check_device(gpu(), device, cpu=_vector_extension())),
         ("bfloat16", lambda: _bfloat16(settings)),
         ("products", lambda: _products(settings)),
@@ -110,7 +112,7 @@ def _torch() -> Finding:
     import torch
 
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-    return Finding(name="torch", status="ok", detail=f"{torch.__version__}, built for {built_for}")
+    return check_version("torch", f", built for {built_for}")
 
 
 def _vector_extension() -> str:
