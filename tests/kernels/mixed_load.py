@@ -55,6 +55,7 @@ from tests.heads import make_head_engine, random_head
 from tests.models import make_hf_model
 
 CPU = torch.device("cpu")
+PARTS = ("kernels", "engine", "draft", "verifier")
 # Modules whose functions decide what comes next.
 COMPUTED = (
     "outrider.kernels.trees.choose_frontier",
@@ -111,7 +112,7 @@ def compute_as_well(names: tuple[str, ...]) -> None:
 def _swap(swapped: dict[FunctionType, Callable[..., Any]]) -> None:
     """Put other functions into the places of some, wherever they were imported."""
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in ("kernels", "engine", "draft", "verifier"):
+        if name.startswith(tuple(f"outrider.{one}." for one in PARTS)):
             for key, value in list(vars(module).items()):
                 if isinstance(value, FunctionType) and value in swapped:
                     setattr(module, key, swapped[value])
