@@ -28,7 +28,7 @@ COUNTS: Final = frozenset(
 )
 """Names by which servers take the number of images; several of them multiply."""
 GIVEN: Final = ("image", "mask", "init_image", "input_image", "reference_image", "control_image")
-"""How the names of fields begin that hold images."""
+"""Prefixes of the names of fields that hold images."""
 ELSEWHERE: Final = frozenset({"url", "uri", "file_url", "audio_url", "audio_uri"})
 """Fields that tell where a sound is that is not in the request."""
 _TOKEN_LIMITS: Final = ("tokens_per_minute", "tokens_per_day")

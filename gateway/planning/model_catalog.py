@@ -127,7 +127,7 @@ class ModelCatalog:
     ) -> ResolvedModel:
         """Return the models that a request with this `model` and this `outrider.tier` means.
 
-        `scopes`: of the key that is told of an error.
+        `scopes`: those of the key, which bound the names in an error.
         Raises ModelNotFoundError, and BadRequestError for a tier that does not exist or contradicts
         the model.
         """

@@ -15,9 +15,10 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "experiments": ("scipy",),
         "train": ("torch", "transformers", "tqdm"),
         "bench": ("matplotlib",),
+        "postgres": ("psycopg",),
     }
 )
-"""What is imported of each extra."""
+"""The modules of each extra that are imported."""
 
 
 class MissingExtraError(SettingsError):

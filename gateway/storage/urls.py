@@ -1,6 +1,5 @@
 """Addresses of databases: the supported ones, and their form in messages."""
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Final
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.tree import SettingsError
 
 NO_DATABASE: Final = "none"
@@ -93,8 +93,5 @@ def _sqlite_url(url: URL) -> URL:
 
 
 def _postgres_url(url: URL) -> URL:
-    if importlib.util.find_spec("psycopg") is None:
-        raise SettingsError(
-            "database_url: PostgreSQL needs another package: pip install 'psycopg[binary]'"
-        )
+    need_extra("postgres", "database_url: PostgreSQL")
     return url.set(drivername="postgresql+psycopg")

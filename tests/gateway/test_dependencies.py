@@ -1,4 +1,4 @@
-"""What the product imports is what pyproject.toml declares."""
+"""Check that pyproject.toml declares what the product imports."""
 
 import re
 import sys

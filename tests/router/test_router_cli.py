@@ -1,5 +1,4 @@
 import base64
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from outrider.gateway.settings import extras
 from outrider.gateway.tools.routers.commands import app
 from outrider.router.scorer import RouterScorer
 from tests.router.conftest import labelled_sums, write_jsonl
@@ -323,17 +323,17 @@ def test_plots_are_pictures(router_folder: Path, held_out_file: Path, tmp_path: 
 def test_without_matplotlib_only_pictures_are_missing(
     router_folder: Path, held_out_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = importlib.util.find_spec
+    real = extras.PathFinder.find_spec
     monkeypatch.setattr(
-        importlib.util,
+        extras.PathFinder,
         "find_spec",
-        lambda name, package=None: None if name == "matplotlib" else real(name, package),
+        lambda name: None if name == "matplotlib" else real(name),
     )
     arguments = ["--router", router_folder, "--data", held_out_file]
     for extra in (("eval", "--plots", tmp_path), ("report", "--out", tmp_path / "a.html")):
         result = run(extra[0], *arguments, *extra[1:])
         assert result.exit_code == 2
-        assert "pip install matplotlib" in result.stderr
+        assert 'pip install "outrider[bench]"' in result.stderr
     succeed("eval", *arguments, "--resamples", "0")
 
 

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.tree import NONE, Settings, SettingsError
 from outrider.gateway.tools.console.command import DeviceOption, DtypeOption
-from outrider.gateway.tools.console.user_errors import user_errors
 from outrider.gateway.tools.drafters.compare_command import COMPARE_HELP, compare
 from outrider.gateway.tools.drafters.shared import (
     EngineConfigFile,
@@ -133,8 +131,7 @@ def train(  # noqa: PLR0913 - a flag each
     num_threads: EngineThreads = None,
 ) -> None:
     """Train a drafter; the help is `_TRAIN_HELP`."""
-    with user_errors(failed=(SettingsError,)):
-        need_extra("train", "Training a drafter")
+    need("train", "Training a drafter")
     _refuse_options(
         kind,
         {"--small": small, "--layers": layers, "--width": width},
@@ -258,7 +255,7 @@ def tune(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Measure and choose; the help is `_TUNE_HELP`."""
     if plots is not None:
-        need("matplotlib", "--plots")
+        need("bench", "--plots")
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} exists already; name another with --out, or --force")
     refuse_missing((large, small), data)

@@ -71,7 +71,7 @@ def compare(  # noqa: PLR0913 - a flag each
     if plot is not None:
         if plot.suffix not in (".png", ".svg"):
             raise typer.BadParameter(f"--plot {plot}: the name must end in .png or .svg")
-        need("matplotlib", "--plot")
+        need("bench", "--plot")
     if len(set(drafter)) < len(drafter):
         raise typer.BadParameter("a --drafter is named twice; name each once")
     refuse_missing((large, *drafter), data)

@@ -1,7 +1,6 @@
 """What the commands of `outrider draft` have in common: options, settings, errors."""
 
 import contextlib
-import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -11,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from outrider.engine.errors import EngineError
+from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
-from outrider.gateway.tools.console.user_errors import EXIT_FAILED, user_errors
+from outrider.gateway.tools.console.user_errors import user_errors
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 OWN_HEAD = "mtp"
@@ -55,15 +55,10 @@ def draft_errors(after_interruption: str) -> Iterator[None]:
         yield
 
 
-def need(package: str, purpose: str) -> None:
-    """Exit with what to install if an optional package is not there."""
-    if importlib.util.find_spec(package) is None:
-        typer.secho(
-            f"outrider: {purpose} need {package}, which is not installed: pip install {package}",
-            fg=typer.colors.RED,
-            err=True,
-        )
-        raise typer.Exit(EXIT_FAILED)
+def need(extra: str, purpose: str) -> None:
+    """Exit with what to install where a package of an extra is missing."""
+    with user_errors(failed=(SettingsError,)):
+        need_extra(extra, purpose)
 
 
 def draft_settings(config: Path | None, flags: dict[str, Any]) -> Settings:

@@ -26,7 +26,6 @@ from outrider.gateway.tools.routers.inputs import (
     WholeAnswers,
     estimate_rows,
     judge,
-    need_matplotlib,
     prices_of,
     read_both_tiers,
     read_data,
@@ -179,7 +178,7 @@ def evaluate_command(  # noqa: PLR0913 - a flag each
     """Judge and print; the help is `_EVAL_HELP`."""
     with router_errors():
         if plots is not None:
-            need_matplotlib("--plots")
+            need_extra("bench", "--plots")
         prices = prices_of(small_price, large_price, config)
         judged = judge(
             router,
@@ -295,7 +294,7 @@ def report(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Judge and write the page; the help is `_REPORT_HELP`."""
     with router_errors():
-        need_matplotlib("the report")
+        need_extra("bench", "The report")
         prices = prices_of(small_price, large_price, config)
         judged = judge(
             router,

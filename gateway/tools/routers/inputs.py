@@ -1,6 +1,5 @@
 """Parts that the commands of `outrider router` share: options, reading, judging, errors."""
 
-import importlib.util
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -92,14 +91,6 @@ def router_errors() -> AbstractContextManager[None]:
             OSError,
         )
     )
-
-
-def need_matplotlib(purpose: str) -> None:
-    """Exit with what to install if matplotlib is not there."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise RouterDataError(
-            f"{purpose} needs matplotlib, which is not installed: pip install matplotlib"
-        )
 
 
 def read_data(path: Path) -> LabelledPrompts:

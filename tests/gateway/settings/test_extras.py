@@ -1,4 +1,4 @@
-"""What is said where an optional package is missing, and what the base needs."""
+"""Check what is said where an optional package is missing, and what the base imports."""
 
 import subprocess
 import sys

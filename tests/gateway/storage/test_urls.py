@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.gateway.settings import extras
 from outrider.gateway.settings.tree import SettingsError
-from outrider.gateway.storage import urls
 from outrider.gateway.storage.urls import default_database_url, describe, read_url, state_folder
 
 
@@ -53,8 +53,8 @@ def test_unusable_database_urls_are_refused_with_a_message(text: str, says: str)
 
 
 def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urls.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"pip install 'psycopg\[binary\]'"):
+    monkeypatch.setattr(extras.PathFinder, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r'pip install "outrider\[postgres\]"'):
         read_url("postgresql://host/x")
 
 
