@@ -26,7 +26,7 @@ class EdgeCycle(RequestResponseCycle):
         super().__init__(transport=cast("asyncio.Transport", transport), **parts)
         self.flush = transport.flush
         """Writes what the transport holds back."""
-        self._departure = Departure(self.flow)
+        self._departure = Departure(self.flow.resume_reading)
         cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: self._departure}
 
     def leave(self) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Final
 
 from starlette.types import Receive, Scope
-from uvicorn.protocols.http.flow_control import FlowControl
 
 EXTENSION: Final = "outrider.departure"
 """The name in the ASGI scope's extensions under which a connection offers its `Departure`."""
@@ -20,17 +19,17 @@ class Departure:
     hundredths of a millisecond.
     """
 
-    __slots__ = ("_flow", "_has_happened", "_on_left")
+    __slots__ = ("_has_happened", "_on_left", "_read_on")
 
-    def __init__(self, flow: FlowControl) -> None:
-        """`flow`: of the connection, which notices the end only while it is read."""
-        self._flow = flow
+    def __init__(self, read_on: Callable[[], None]) -> None:
+        """`read_on`: has the connection read, which notices the end only then."""
+        self._read_on = read_on
         self._has_happened = False
         self._on_left: OnLeft | None = None
 
     def watch(self, on_left: OnLeft) -> Callable[[], object]:
         """Have `on_left` called once; return the function that ends the watch."""
-        self._flow.resume_reading()
+        self._read_on()
         if self._has_happened:
             return asyncio.get_running_loop().call_soon(on_left).cancel
         self._on_left = on_left

@@ -38,6 +38,10 @@ class HttpSettings(Section):
     """Bounds on connections and request bodies."""
 
     cors: CorsSettings = Field(default_factory=CorsSettings)
+    edge: bool = True
+    """Bound each connection. Off: uvicorn's own connections serve, for a uvicorn with which the
+    bounded ones do not work; then the time-outs, `max_header_bytes`, `max_connections` and the
+    checks of framing are the task of a proxy in front."""
     hosts: NameList = ()
     """Names by which requests without a key may call the gateway, beside localhost and 127.0.0.1,
     such as gateway.example or 10.0.0.5; "*" for all. A page of another site can let a name of its

@@ -22,10 +22,13 @@ from outrider.engine.events import EngineInfo
 from outrider.engine.request import Tier
 from outrider.gateway.backends.spawning import EngineProcess
 from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.edge.bounds import ConnectionBounds
+from outrider.gateway.edge.connection_class import (
+    check_uvicorn,
+    connection_class,
+    log_unbounded,
+)
 from outrider.gateway.edge.cors import CorsPolicy
 from outrider.gateway.edge.headers import EdgeHeaders
-from outrider.gateway.edge.protocol import edge_protocol
 from outrider.gateway.fleet.pool import EnginePool
 from outrider.gateway.server.draining import DrainGate, Draining, watch_draining
 from outrider.gateway.server.listening import listen, url_of
@@ -119,10 +122,12 @@ class GatewayRun:
         """Serve until `stop`. Raises SettingsError or EngineError when the models do not load."""
         self._task = asyncio.current_task()
         with self._listener or contextlib.nullcontext():
+            check_uvicorn(self._settings.http)
             check_models(self._settings)
             check_upstreams(self._settings, os.environ)
             if self._place is None or self._place.siblings.number == 1:
                 log_prices(self._settings)
+                log_unbounded(self._settings.http)
             engine = self._build_client()
             starting = asyncio.create_task(engine.start())
             try:
@@ -224,7 +229,8 @@ class GatewayRun:
         server, http = self._settings.server, self._settings.http
         return uvicorn.Config(
             EdgeHeaders(app, cors=CorsPolicy.of(http.cors)),
-            http=edge_protocol(ConnectionBounds.of(http), parts.edge_metrics),
+            http=connection_class(http, parts.edge_metrics),
+            timeout_keep_alive=max(1, round(http.keep_alive_s)),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -1,5 +1,6 @@
 """A real tokenizer, a scripted engine and a real server on the loopback interface."""
 
+import os
 import socket
 import threading
 import time
@@ -16,15 +17,17 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outrider.gateway.edge.bounds import ConnectionBounds
-from outrider.gateway.edge.protocol import edge_protocol
+from outrider.gateway.edge.connection_class import connection_class
 from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.text.chat import ChatTokenizer
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
+# As `outrider serve` reads it: tests/gateway/server/test_stock_uvicorn.py sets it.
+HTTP = HttpSettings(edge=os.environ.get("OUTRIDER_HTTP__EDGE") != "false")
 CORPUS = (
     "Hello there, how are you today? I am fine, thank you.",
     "The quick brown fox jumps over the lazy dog. STOP here, please.",
@@ -129,7 +132,7 @@ def serve(app: object) -> tuple[uvicorn.Server, threading.Thread, str]:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         loop="uvloop",
-        http=edge_protocol(ConnectionBounds()),
+        http=connection_class(HTTP, None),
         log_level="error",
         proxy_headers=False,
     )

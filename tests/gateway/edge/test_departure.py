@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from outrider.gateway.edge.departure import EXTENSION, Departure, watch_departure
 
@@ -22,7 +21,7 @@ class Flow:
 
 async def by_connection(flow: Flow) -> tuple[dict[str, Any], Callable[[], None], Any]:
     """Return a scope of our own connection, how the client leaves, and `receive`."""
-    departure = Departure(cast(FlowControl, cast(Any, flow)))
+    departure = Departure(flow.resume_reading)
     return {"extensions": {EXTENSION: departure}}, departure.happen, None
 
 
