@@ -12,7 +12,7 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 export PYTHON
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-hybrid demo-fleet serve test test-all test-long check docs bench bench-lab gpu-check
-.PHONY: clean distclean
+.PHONY: clean distclean dist wheels images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,18 @@ GPU_PYTHON ?= $(if $(and $(DRY),$(wildcard $(PY))),$(PY),python3)
 
 gpu-check: ## checks, figures and tests on a GPU in 12 minutes; DRY=1: what needs no GPU
 	@$(GPU_PYTHON) -m benchmarks.gpu_check $(if $(DRY),--dry) $(ARGS)
+
+# What .github/workflows/release.yml runs; REPOSITORY is the public address, for the README's pictures.
+REPOSITORY ?=
+
+dist: ## sdist, this platform's wheel, their hashes and an SBOM; dist/
+	@sh .ci/dist files "$(REPOSITORY)"
+
+wheels: ## wheels with cibuildwheel, for this platform; dist/
+	@sh .ci/dist wheels "$(REPOSITORY)"
+
+images: ## the image, by docker
+	@docker build --file deploy/Dockerfile --tag outrider $(ARGS) .
 
 clean: ## remove caches and build products
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

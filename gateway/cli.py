@@ -110,10 +110,14 @@ def _print_version(is_wanted: bool) -> None:
     if not is_wanted:
         return
     import platform
-    from importlib.metadata import version
+    from contextlib import suppress
+    from importlib.metadata import PackageNotFoundError, version
 
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-    typer.echo(f"outrider {version('outrider')} (Python {platform.python_version()}, {libraries})")
+    found = [f"Python {platform.python_version()}"]
+    for name in ("torch", "transformers"):  # of extras
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    typer.echo(f"outrider {version('outrider')} ({', '.join(found)})")
     raise typer.Exit
 
 

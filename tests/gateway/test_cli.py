@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import httpx
@@ -141,6 +142,20 @@ def test_the_version_names_what_answers() -> None:
     assert result.exit_code == 0
     assert result.output.startswith("outrider 0.")
     assert "torch" in result.output
+
+
+def test_the_version_of_a_base_installation_is_without_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version_of(name: str) -> str:
+        if name in ("torch", "transformers"):
+            raise PackageNotFoundError(name)
+        return "0.1.0"
+
+    monkeypatch.setattr("importlib.metadata.version", version_of)
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert re.fullmatch(r"outrider 0\.1\.0 \(Python [\d.]+\)\n", result.output)
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> None:

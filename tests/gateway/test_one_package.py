@@ -64,6 +64,7 @@ def test_a_wheel_takes_one_name(tmp_path: Path) -> None:
     )
     assert [path.name for path in made.iterdir()] == ["outrider"]
     assert {path.name for path in (made / "outrider").iterdir()} == FOLDERS
+    assert {path.parent.name for path in (made / "outrider").glob("*/py.typed")} == FOLDERS
     for pattern in DATA:
         assert [*(made / "outrider").glob(pattern)], pattern
     listed = {path.relative_to(made / "outrider") for path in made.rglob("*.py")}
