@@ -42,7 +42,7 @@ _QUIET: Final[tuple[str, ...]] = (
     "alembic",
     "asyncio",
     "httpcore",
-    "httpx",
+    "httpx2",
     "huggingface_hub",
     "psycopg",
     "redis",

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from rich.console import Console
 from rich.table import Table
@@ -351,8 +351,8 @@ def test_an_answer_that_breaks_off_is_an_error_behind_its_beginning(with_cloud: 
 def answer_of(body: bytes) -> ChatAnswer:
     """Return what is understood of a stream of events. Raises ChatError."""
     answer = ChatAnswer()
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    with httpx.Client(base_url="http://gateway", transport=transport) as client:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
+    with httpx2.Client(base_url="http://gateway", transport=transport) as client:
         for _ in stream_answer(client, ChatOptions().body([]), answer):
             pass
     return answer

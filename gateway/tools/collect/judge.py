@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-import httpx
+import httpx2
 
 _INSTRUCTION: Final = (
     "You grade answers. Compare the answer with the reference, where there is one, and judge only "
@@ -33,12 +33,12 @@ class Judge:
         url: str,
         model: str,
         key: str | None = None,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`url` ends in /v1 as OpenAI clients have it. `key` is sent as a bearer token."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._client = httpx.Client(timeout=_TIMEOUT_S, headers=headers, transport=transport)
+        self._client = httpx2.Client(timeout=_TIMEOUT_S, headers=headers, transport=transport)
         self._url = url.rstrip("/") + "/chat/completions"
         self._model = model
         self._sleep = sleep
@@ -77,9 +77,9 @@ class Judge:
                 self._sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
             try:
                 reply = self._client.post(self._url, json=body)
-            except httpx.InvalidURL as error:
+            except httpx2.InvalidURL as error:
                 raise JudgeError(f"the judge's URL {self._url} is not one: {error}") from error
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 problem = f"it cannot be reached ({type(error).__name__}: {error})"
                 continue
             if reply.status_code == 429 or reply.status_code >= 500:
@@ -101,7 +101,7 @@ class Judge:
         )
 
 
-def _content(reply: httpx.Response) -> str:
+def _content(reply: httpx2.Response) -> str:
     """The message of a reply; empty where it has none."""
     try:
         body: Any = reply.json()

@@ -87,7 +87,7 @@ def chat(  # noqa: PLR0913 - a flag each
     dtype: DtypeOption = None,
 ) -> None:
     """Chat in the terminal; the help is `_CHAT_HELP`."""
-    import httpx
+    import httpx2
 
     from outrider.gateway.tools.console.terminal import make_console
     from outrider.gateway.tools.console.terminal_chat import (
@@ -111,8 +111,8 @@ def chat(  # noqa: PLR0913 - a flag each
 
     def talk(base_url: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(30.0, read=None)
-        with httpx.Client(base_url=base_url, timeout=timeout, headers=headers) as client:
+        timeout = httpx2.Timeout(30.0, read=None)
+        with httpx2.Client(base_url=base_url, timeout=timeout, headers=headers) as client:
             if prompt is None:
                 converse(console, client, options)
             else:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import httpx
+import httpx2
 from rich.console import Console
 
 from outrider.gateway.schema.kinds import Policy
@@ -121,13 +121,13 @@ class ChatAnswer:
 def is_reachable(url: str) -> bool:
     """Return whether a gateway answers at this URL."""
     try:
-        return httpx.get(f"{url}/health", timeout=1.0).status_code == 200
-    except (httpx.HTTPError, httpx.InvalidURL):
+        return httpx2.get(f"{url}/health", timeout=1.0).status_code == 200
+    except (httpx2.HTTPError, httpx2.InvalidURL):
         return False
 
 
 def stream_answer(
-    client: httpx.Client, body: dict[str, Any], answer: ChatAnswer
+    client: httpx2.Client, body: dict[str, Any], answer: ChatAnswer
 ) -> Iterator[TimedPiece]:
     """Send one request; yields its pieces as they come and fills `answer`. Raises ChatError.
 
@@ -151,11 +151,11 @@ def stream_answer(
                     answer.num_tokens = usage["completion_tokens"]
                 if (report := chunk.get("outrider")) and "tier" in report:
                     answer.report = report
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise ChatError(f"the connection to {client.base_url} broke: {error}") from error
 
 
-def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
+def _chunks(response: httpx2.Response) -> Iterator[dict[str, Any]]:
     """Yield the JSON of each server-sent event.
 
     Answers of upstream servers are relayed byte for byte, so events are split by the standard's
@@ -204,7 +204,7 @@ def _pieces(chunk: dict[str, Any]) -> list[TimedPiece]:
     ]
 
 
-def _error_message(response: httpx.Response) -> str:
+def _error_message(response: httpx2.Response) -> str:
     response.read()
     try:
         message = _said_of(response.json()["error"])
@@ -214,7 +214,7 @@ def _error_message(response: httpx.Response) -> str:
 
 
 def say(
-    console: Console, client: httpx.Client, options: ChatOptions, messages: list[dict[str, str]]
+    console: Console, client: httpx2.Client, options: ChatOptions, messages: list[dict[str, str]]
 ) -> ChatAnswer:
     """Stream one answer to the terminal and add it to the conversation. Raises ChatError."""
     answer = ChatAnswer()
@@ -244,7 +244,7 @@ def _show(console: Console, piece: TimedPiece, before: Sequence[TimedPiece]) -> 
     console.print(text, end="", soft_wrap=True, style="dim" if piece.is_thinking else None)
 
 
-def converse(console: Console, client: httpx.Client, options: ChatOptions) -> None:
+def converse(console: Console, client: httpx2.Client, options: ChatOptions) -> None:
     """Read messages until the end of input. Errors end an answer, not the conversation."""
     console.print(f"[dim]{_HELP}[/dim]")
     messages: list[dict[str, str]] = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import httpx2
 import openai
 from rich.console import Console
 from rich.table import Table
@@ -134,13 +134,13 @@ class DeviceApp:
                     reply.text += choice.delta.content
                     num_pieces += 1
                     on_chunk(num_pieces)
-        except (openai.OpenAIError, httpx.HTTPError) as error:
+        except (openai.OpenAIError, httpx2.HTTPError) as error:
             reply.error = str(error)
         return reply
 
     def breaker(self) -> str:
         """The state of the cloud's breaker, as the metrics tell it."""
-        metrics = httpx.get(str(self._client.base_url.join("/metrics")), timeout=_TIMEOUT_S).text
+        metrics = httpx2.get(str(self._client.base_url.join("/metrics")), timeout=_TIMEOUT_S).text
         found = _BREAKER.search(metrics)
         return found.group(1).replace("_", "-") if found else "unknown"
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,21 +156,21 @@ class Script:
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
-        self.sent: list[httpx.Request] = []
+        self.sent: list[httpx2.Request] = []
         self.waits_s: list[float] = []
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.sent.append(request)
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
-        return httpx.Response(reply[0], text=reply[1])
+        return httpx2.Response(reply[0], text=reply[1])
 
     def judge(self, **options: Any) -> Judge:
         return Judge(
             url="http://judge.test/v1/",
             model="wise",
-            transport=httpx.MockTransport(self),
+            transport=httpx2.MockTransport(self),
             sleep=self.waits_s.append,
             **options,
         )
@@ -192,7 +192,9 @@ def test_a_judge_is_asked_with_key_question_reference_and_answer() -> None:
 
 
 def test_busy_broken_and_wordy_judges_are_asked_again() -> None:
-    script = Script((429, ""), httpx.ConnectError("gone"), says("I think CORRECT"), says("CORRECT"))
+    script = Script(
+        (429, ""), httpx2.ConnectError("gone"), says("I think CORRECT"), says("CORRECT")
+    )
     with script.judge() as judge:
         assert judge.is_right("q", "e", "a")
     assert script.waits_s == [1.0, 2.0, 4.0]
@@ -205,7 +207,7 @@ def test_busy_broken_and_wordy_judges_are_asked_again() -> None:
         (lambda: (503, ""), "no verdict in 4 attempts; at last it answered with status 503"),
         (lambda: says("correct"), "it said 'correct' instead of CORRECT"),
         (lambda: (200, "[]"), "it said '' instead of"),
-        (lambda: httpx.ReadTimeout("slow"), "cannot be reached .ReadTimeout"),
+        (lambda: httpx2.ReadTimeout("slow"), "cannot be reached .ReadTimeout"),
     ],
 )
 def test_a_judge_without_a_verdict_is_an_error(reply: Callable[[], Reply], why: str) -> None:
