@@ -3,16 +3,12 @@
 Every path that renders a template or sends variables to one checks them here.
 """
 
-import inspect
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import JsonValue, WithJsonSchema
 
 from outrider.gateway.errors.tree import BadRequestError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 FIELD: Final = "chat_template_kwargs"
 MAX_VARIABLES: Final = 32
@@ -102,12 +98,6 @@ def read_variables(given: object, reserved: Collection[str] = ()) -> dict[str, A
         _check_name(name, reserved)
         _check_value(name, value)
     return dict(given)
-
-
-def reserved_variables(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
-    """Return names that this tokenizer gives a meaning: its options and its control tokens."""
-    options = inspect.signature(tokenizer.apply_chat_template).parameters
-    return frozenset(options) - {"kwargs"} | tokenizer.special_tokens_map.keys()
 
 
 def _check_name(name: str, reserved: Collection[str]) -> None:

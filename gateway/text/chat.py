@@ -1,9 +1,8 @@
 """Messages to token ids: one tier's chat template and tokenizer."""
 
-import asyncio
+import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +96,6 @@ class ChatTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer)
         self._backend = backend
         self._table: TokenTable | None = build_table(backend)
         self.stop_token_ids = merged_ids(tokenizer.eos_token_id, stop_token_ids)
@@ -107,18 +105,22 @@ class ChatTokenizer:
         ).hexdigest()
         self.max_token_bytes = max(len(token.encode()) for token in vocabulary)
         special = special_ids(backend)
-        self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self.dialect: ToolDialect = find_dialect(tokenizer.chat_template, special, tool_format)
         self.reasoning: ReasoningDialect = find_reasoning(tokenizer.chat_template, special)
         self.may_think = self.reasoning.is_known
-        ends = [special[text] for text in self.reasoning.format.stops if text in special]
+        form = self.reasoning.format
+        # Templates look for these in earlier answers.
+        self._template = ChatTemplate(tokenizer, harmless=(*form.opens, *form.closes))
+        ends = [special[text] for text in form.stops if text in special]
         self.stop_token_ids = merged_ids(self.stop_token_ids, ends)
         writes = (self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect)
         self.rendering = hashlib.sha256(repr(writes).encode("utf-8", "replace")).hexdigest()
 
-    def prepare_rendering(self) -> None:
-        """Import what the first chat needs, compile the template; blocks for seconds at first."""
-        self._template.prepare()
+    def compile_template(self) -> None:
+        """Compile the template, which the first chat would wait for some 50 ms."""
+        with contextlib.suppress(*TEMPLATE_ERRORS):  # a chat reports what is wrong with it
+            self._template.control_tokens({})
+            self._template.text([{"role": "user", "content": "Hi"}], {}, "new_answer")
 
     @classmethod
     def load(
@@ -160,9 +162,7 @@ class ChatTokenizer:
         Raises BadRequestError with the template's own words when it refuses the messages, and
         PromptTooLongError for a prompt far beyond the context of `work`.
         """
-        if not self._template.is_prepared:
-            await asyncio.to_thread(self.prepare_rendering)
-        reserved = self._template.reserved
+        reserved = self._template.special_tokens.keys()
         variables = read_variables(template_kwargs, reserved) if template_kwargs else {}
         variables = thinking_variables(variables, self._tokenizer.chat_template, self.reasoning)
 
@@ -310,36 +310,42 @@ class ChatTokenizer:
             check_thinking_ended(conversation[-1]["content"], param, self.reasoning.format)
         try:
             text = self._template.text(conversation, variables, end)
+            self._refuse_overlong(text, work)
+            token_ids = (
+                tuple(self._template.token_ids(conversation, variables, end))
+                if self._forges(conversation, variables)
+                else self._encode(text)
+            )
         except TEMPLATE_ERRORS as error:
-            # transformers quotes the whole prompt where a template drops a part of a message.
-            reason = str(error).partition("Final message to continue:")[0]
             raise BadRequestError(
-                f"The model's chat template refused the messages: {reason}", param="messages"
+                f"The model's chat template refused the messages: {error}", param="messages"
             ) from error
-        self._refuse_overlong(text, work)
         opening = self.reasoning.format.open
         opens_thinking = text.rstrip().endswith(opening.rstrip())
         if opens_thinking and end == "final_message":
             # An answer that merely mentions the tag is left alone.
             opens_thinking = conversation[-1]["content"].strip() in ("", opening)
-        if self._template.can_sanitize and self._forges(conversation, variables):
-            token_ids = self._template.token_ids(conversation, variables, end)
-            return Prompt(token_ids=tuple(token_ids), opens_thinking=opens_thinking)
-        return Prompt(token_ids=self._encode(text), opens_thinking=opens_thinking)
+        return Prompt(token_ids=token_ids, opens_thinking=opens_thinking)
 
     def _forges(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> bool:
         """Return whether a client's text spells a control token, which must stay plain text.
 
-        Raises BadRequestError where a field's name does: names cannot be kept plain.
+        Raises BadRequestError where a field's name does, or a text in disguise: these cannot be
+        kept plain.
         """
-        if self._special is None:
-            return False
+        control = self._template.control_tokens(variables)
         keys, texts = _strings([conversation, variables])
-        if any(map(self._special.search, keys)):
+        if any(map(control.is_in, keys)):
             raise BadRequestError(
                 "A field's name contains a control token of the model. Rename it."
             )
-        return any(map(self._special.search, texts))
+        if any(map(control.is_disguised_in, [*keys, *texts])):
+            raise BadRequestError(
+                "A text contains what the model's tokenizer turns into a control token, such as "
+                "one in wide letters. Leave it out.",
+                param="messages",
+            )
+        return any(map(control.is_in, texts))
 
 
 def _is_of_tools(message: Message) -> bool:

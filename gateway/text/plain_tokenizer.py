@@ -1,11 +1,9 @@
 """A checkpoint's tokenizer without transformers, where transformers would add nothing to it.
 
-Importing transformers takes 1 to 2 seconds of processor time, reading tokenizer.json none. Only
-rendering chat templates needs transformers then; a gateway imports it while its engine starts.
+Importing transformers takes 1 to 2 seconds of processor time, reading tokenizer.json none.
 """
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PLAIN_CLASSES: Final = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
-_KINDS: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_NAMES: Final = tuple(f"{kind}_token" for kind in _KINDS)
 _LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
 # The fields by which transformers changes the meaning of tokenizer.json.
 _CHANGES: Final = frozenset(
@@ -36,13 +32,12 @@ class PlainTokenizer:
 
     def __init__(self, folder: Path, backend: "Tokenizer", config: Mapping[str, Any]) -> None:
         """`config`: the contents of tokenizer_config.json."""
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._full: PreTrainedTokenizerBase | None = None
         self.backend_tokenizer = backend
+        self.special_tokens_map = dict(_named_tokens(config))
         self.bos_token_id = _token_id(backend, config.get("bos_token"))
         self.eos_token_id = _token_id(backend, config.get("eos_token"))
         self.chat_template = _chat_template(folder, config)
+        self.chat_control_tokens = config.get("chat_control_tokens")
 
     @classmethod
     def find(cls, path_or_id: str | Path) -> Self | None:
@@ -55,19 +50,6 @@ class PlainTokenizer:
         from tokenizers import Tokenizer
 
         return cls(folder, Tokenizer.from_file(str(folder / "tokenizer.json")), config)
-
-    def complete(self) -> "PreTrainedTokenizerBase":
-        """Return transformers' tokenizer of this folder; the first call imports transformers."""
-        with self._lock:
-            if self._full is None:
-                # The class that AutoTokenizer picks for these folders, after importing the
-                # configurations of all architectures for 0.6 s.
-                from transformers import PreTrainedTokenizerFast
-
-                full = PreTrainedTokenizerFast.from_pretrained(str(self._folder))
-                full.chat_template = self.chat_template
-                self._full = full
-            return self._full
 
 
 def load_tokenizer(path_or_id: str | Path) -> "PlainTokenizer | PreTrainedTokenizerBase":
@@ -88,7 +70,7 @@ def load_tokenizer(path_or_id: str | Path) -> "PlainTokenizer | PreTrainedTokeni
 
 def _is_plain(folder: Path, config: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
     """Return whether tokenizer.json has all that transformers would add to it."""
-    named = [config[name] for name in _NAMES if config.get(name) is not None]
+    named = [token for _, token in _named_tokens(config)]
     for name in _LISTS:
         tokens = config.get(name) or []
         if not isinstance(tokens, list):
@@ -104,6 +86,13 @@ def _is_plain(folder: Path, config: Mapping[str, Any], saved: Mapping[str, Any])
         and all(isinstance(token, str) and token in special for token in named)
         and (template is None or isinstance(template, str))
     )
+
+
+def _named_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the tokens that have names, such as `bos_token` or a model's own `image_token`."""
+    for name, token in config.items():
+        if name.endswith("_token") and token is not None and not isinstance(token, bool):
+            yield name, token
 
 
 def _token_id(backend: "Tokenizer", token: str | None) -> int | None:

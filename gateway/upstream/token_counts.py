@@ -1,10 +1,11 @@
 """Token counts by an upstream server's own tokenizer, to check the server's reports."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from outrider.gateway.schema.template_variables import FIELD, read_variables, reserved_variables
+from outrider.gateway.schema.template_variables import FIELD, read_variables
+from outrider.gateway.text.chat_template import ChatTemplate, PromptEnd
+from outrider.gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
 from outrider.gateway.upstream.call import UpstreamCall
 
 if TYPE_CHECKING:
@@ -20,25 +21,20 @@ _TEXT_FIELDS: Final = frozenset({"role", "content", "name", "reasoning_content",
 class TokenCounter:
     """Counts with one tokenizer; None where it cannot count as the server does."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase | PlainTokenizer") -> None:
         """Take over a loaded tokenizer. Raises ValueError for a slow one."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ValueError("it has no fast tokenizer (tokenizer.json)")
         backend.no_truncation()
         backend.no_padding()
-        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
         self._backend = backend
-        self._reserved = reserved_variables(tokenizer)
 
     @classmethod
     def load(cls, path: str) -> Self:
         """Load the tokenizer of a folder or hub id. Raises OSError or ValueError."""
-        from transformers import AutoTokenizer
-
-        folder = Path(path).expanduser()
-        name = str(folder) if folder.is_dir() else path
-        return cls(AutoTokenizer.from_pretrained(name, trust_remote_code=False))
+        return cls(load_tokenizer(path))
 
     def count_text(self, text: str) -> int:
         """Count the tokens of a piece of an answer, without special tokens."""
@@ -55,9 +51,9 @@ class TokenCounter:
         if call.document.get("tools") or call.document.get("functions"):
             return None  # servers write them into prompts in their own ways
         messages = _plain_messages(call.document.get("messages"))
-        if messages is None or not self._tokenizer.chat_template:
+        if messages is None or self._template is None:
             return None
-        return self._count_chat(messages, call.document)
+        return self._count_chat(self._template, messages, call.document)
 
     def _count_completion(self, prompt: object) -> int | None:
         """Count the tokens of one prompt or several, as text or as token ids."""
@@ -77,33 +73,32 @@ class TokenCounter:
         return len(prompt) if isinstance(prompt, list) and is_ids else None
 
     def _count_chat(
-        self, messages: list[dict[str, Any]], document: Mapping[str, Any]
+        self, template: ChatTemplate, messages: list[dict[str, Any]], document: Mapping[str, Any]
     ) -> int | None:
+        def count(variables: Mapping[str, Any]) -> int:
+            # Templates write BOS and the like themselves.
+            text = template.text(messages, variables, _prompt_end(document))
+            return len(self._backend.encode(text, add_special_tokens=False))
+
         try:
-            variables = read_variables(document.get(FIELD), self._reserved)
-            plain = self._count_rendered(messages, document, {})
-            counted = self._count_rendered(messages, document, variables) if variables else plain
+            variables = read_variables(document.get(FIELD), template.special_tokens.keys())
+            plain = count({})
+            counted = count(variables) if variables else plain
         except Exception:  # noqa: BLE001 - templates raise what they like; the report stands then
             return None
         # A client's variables never lower a count: a template may leave out the parts they name.
         return counted if counted >= plain else None
 
-    def _count_rendered(
-        self,
-        messages: list[dict[str, Any]],
-        document: Mapping[str, Any],
-        variables: Mapping[str, Any],
-    ) -> int:
-        is_continued = document.get("continue_final_message") is True
-        text = self._tokenizer.apply_chat_template(
-            messages,
-            **variables,
-            tokenize=False,
-            continue_final_message=is_continued,
-            add_generation_prompt=document.get("add_generation_prompt", not is_continued),
-        )
-        # Templates write BOS and the like themselves.
-        return len(self._backend.encode(str(text), add_special_tokens=False))
+
+def _prompt_end(document: Mapping[str, Any]) -> PromptEnd:
+    """Return how a chat's prompt ends. Raises ValueError where its fields contradict each other."""
+    is_continued = document.get("continue_final_message") is True
+    opens_answer = bool(document.get("add_generation_prompt", not is_continued))
+    if is_continued and opens_answer:
+        raise ValueError("a message that goes on has no new answer behind it")
+    if is_continued:
+        return "final_message"
+    return "new_answer" if opens_answer else "messages"
 
 
 def _plain_messages(messages: object) -> list[dict[str, Any]] | None:

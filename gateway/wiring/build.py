@@ -122,6 +122,7 @@ def build_parts(
             tokenizers[tier] = load_chat_tokenizer(settings, tier, path)
         except (OSError, ValueError) as error:
             raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+        tokenizers[tier].compile_template()
         if not tokenizers[tier].has_template:
             log.warning(
                 "the %s model has no chat template, so only /v1/completions can use it "

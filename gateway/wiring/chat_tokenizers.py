@@ -1,16 +1,12 @@
 """Each tier's tokenizer and chat template: the checkpoint's own, or the one that settings name."""
 
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from outrider.engine.request import Tier
 from outrider.gateway.settings.tree import Settings, SettingsError
 
 if TYPE_CHECKING:
     from outrider.gateway.text.chat import ChatTokenizer
-
-# transformers' own tag, which marks what the model wrote; jinja2 alone does not know it.
-_GENERATION_TAG: Final = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
 
 
 def load_chat_tokenizer(settings: Settings, tier: Tier, path: str) -> "ChatTokenizer":
@@ -52,8 +48,9 @@ def chat_template(settings: Settings, tier: Tier) -> str | None:
 def _check_syntax(where: str, text: str) -> None:
     import jinja2
 
-    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    from outrider.gateway.text.template_language import check_syntax
+
     try:
-        environment.parse(_GENERATION_TAG.sub("", text))
+        check_syntax(text)
     except jinja2.TemplateSyntaxError as error:
         raise SettingsError(f"{where}: line {error.lineno} is no Jinja: {error.message}") from None

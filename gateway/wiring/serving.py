@@ -164,11 +164,9 @@ class GatewayRun:
         listeners = [] if self._listener is None else [self._listener]
         serving = asyncio.create_task(self._server.serve(sockets=listeners))
         taking = asyncio.create_task(self._take_connections(self._server))
-        preparing = asyncio.create_task(asyncio.to_thread(_prepare_rendering, parts))
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
-                await preparing
                 settle_process()
                 if self._place is not None:
                     await self._place.siblings.may_change()
@@ -176,7 +174,6 @@ class GatewayRun:
             else:
                 self._server.should_exit = True
         finally:
-            preparing.cancel()
             await serving
             taking.cancel()
             if self._closing is not None:
@@ -261,15 +258,6 @@ async def _routing(parts: GatewayParts) -> str:
     if not rules.has_local:
         return f"all to {rules.cloud}: no model here (--small MODEL, a server's URL, or demo)"
     return summary
-
-
-def _prepare_rendering(parts: GatewayParts) -> None:
-    """Import the chat modules while the engine loads, so that the first chat need not wait."""
-    try:
-        for tokenizer in parts.tokenizers.values():
-            tokenizer.prepare_rendering()
-    except Exception:
-        log.exception("chat templates cannot be rendered")
 
 
 def settle_process() -> None:

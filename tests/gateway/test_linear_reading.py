@@ -44,9 +44,12 @@ from outrider.gateway.telemetry.redaction import redact_text
 from outrider.gateway.telemetry.traceparent import read_parent
 from outrider.gateway.tenants.keys import id_in
 from outrider.gateway.text import channels, tool_parser
+from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.control_tokens import ControlTokens
 from outrider.gateway.text.tool_prompt import _SHORT_ID
 from outrider.gateway.upstream.dialects.anthropic_messages import _FOREIGN_CHARS
 from outrider.router.answer_text import text_fault
+from tests.engines import PAIR_FOLDER
 
 _SMALL: Final = 1_000  # characters
 _GROWTH: Final = 8
@@ -58,6 +61,9 @@ _USE: Final = re.compile(r"\bre\.[a-z]+\(")
 
 Work = Callable[[str], object]
 """Reads a text; a GatewayError or ValueError is an answer too."""
+
+
+CONTROL = ControlTokens(ChatTokenizer.load(PAIR_FOLDER / "large")._backend, "<|end|>")
 
 
 def fullmatch(pattern: re.Pattern[str]) -> Work:
@@ -233,8 +239,12 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         (search(channels._RECIPIENT), "to="),
         (search(channels._RECIPIENT), " to=<"),
     ),
-    "gateway/text/chat.py:ChatTokenizer": (
-        (search(re.compile(r"<\|im_start\|>|<\|im_end\|>|<\|endoftext\|>")), "<|im_start"),
+    "gateway/text/control_tokens.py:ControlTokens": (
+        (CONTROL.is_in, "<|en"),
+        (CONTROL.mark, "<|end|"),
+        (CONTROL.mark, "<|end|>"),
+        (CONTROL._marked.split, "\U000f0000<|end|>"),
+        (CONTROL._marked.split, "\U000f0000<|end|>\U000f0001"),
     ),
     "gateway/text/tool_parser.py:_NAME": ((tool_parser._NAME.match, "a"),),
     "gateway/text/tool_prompt.py:_SHORT_ID": ((fullmatch(_SHORT_ID), "a"),),
@@ -272,7 +282,6 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "gateway/text/tool_formats.py:_deepseek",
         "gateway/text/tool_formats.py:_phi4",
         "gateway/text/tool_formats.py:_shows_tools",
-        "gateway/wiring/chat_tokenizers.py:_GENERATION_TAG",
         "gateway/wiring/start.py:_check_templates",
         "router/mistakes.py:_DIGIT",
         "router/mistakes.py:_WORD",

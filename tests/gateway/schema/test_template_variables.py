@@ -1,5 +1,6 @@
 """Hole 4: variables of chat templates, on every path that renders one or sends them on."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.gateway.errors.tree import BadRequestError
-from outrider.gateway.schema.template_variables import RESERVED, read_variables, reserved_variables
+from outrider.gateway.schema.template_variables import RESERVED, read_variables
 from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.text.chat_template import ChatTemplate
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.token_counts import TokenCounter
 from tests.gateway.hybrid import hybrid
@@ -54,7 +56,9 @@ def test_other_variables_are_refused_by_name(variables: Any, param: str) -> None
 
 
 def test_every_option_and_control_token_of_a_tokenizer_is_reserved(tokenizer_folder: Any) -> None:
-    reserved = reserved_variables(AutoTokenizer.from_pretrained(tokenizer_folder))
+    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)
+    options = inspect.signature(tokenizer.apply_chat_template).parameters.keys() - {"kwargs"}
+    reserved = options | ChatTemplate(tokenizer).special_tokens.keys()
     assert {"tokenize", "chat_template", "eos_token"} <= reserved
     assert reserved <= RESERVED, "tiers on other machines are checked without their tokenizer"
 
@@ -62,19 +66,20 @@ def test_every_option_and_control_token_of_a_tokenizer_is_reserved(tokenizer_fol
 class Upstream:
     """A counter whose template renders are recorded."""
 
-    def __init__(self, folder: Any, template: str | None = None) -> None:
+    def __init__(self, folder: Any, source: str | None = None) -> None:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        if template is not None:
-            tokenizer.chat_template = template
+        if source is not None:
+            tokenizer.chat_template = source
         self.rendered: list[dict[str, Any]] = []
-        render = tokenizer.apply_chat_template
-
-        def recorded(messages: Any, **options: Any) -> Any:
-            self.rendered.append(options)
-            return render(messages, **options)
-
         self._counter = TokenCounter(tokenizer)
-        tokenizer.apply_chat_template = recorded
+        template: Any = self._counter._template
+        render = template.text
+
+        def recorded(messages: Any, variables: Any, end: Any) -> Any:
+            self.rendered.append(variables)
+            return render(messages, variables, end)
+
+        template.text = recorded
 
     def count(self, messages: Any = WORDS, **document: Any) -> int | None:
         """The tokens of a chat; None where they are not counted."""

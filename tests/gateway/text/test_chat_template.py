@@ -1,5 +1,7 @@
-"""Conversations that the compiled template gets directly read as transformers writes them."""
+"""Conversations read as transformers writes them, without transformers."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.gateway.text.chat_template import ChatTemplate
+from tests.engines import PAIR_FOLDER
 
 TOOLS = (
     "{{ bos_token }}{% set seen = namespace(n=0) %}"
@@ -19,6 +22,16 @@ TOOLS = (
     "{% generation %}{{ documents is none }}{% endgeneration %}"
     "{% if add_generation_prompt %}{{ eos_token }}go{% endif %}{{ mood | default('calm') }}"
 )
+_CHAT = """
+import asyncio, sys
+sys.modules["transformers"] = None
+from outrider.gateway.schema.chat import ChatRequest
+from outrider.gateway.text.chat import ChatTokenizer
+request = ChatRequest.model_validate(
+    {"model": "auto", "messages": [{"role": "user", "content": "<|end|>"}]}
+)
+print(*asyncio.run(ChatTokenizer.load(sys.argv[1]).render_chat(request.messages)).token_ids)
+"""
 REFUSING = "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}ok"
 GREEDY = "{% for m in messages %}{% set _ = m.pop('content') %}{% endfor %}"
 TALKS: list[list[dict[str, Any]]] = [
@@ -72,8 +85,14 @@ def test_a_template_refuses_and_changes_nothing(tokenizer_folder: Path, template
     assert talk == [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
 
 
-def test_what_transformers_compiles_is_used(tokenizer_folder: Path) -> None:
-    """Else every request would take the long way without anybody noticing."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)
-    tokenizer.apply_chat_template = None
-    assert ChatTemplate(tokenizer).text(TALKS[0], {}, "new_answer")
+def test_a_chat_needs_no_transformers() -> None:
+    """Rendered and encoded, also where a text spells control tokens."""
+    folder = PAIR_FOLDER / "large"
+    done = subprocess.run(
+        [sys.executable, "-c", _CHAT, str(folder)], capture_output=True, text=True, check=True
+    )
+    talk = [{"role": "user", "content": "<|end|>"}]
+    theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        talk, add_generation_prompt=True, sanitize_control_tokens=True, return_dict=False
+    )
+    assert done.stdout.split() == [str(token_id) for token_id in theirs]

@@ -86,12 +86,7 @@ def with_template(folder: Path, template: str, **options: Any) -> ChatTokenizer:
 def rendered(tokenizer: ChatTokenizer, *messages: Any, tools: Any = TOOLS) -> str:
     asked = request(messages=[HELLO, *messages], tools=tools)
     prompt = asyncio.run(tokenizer.render_chat(asked.messages, None, asked.tools or ()))
-    return AutoTokenizer.from_pretrained(tokenizer_path(tokenizer)).decode(prompt.token_ids)
-
-
-def tokenizer_path(tokenizer: ChatTokenizer) -> str:
-    loaded = tokenizer._tokenizer
-    return str(getattr(loaded, "name_or_path", None) or loaded._folder)
+    return tokenizer.decode(prompt.token_ids, with_special=True)
 
 
 def test_a_template_that_knows_tools_gets_them(tokenizer_folder: Path) -> None:
