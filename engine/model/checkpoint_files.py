@@ -1,10 +1,16 @@
-"""Small files of a checkpoint, read without torch and, in a local folder, without transformers."""
+"""Small files of a checkpoint, read without torch and without transformers."""
 
 import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_SMALL_FILES: Final = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "tekken.json"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -23,24 +29,32 @@ def merged_ids(*found: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
+def small_files(path_or_id: str | Path) -> Path:
+    """Return a checkpoint's folder; of a hub id, the one with its configs and its tokenizer.
+
+    They are fetched if they are not in the cache. Raises OSError or ValueError.
+    """
+    folder = Path(path_or_id).expanduser()
+    if folder.is_dir():
+        return folder
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(str(path_or_id), allow_patterns=list(_SMALL_FILES))
+    )
+
+
 def end_token_ids(path_or_id: str | Path) -> tuple[int, ...]:
     """Return the ids that config.json and generation_config.json end an answer at, merged.
 
     Either file may be absent, or name none. Of a model with several parts, the text's count.
     """
     folder = Path(path_or_id).expanduser()
-    if folder.is_dir():
-        config = read_object(folder / "config.json") or {}
-        generation = read_object(folder / "generation_config.json") or {}
-        return merged_ids(_own_ids(config), _own_ids(generation))
-    from transformers import GenerationConfig, PretrainedConfig
-
-    config, ends = {}, None
     with contextlib.suppress(OSError):
-        config = PretrainedConfig.get_config_dict(str(path_or_id))[0]
-    with contextlib.suppress(OSError):
-        ends = GenerationConfig.from_pretrained(str(path_or_id)).eos_token_id
-    return merged_ids(_own_ids(config), ends)
+        folder = small_files(path_or_id)
+    config = read_object(folder / "config.json") or {}
+    generation = read_object(folder / "generation_config.json") or {}
+    return merged_ids(_own_ids(config), _own_ids(generation))
 
 
 def _own_ids(options: Mapping[str, Any]) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from outrider.gateway.settings.errors import SettingsError
 
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "tokenize": ("tokenizers", "transformers"),
+        "tokenize": ("tokenizers", "jinja2", "huggingface_hub"),
+        "transformers": ("tokenizers", "transformers"),
         "engine": ("torch", "transformers", "tokenizers", "xgrammar"),
         "router": ("sklearn", "scipy", "threadpoolctl"),
         "experiments": ("scipy",),
