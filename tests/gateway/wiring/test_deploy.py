@@ -38,6 +38,7 @@ from outrider.gateway.upstream.metrics import UpstreamMetrics
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 IMAGE_EXTRAS = ("engine", "experiments", "postgres", "redis", "otel")
+GATEWAY_EXTRAS = ("tokenize", "postgres", "redis", "otel")
 METRIC = re.compile(r"\boutrider_[a-z0-9_]+\b")
 ENVIRONMENT = re.compile(r"OUTRIDER_[A-Z0-9_]+")
 
@@ -186,9 +187,9 @@ def test_settings_of_the_image_and_of_compose_are_settings() -> None:
 # ---- the image --------------------------------------------------------------------------------
 
 
-def instructions() -> list[tuple[str, str]]:
+def instructions(name: str = "Dockerfile") -> list[tuple[str, str]]:
     """The Dockerfile's instructions and their arguments, lines joined."""
-    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    text = (DEPLOY / name).read_text(encoding="utf-8")
     kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     lines = kept.replace("\\\n", " ").splitlines()
     return [
@@ -311,14 +312,65 @@ def test_wheels_of_the_image_are_named_by_their_hashes() -> None:
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(each for extra in (*IMAGE_EXTRAS, "tokenize") for each in extras[extra]),
+        *(each for extra in (*IMAGE_EXTRAS, "tokenize", "transformers") for each in extras[extra]),
     ]
     names = {re.split(r"[\[>=;]", each)[0] for each in wanted}
-    assert names - versions.keys() == {"torch", "outrider"}  # and its extra tokenize
+    assert names - versions.keys() == {"torch", "outrider"}  # and its extras
     runs = " ".join(rest for word, rest in instructions() if word == "RUN")
     assert "--require-hashes --no-deps" in runs
     assert f".[{','.join(IMAGE_EXTRAS)}]" in runs
     assert "--no-build-isolation" in runs  # else a setuptools of any version is fetched
+
+
+def test_the_gateways_image_is_small_and_otherwise_as_the_engines() -> None:
+    """Its wheels are some of the engine's, by the same hashes; it runs in the same way."""
+    listed = (DEPLOY / "requirements-gateway-x86_64.txt").read_text().splitlines()
+    wheels = {line for line in listed if not line.startswith("#")}
+    assert wheels < set((DEPLOY / "requirements-x86_64.txt").read_text().splitlines())
+    names = {line.partition("==")[0] for line in wheels}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(e for extra in GATEWAY_EXTRAS for e in extras[extra])]
+    assert {re.split(r"[\[>=;]", each)[0] for each in wanted} | {"setuptools"} <= names
+    heavy = {"torch", "triton", "transformers", "scipy", "scikit-learn", "xgrammar", "regex"}
+    assert not names & heavy
+    own = instructions("Dockerfile.gateway")
+    assert ("ARG", f"EXTRAS={','.join(GATEWAY_EXTRAS)}") in own
+    runs = " ".join(rest for word, rest in own if word == "RUN")
+    assert "--require-hashes --no-deps" in runs
+    assert "torch" not in runs
+    for word in ("USER", "STOPSIGNAL", "ENTRYPOINT", "CMD", "VOLUME", "EXPOSE", "WORKDIR"):
+        assert [rest for each, rest in own if each == word][-1] == last(word)
+    (ours,) = [rest.split() for word, rest in own if word == "ENV" and "OUTRIDER_" in rest]
+    (theirs,) = [rest.split() for w, rest in instructions() if w == "ENV" and "OUTRIDER_" in rest]
+    assert set(theirs) - set(ours) == {"TRITON_CACHE_DIR=/var/lib/outrider/triton"}
+    copied = {rest for word, rest in instructions() if word == "COPY" and rest.endswith("/.")}
+    assert copied <= {rest for word, rest in own if word == "COPY"}
+    ignored = (DEPLOY / "Dockerfile.gateway.dockerignore").read_text().splitlines()
+    sources = {part for word, rest in own if word == "COPY" for part in rest.split()[:-1]}
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    assert {part for part in sources if not part.startswith(("--", "/"))} == sent
+
+
+def test_gateways_take_the_small_image_and_engines_the_other() -> None:
+    """compose.yaml's gateway runs the models itself."""
+    images = {
+        (file, service): options["image"]
+        for file in ("compose.yaml", "compose.gateway.yaml", "compose.engine.yaml")
+        for service, options in parsed(file)["services"].items()
+        if service in ("gateway", "engine")
+    }
+    assert images == {
+        ("compose.yaml", "gateway"): "outrider:latest",
+        ("compose.gateway.yaml", "gateway"): "outrider-gateway:latest",
+        ("compose.engine.yaml", "engine"): "outrider:latest",
+    }
+    build = parsed("compose.gateway.yaml")["services"]["gateway"]["build"]
+    assert build == {"dockerfile": "deploy/Dockerfile.gateway"}
+    templates = DEPLOY / "helm" / "outrider" / "templates"
+    for file, name in (("gateway.yaml", "gatewayImage"), ("engines.yaml", "image")):
+        found = re.findall(r'image: \{\{ include "outrider\.(\w+)"', (templates / file).read_text())
+        assert found == [name]
 
 
 # ---- compose ----------------------------------------------------------------------------------

@@ -11,6 +11,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.image.repository }}:{{ .Values.image.tag }}
 {{- end }}
 
+{{- define "outrider.gatewayImage" -}}
+{{ .Values.gateway.image | default (printf "%s-gateway:%s" .Values.image.repository .Values.image.tag) }}
+{{- end }}
+
 {{- define "outrider.engines" -}}
 {{ .Values.engines.address | default (printf "dns://%s-engines.%s.svc:%v" (include "outrider.name" .) .Release.Namespace .Values.engines.port) }}
 {{- end }}
