@@ -35,6 +35,7 @@ from outrider.gateway.server.responses import AnswerResponse, WorkResponse
 from outrider.gateway.server.veil import veil_of
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context
+from outrider.gateway.telemetry.spans import record_http
 from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
 from outrider.gateway.tenants.keys import ANONYMOUS, Principal
 from outrider.gateway.upstream.call import HOPS_HEADER
@@ -84,12 +85,17 @@ class RequestIntake:
         """
         if self.tracer is NULL_TRACER and self.capture is NULL_CAPTURE:
             return None
-        headers = request.headers
-        span = self.tracer.begin(
-            f"POST {request.scope['path']}",
-            traceparent=headers.get("traceparent"),
-            tracestate=headers.get("tracestate"),
-            start_s=meter.arrival_s,
+        scope, headers = request.scope, request.headers
+        # The dispatcher has put the endpoint's path in the place of the client's own.
+        method, route = scope["method"], scope["path"]
+        span = self.tracer.begin(f"{method} {route}", headers=headers, start_s=meter.arrival_s)
+        record_http(
+            span,
+            method=method,
+            route=route,
+            path=scope.get("raw_path", b"").decode("latin-1") or route,
+            scheme=scope["scheme"],
+            host=headers.get("host", ""),
         )
         if span.trace_id and (logged := log_context()) is not None:
             logged.trace_id = span.trace_id
@@ -99,7 +105,7 @@ class RequestIntake:
             endpoint=meter.endpoint,
             body=body,
         )
-        return RequestWatch(watched, span, self.capture, self.wall_clock, meter)
+        return RequestWatch(watched, span, self.capture, self.clock, self.wall_clock, meter)
 
     async def with_body(
         self,

@@ -7,8 +7,8 @@ from outrider.gateway.answers.responder import AnswerFacts
 from outrider.gateway.errors.http import problem_of
 from outrider.gateway.metering.meter import RequestMeter
 from outrider.gateway.telemetry.capture import Capture, Exchange, Recording
-from outrider.gateway.telemetry.spans import AnswerMarks, end_answer
-from outrider.gateway.telemetry.tracer import Span
+from outrider.gateway.telemetry.spans import AnswerMarks, record_answer
+from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,23 +29,30 @@ class RequestWatch:
         watched: Watched,
         span: Span,
         capture: Capture,
+        clock: Callable[[], float],
         wall_clock: Callable[[], float],
         meter: RequestMeter,
     ) -> None:
-        """`wall_clock`: seconds since 1970. `meter`: the account."""
+        """`clock`: the gateway's; `wall_clock`: seconds since 1970. `meter`: the account."""
         self.span = span
         self.recording: Recording | None = None
         """Gets every part of the answer, as chat or completion; None where text is not captured."""
         self._watched = watched
         self._capture = capture
+        self._clock = clock
         self._wall_clock = wall_clock
         self._meter = meter
         self._is_streamed = False
+        self._is_kept = False
+        self._is_shown = False
 
     def planned(self, *, is_private: bool, is_streamed: bool) -> None:
         """Note that it will be answered. A private request is not captured."""
         self._is_streamed = is_streamed
-        if self._capture.wants(is_private=is_private):
+        self._is_kept = self._capture.wants(is_private=is_private)
+        shows_texts = self._capture.shows_texts and not is_private
+        self._is_shown = shows_texts and self.span.is_recording
+        if self._is_kept or self._is_shown:
             self.recording = Recording()
 
     def observe_end(
@@ -58,7 +65,9 @@ class RequestWatch:
         """Note the response's end. `status` is the one sent; `error` is the one that ended it."""
         self._meter.observe_end(facts, outcome, status, error)
         if self.span.is_recording:
-            end_answer(self.span, _marks(facts, outcome, status, error))
+            record_answer(self.span, _marks(facts, outcome, status, error))
+        if not self._is_shown:
+            self.span.end()
         if self.recording is not None:
             watched = self._watched
             self._capture.offer(
@@ -69,6 +78,9 @@ class RequestWatch:
                     request=watched.body,
                     answer=self.recording.answer,
                     is_private=False,
+                    is_kept=self._is_kept,
+                    span=self.span if self._is_shown else NULL_SPAN,
+                    ended_s=self._clock(),
                     is_streamed=self._is_streamed,
                     is_cut=self.recording.is_cut,
                     key_id=watched.key_id,

@@ -9,14 +9,19 @@ from outrider.gateway.settings.sections import Count, Section, Share
 
 
 class TraceSettings(Section):
-    """OpenTelemetry traces; needs the extra `telemetry`."""
+    """OpenTelemetry traces; needs the extra `otel`. What is unset is as OTEL_* variables say."""
 
     endpoint: str | None = None
-    """OTLP over HTTP, such as http://127.0.0.1:4318; unset: no traces."""
-    share: Share = 1.0
-    """Share of the requests that are traced, unless the caller's trace context decides."""
-    service_name: str = "outrider"
-    """Service name of the traces."""
+    """OTLP over HTTP, such as http://127.0.0.1:4318; unset: OTEL_EXPORTER_OTLP_ENDPOINT, or no
+    traces."""
+    share: Share | None = None
+    """Share of the requests that are traced, unless the caller's trace context decides; unset:
+    OTEL_TRACES_SAMPLER, or all."""
+    service_name: str | None = None
+    """Service name of the traces; unset: OTEL_SERVICE_NAME, or outrider."""
+    content: bool | None = None
+    """Whether root spans hold texts of requests and answers, redacted, never of private ones;
+    unset: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT, or not."""
 
 
 class CaptureSettings(Section):

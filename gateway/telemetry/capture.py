@@ -1,4 +1,4 @@
-"""Capture of prompts and answers on disk. Off unless the settings name a folder.
+"""Capture of prompts and answers on disk, and in traces. Off unless the settings want it.
 
 One JSON object a line, a file a day (UTC), readable by the gateway's user only. A thread redacts
 and writes; exchanges beyond its pace are dropped and counted, and no request waits for it.
@@ -26,7 +26,9 @@ from prometheus_client import CollectorRegistry, Counter
 from outrider.gateway.settings.telemetry import CaptureSettings
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.telemetry.answer_text import answer_of
+from outrider.gateway.telemetry.content import content_attributes
 from outrider.gateway.telemetry.redaction import redact_json
+from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,12 @@ class Exchange:
     request: bytes
     answer: bytes
     is_private: bool
+    is_kept: bool = True
+    """Whether it goes on disk."""
+    span: Span = NULL_SPAN
+    """Gets the texts, and ends."""
+    ended_s: float | None = None
+    """The end, on the span's clock."""
     omitted_bytes: int = 0
     is_streamed: bool = False
     is_cut: bool = False
@@ -74,6 +82,9 @@ class Exchange:
 class Capture(Protocol):
     """Keeps exchanges, or not."""
 
+    shows_texts: bool
+    """Whether spans get the texts of exchanges that are not private."""
+
     def wants(self, *, is_private: bool) -> bool:
         """Return whether to keep this request's texts. Call once a request; never True if
         private."""
@@ -88,7 +99,7 @@ class Capture(Protocol):
 class NullCapture:
     """Keeps no texts."""
 
-    __slots__ = ()
+    shows_texts = False
 
     def wants(self, *, is_private: bool) -> bool:
         """Return False."""
@@ -134,11 +145,20 @@ def build_capture(
     *,
     rng: random.Random,
     wall_clock: Callable[[], float],
+    shows_texts: bool = False,
 ) -> Capture:
-    """Build the capture of the settings. Raises SettingsError for a folder that is not writable."""
-    if settings.folder is None:
+    """Build the capture of the settings. Raises SettingsError for a folder that is not writable.
+
+    shows_texts: spans get texts, too, or alone.
+    """
+    if settings.folder is not None:
+        _make_writable(settings.folder)
+    elif not shows_texts:
         return NULL_CAPTURE
-    folder = settings.folder
+    return JsonlCapture(settings, registry, rng=rng, wall_clock=wall_clock, shows_texts=shows_texts)
+
+
+def _make_writable(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -148,24 +168,24 @@ def build_capture(
             f"telemetry.capture.folder = {str(folder)!r} cannot be written: "
             f"{(error.strerror or str(error)).lower()}"
         ) from None
-    return JsonlCapture(settings, folder, registry, rng=rng, wall_clock=wall_clock)
 
 
 class JsonlCapture:
-    """Writes exchanges, and deletes old ones, from a thread of its own."""
+    """Writes exchanges to disk or to spans, and deletes old ones, from a thread of its own."""
 
     def __init__(
         self,
         settings: CaptureSettings,
-        folder: Path,
         registry: CollectorRegistry,
         *,
         rng: random.Random,
         wall_clock: Callable[[], float],
+        shows_texts: bool = False,
     ) -> None:
         """Store the arguments. `wall_clock`: seconds since 1970, for the age of files."""
+        self.shows_texts = shows_texts
         self._settings = settings
-        self._folder = folder
+        self._folder = settings.folder
         self._rng = rng
         self._wall_clock = wall_clock
         self._pending: queue.Queue[Exchange | None] = queue.Queue(_MAX_PENDING)
@@ -186,23 +206,31 @@ class JsonlCapture:
 
     def wants(self, *, is_private: bool) -> bool:
         """Draw whether to keep a request: the settings' share of those that are not private."""
-        return not is_private and not self._is_closed and self._rng.random() < self._settings.share
+        if self._folder is None or is_private or self._is_closed:
+            return False
+        return self._rng.random() < self._settings.share
 
     def offer(self, exchange: Exchange) -> None:
         """Hand it to the thread, if that is not too far behind."""
         if exchange.is_private:
             log.error("private request was offered request_id=%s", exchange.request_id)
+        elif self._queued(exchange):
             return
+        else:
+            self._dropped.inc()
+        exchange.span.end(exchange.ended_s)
+
+    def _queued(self, exchange: Exchange) -> bool:
         if len(exchange.request) > _MAX_CHARS:  # it must not wait in memory only to be left out
             exchange = replace(exchange, request=b"", omitted_bytes=len(exchange.request))
         if not self._takes(exchange.num_bytes):
-            self._dropped.inc()
-            return
+            return False
         try:
             self._pending.put_nowait(exchange)
         except queue.Full:
             self._takes(-exchange.num_bytes)
-            self._dropped.inc()
+            return False
+        return True
 
     def _takes(self, num_bytes: int) -> bool:
         """Count bytes that wait, or fewer; False where there would be too many."""
@@ -251,11 +279,21 @@ class JsonlCapture:
         self._has_failed = True
 
     def _write(self, exchange: Exchange) -> None:
+        try:
+            document = self._document(exchange)
+            if exchange.span is not NULL_SPAN:
+                exchange.span.set(content_attributes(document["request"], document["answer"]))
+        finally:
+            exchange.span.end(exchange.ended_s)
+        if exchange.is_kept and self._folder is not None:
+            self._append(self._folder, exchange, document)
+
+    def _append(self, folder: Path, exchange: Exchange, document: dict[str, Any]) -> None:
         """Write one line, at once: another process may write to the same file."""
-        line = json.dumps(self._document(exchange)).encode("ascii") + b"\n"
+        line = json.dumps(document).encode("ascii") + b"\n"
         day = datetime.datetime.fromtimestamp(exchange.ended_at, datetime.UTC).date()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(self._folder / f"capture-{day.isoformat()}.jsonl", flags, 0o600)
+        file = os.open(folder / f"capture-{day.isoformat()}.jsonl", flags, 0o600)
         try:
             if stat.S_IMODE(os.fstat(file).st_mode) != 0o600:
                 os.fchmod(file, 0o600)
@@ -294,7 +332,7 @@ class JsonlCapture:
     def _remove_old(self) -> None:
         """Delete the files of days that are too long ago; once a day, and at the start."""
         today = datetime.datetime.fromtimestamp(self._wall_clock(), datetime.UTC).date()
-        if today == self._cleaned_on:
+        if self._folder is None or today == self._cleaned_on:
             return
         self._cleaned_on = today
         last = today - datetime.timedelta(days=self._settings.retention_days)

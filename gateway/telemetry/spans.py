@@ -2,14 +2,14 @@
 
 The tree of one request:
 
-    POST /v1/chat/completions       server    gen_ai.*, outrider.tier, .reason, .outcome
+    POST /v1/chat/completions       server    http.*, url.*, gen_ai.*, outrider.tier, .outcome
       route                                   the router's decision
       generate small                          one tier's work in the engine
         queue, prefill, decode                its parts, decode with the counts of its steps
       chat NAME                     client    one request to an upstream server
 
 Names that start with gen_ai, http, server or error are OpenTelemetry's semantic conventions; all
-others start with `outrider`. No text of a prompt or of an answer is among them.
+others start with `outrider`. No text of a prompt or of an answer is among them (see `content`).
 """
 
 from dataclasses import dataclass
@@ -103,6 +103,22 @@ class AnswerMarks:
     ttft_s: float | None = None
     is_degraded: bool = False
     error_type: str | None = None
+
+
+def record_http(span: Span, *, method: str, route: str, path: str, scheme: str, host: str) -> None:
+    """Record on a request's span how it came. `host`: as the client named it."""
+    if span.is_recording:
+        name, _, port = host.rpartition(":")
+        address = name if port.isdigit() else host
+        span.set(
+            {
+                "http.request.method": method,
+                "http.route": route,
+                "url.path": path[:_MAX_CHARS],
+                "url.scheme": scheme,
+                "server.address": address.strip("[]")[:_MAX_CHARS],
+            }
+        )
 
 
 def record_request(span: Span, marks: RequestMarks) -> None:
@@ -215,11 +231,11 @@ def begin_attempt(
     `replica` is `host:port`.
     """
     if not span.is_recording:
-        return span.child(f"chat {model}", kind="client", start_s=start_s)
+        return span.child(f"chat {model}", kind="CLIENT", start_s=start_s)
     host, _, port = replica.rpartition(":")
     return span.child(
         f"chat {model}",
-        kind="client",
+        kind="CLIENT",
         start_s=start_s,
         attributes=_known(
             {
@@ -256,8 +272,8 @@ def end_attempt(span: Span, marks: AttemptMarks) -> None:
     span.end(marks.ended_s)
 
 
-def end_answer(span: Span, marks: AnswerMarks, *, at_s: float | None = None) -> None:
-    """End the span: the request is answered, or its client has left."""
+def record_answer(span: Span, marks: AnswerMarks) -> None:
+    """Record how a request ended: it is answered, or its client has left."""
     if span.is_recording:
         span.set(
             _known(
@@ -281,7 +297,6 @@ def end_answer(span: Span, marks: AnswerMarks, *, at_s: float | None = None) -> 
             span.fail(marks.error_type)
         elif marks.status is not None and marks.status >= _SERVER_ERROR:
             span.fail(str(marks.status))
-    span.end(at_s)
 
 
 def _part(

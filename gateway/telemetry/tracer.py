@@ -1,46 +1,52 @@
-"""The seam between the path of a request and the traces that operators read."""
+"""The seam between the path of a request and the traces that operators read.
+
+The classes here record nothing; those of `otel` override them where traces are enabled.
+"""
 
 from collections.abc import Mapping
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 AttributeValue = str | int | float | bool | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]
-SpanKind = Literal["server", "internal", "client"]
+SpanKind = Literal["SERVER", "INTERNAL", "CLIENT"]
 
 NO_ATTRIBUTES: Final[Attributes] = {}
 NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
-class Span(Protocol):
-    """One piece of work in a trace. Never holds a prompt, an answer or a key.
+class Span:
+    """One piece of work in a trace. Holds a prompt or an answer only where content is opted in.
 
     All times are seconds on the gateway's clock; None is now. No method blocks or raises.
     """
 
+    __slots__ = ()
+
     @property
     def is_recording(self) -> bool:
         """Return whether its trace is recorded. If not, attributes need not be computed."""
+        return False
 
     @property
     def trace_id(self) -> str:
-        """Return 32 hexadecimal digits; empty where there is no trace."""
+        """Return 32 hexadecimal digits; empty where nothing is recorded."""
+        return ""
 
     def child(
         self,
         name: str,
         *,
-        kind: SpanKind = "internal",
+        kind: SpanKind = "INTERNAL",
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> "Span":
         """Begin a child span. The caller ends it."""
+        return self
 
     def set(self, attributes: Attributes) -> None:
         """Add attributes to the work; does nothing once it has ended."""
 
-    def event(
-        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
-    ) -> None:
+    def event(self, name: str, *, at_s: float | None = None) -> None:
         """Record an event at one moment of it."""
 
     def fail(self, error_type: str) -> None:
@@ -50,87 +56,30 @@ class Span(Protocol):
         """End the work. A second call does nothing."""
 
     def headers(self) -> Mapping[str, str]:
-        """Return W3C `traceparent` and `tracestate`, for a request that is part of this work."""
+        """Return the headers that pass the trace on, for a request that is part of this work."""
+        return NO_HEADERS
 
 
-class Tracer(Protocol):
+NULL_SPAN: Final = Span()
+
+
+class Tracer:
     """Begins traces, or continues those of callers."""
+
+    __slots__ = ()
 
     def begin(
         self,
         name: str,
         *,
-        traceparent: str | None = None,
-        tracestate: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
         start_s: float | None = None,
-        attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """Begin the span of one API request. The headers are the caller's, unchecked."""
+        """Begin the span of one API request. `headers` are the caller's, unchecked."""
+        return NULL_SPAN
 
     async def close(self) -> None:
         """Send the ended spans, for some seconds at most."""
 
 
-class NullSpan:
-    """A span that records nothing."""
-
-    __slots__ = ()
-
-    is_recording: Final = False
-    trace_id: Final = ""
-
-    def child(
-        self,
-        name: str,
-        *,
-        kind: SpanKind = "internal",
-        start_s: float | None = None,
-        attributes: Attributes = NO_ATTRIBUTES,
-    ) -> Span:
-        """Return the same span."""
-        return self
-
-    def set(self, attributes: Attributes) -> None:
-        """Do nothing."""
-
-    def event(
-        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
-    ) -> None:
-        """Do nothing."""
-
-    def fail(self, error_type: str) -> None:
-        """Do nothing."""
-
-    def end(self, at_s: float | None = None) -> None:
-        """Do nothing."""
-
-    def headers(self) -> Mapping[str, str]:
-        """Return no headers."""
-        return NO_HEADERS
-
-
-NULL_SPAN: Final[Span] = NullSpan()
-
-
-class NullTracer:
-    """Records no trace, and passes none on."""
-
-    __slots__ = ()
-
-    def begin(
-        self,
-        name: str,
-        *,
-        traceparent: str | None = None,
-        tracestate: str | None = None,
-        start_s: float | None = None,
-        attributes: Attributes = NO_ATTRIBUTES,
-    ) -> Span:
-        """Return a span that records nothing."""
-        return NULL_SPAN
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
-NULL_TRACER: Final[Tracer] = NullTracer()
+NULL_TRACER: Final = Tracer()

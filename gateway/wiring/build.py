@@ -102,7 +102,8 @@ def build_parts(
     from outrider.gateway.planning.gateway_limits import GatewayLimits
     from outrider.gateway.slo.parts import build_slo
     from outrider.gateway.telemetry.capture import build_capture
-    from outrider.gateway.telemetry.tracing import build_tracer
+    from outrider.gateway.telemetry.tracer import NULL_TRACER
+    from outrider.gateway.telemetry.tracing import build_tracer, wants_content
     from outrider.gateway.upstream.metrics import UpstreamMetrics
     from outrider.gateway.wiring.aliases import checked_aliases
     from outrider.gateway.wiring.caching import build_cache
@@ -139,6 +140,10 @@ def build_parts(
         has_upstream_strong=cloud.rules.strong == "cloud",
         has_small_server=cloud.rules.small is not None,
     )
+    traces = settings.telemetry.traces
+    tracer = build_tracer(
+        traces, metrics.registry, environ=os.environ, clock=time.monotonic, wall_clock=time.time
+    )
     return GatewayParts(
         engine=engine,
         siblings=siblings,
@@ -156,18 +161,13 @@ def build_parts(
         edge_metrics=EdgeMetrics(metrics.registry),
         experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),
         slo=build_slo(settings.slo, metrics.registry),
-        tracer=build_tracer(
-            settings.telemetry.traces,
-            metrics.registry,
-            clock=time.monotonic,
-            wall_clock=time.time,
-            rng=random.Random(),
-        ),
+        tracer=tracer,
         capture=build_capture(
             settings.telemetry.capture,
             metrics.registry,
             rng=random.Random(),
             wall_clock=time.time,
+            shows_texts=tracer is not NULL_TRACER and wants_content(traces, os.environ),
         ),
         limits=GatewayLimits(
             default_max_tokens=settings.limits.default_max_tokens,

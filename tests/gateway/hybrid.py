@@ -217,6 +217,7 @@ def hybrid(
                 metrics.registry,
                 rng=random.Random(1),
                 wall_clock=time.time,
+                shows_texts=settings.telemetry.traces.content is True,
             ),
         )
         server, thread, url = serve(build_app(parts))

@@ -41,7 +41,6 @@ from outrider.gateway.server.auth_dispatcher import _SANE_ID
 from outrider.gateway.server.endpoints import _HOP
 from outrider.gateway.server.veil import _TIER_NAMED
 from outrider.gateway.telemetry.redaction import redact_text
-from outrider.gateway.telemetry.traceparent import read_parent
 from outrider.gateway.tenants.keys import id_in
 from outrider.gateway.text import channels, tool_parser
 from outrider.gateway.text.chat import ChatTokenizer
@@ -221,13 +220,6 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         )
     ),
     "gateway/telemetry/redaction.py:_account": ((redact_text, "gb82 west 1234 5698 7654 32 "),),
-    "gateway/telemetry/traceparent.py:_TRACEPARENT": (
-        (lambda text: read_parent(text, None), "0"),
-        (lambda text: read_parent(f"01-{'1' * 32}-{'1' * 16}-01-{text}\n", None), "-"),
-    ),
-    "gateway/telemetry/traceparent.py:_TRACESTATE": (
-        (lambda text: read_parent(f"00-{'1' * 32}-{'1' * 16}-01", text), "a"),
-    ),
     "gateway/tenants/keys.py:KEY_ID": ((id_in, "or-"),),
     "gateway/tenants/keys.py:_KEY": ((id_in, "a"),),
     "gateway/text/channels.py:_BODY_END": ((search(channels._BODY_END), "<|"),),

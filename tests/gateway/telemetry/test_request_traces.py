@@ -2,7 +2,6 @@
 
 import json
 import logging
-import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,9 +13,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import CollectorRegistry
 
 from outrider.gateway.telemetry.logs import JsonFormatter
-from outrider.gateway.telemetry.otel import OtelTracer, SpanCounts, provider_of
+from outrider.gateway.telemetry.otel import OtelTracer, SpanCounts, make_provider
 from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
@@ -34,16 +35,14 @@ class Seen:
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
-        rng = random.Random(5)
-        provider = provider_of("outrider", rng)
+        provider = make_provider(has_content=True)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = OtelTracer(
             provider,
-            SpanCounts(),
-            share=1.0,
+            SpanCounts(CollectorRegistry()),
+            TraceContextTextMapPropagator(),
             clock=time.monotonic,
             wall_clock=time.time,
-            rng=rng,
         )
 
     @property
@@ -102,6 +101,9 @@ def test_a_local_answers_trace(make: Make, seen: Seen) -> None:
     assert said(root)["gen_ai.usage.output_tokens"] == len(ids)
     assert said(root)["http.response.status_code"] == 200
     assert said(root)["outrider.outcome"] == "answered"
+    assert said(root)["http.request.method"] == "POST"
+    assert said(root)["http.route"] == said(root)["url.path"] == "/v1/chat/completions"
+    assert (said(root)["url.scheme"], said(root)["server.address"]) == ("http", "127.0.0.1")
     assert said(spans["route"])["outrider.quality"] == 0.4
     assert said(work)["outrider.steps"] == len(steps)
     assert said(work)["outrider.drafted_tokens"] == 6
@@ -110,6 +112,42 @@ def test_a_local_answers_trace(make: Make, seen: Seen) -> None:
     text = "".join(span.to_json() for span in spans.values())
     assert PROMPT not in text
     assert LOCAL_TEXT not in text
+
+
+def test_a_models_name_in_the_path_is_in_no_route(make: Make, seen: Seen) -> None:
+    with make() as world:
+        path = "/openai/deployments/auto/chat/completions"
+        asked = world.http.post(path, json={"messages": [{"role": "user", "content": "x"}]})
+        assert asked.status_code == 200
+        root = seen.after(ROOT)[ROOT]
+    assert (said(root)["http.route"], said(root)["url.path"]) == ("/v1/chat/completions", path)
+
+
+MAIL = "me@mail.example"
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_texts_are_in_the_trace_where_that_is_wanted(
+    make: Make, seen: Seen, is_streamed: bool, is_private: bool
+) -> None:
+    """Redacted, and never of a private request."""
+    with make(telemetry={"traces": {"content": True}}) as world:
+        fields: dict[str, Any] = {"outrider": {"privacy": "private"}} if is_private else {}
+        messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": MAIL}]
+        request = {"model": "auto", "messages": messages, "stream": is_streamed, **fields}
+        assert world.http.post("/v1/chat/completions", json=request).status_code == 200
+        root = said(seen.after(ROOT)[ROOT])
+    if is_private:
+        assert not {name for name in root if name.endswith("messages")}
+        return
+    asked, answered = (json.loads(root[f"gen_ai.{way}.messages"]) for way in ("input", "output"))
+    assert [(each["role"], each["parts"]) for each in asked] == [
+        ("system", [{"type": "text", "content": "Be short."}]),
+        ("user", [{"type": "text", "content": "[email]"}]),
+    ]
+    assert answered == [{"role": "assistant", "parts": [{"type": "text", "content": LOCAL_TEXT}]}]
+    assert MAIL not in str(root)
 
 
 def test_an_upstream_tier_is_part_of_the_trace(make: Make, seen: Seen) -> None:

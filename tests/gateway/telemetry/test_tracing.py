@@ -1,6 +1,7 @@
 """Traces: what is recorded of a request, what goes on to others, and that nothing is without."""
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -17,24 +19,33 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.settings.telemetry import TraceSettings
 from outrider.gateway.settings.tree import SettingsError
-from outrider.gateway.telemetry.otel import CountingExporter, OtelTracer, SpanCounts, provider_of
+from outrider.gateway.telemetry.content import content_attributes
+from outrider.gateway.telemetry.otel import (
+    CountingExporter,
+    OtelTracer,
+    SpanCounts,
+    make_provider,
+    sample,
+)
 from outrider.gateway.telemetry.spans import (
     AnswerMarks,
     AttemptMarks,
     EngineMarks,
     RequestMarks,
     begin_attempt,
-    end_answer,
     end_attempt,
+    record_answer,
     record_engine,
+    record_http,
     record_request,
     record_route,
 )
-from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER
+from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
 from outrider.gateway.telemetry.tracing import build_tracer
 
 ROOT = Path(__file__).parents[3]
@@ -52,25 +63,28 @@ class Watched:
 
     tracer: OtelTracer
     exporter: InMemorySpanExporter
-    counts: SpanCounts
+    registry: CollectorRegistry
 
     def spans(self) -> dict[str, ReadableSpan]:
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
+    def count(self, state: str) -> float | None:
+        return self.registry.get_sample_value("outrider_trace_spans_total", {"state": state})
+
 
 def watched(share: float = 1.0, clock: Callable[[], float] = lambda: 100.0) -> Watched:
-    rng = random.Random(7)
-    provider, counts, exporter = provider_of("outrider", rng), SpanCounts(), InMemorySpanExporter()
+    random.seed(7)  # the SDK's ids come from there, and decide about the share
+    registry, exporter = CollectorRegistry(), InMemorySpanExporter()
+    provider, counts = make_provider(sample(share, clock)), SpanCounts(registry)
     provider.add_span_processor(SimpleSpanProcessor(CountingExporter(exporter, counts)))
     tracer = OtelTracer(
         provider,
         counts,
-        share=share,
+        TraceContextTextMapPropagator(),
         clock=clock,
         wall_clock=lambda: EPOCH_S,
-        rng=rng,
     )
-    return Watched(tracer, exporter, counts)
+    return Watched(tracer, exporter, registry)
 
 
 def at(span: ReadableSpan) -> tuple[float, float]:
@@ -115,12 +129,13 @@ def test_a_requests_whole_tree() -> None:
     answer = AnswerMarks(
         status=200, outcome="answered", tier="cloud", ttft_s=6.0, num_completion_tokens=12
     )
-    end_answer(root, answer, at_s=98.0)
-    end_answer(root, answer, at_s=99.0)  # twice is once
+    record_answer(root, answer)
+    root.end(98.0)
+    root.end(99.0)  # twice is once
 
     spans = seen.spans()
     assert len(seen.exporter.get_finished_spans()) == 7
-    assert seen.counts.ended == seen.counts.sent == 7
+    assert seen.count("ended") == seen.count("sent") == 7
     top, work = spans["POST /v1/chat/completions"], spans["generate small"]
     assert top.parent is None
     assert top.kind is SpanKind.SERVER
@@ -168,8 +183,13 @@ def test_names_are_those_of_the_conventions() -> None:
         for value in vars(module).values()
         if isinstance(value, str)
     }
+    import opentelemetry.semconv.attributes.url_attributes as url
+
+    known |= {value for value in vars(url).values() if isinstance(value, str)}
     seen = watched()
     root = seen.tracer.begin("POST /v1/chat/completions")
+    record_http(root, method="POST", route="/r", path="/r", scheme="http", host="h")
+    root.set(content_attributes({"system": "s", "messages": [{"content": "x"}]}, ["y"]))
     asked = RequestMarks(
         request_id="r", model="m", num_choices=2, max_tokens=1, temperature=1.0, top_p=0.5
     )
@@ -177,7 +197,8 @@ def test_names_are_those_of_the_conventions() -> None:
     record_engine(root, marks())
     attempt = begin_attempt(root, tier="c", replica="h:1", kind="retry", model="b", start_s=95.0)
     end_attempt(attempt, AttemptMarks(outcome="failed", ended_s=96.0, failure="status", status=500))
-    end_answer(root, AnswerMarks(status=502, outcome="failed", num_prompt_tokens=3, ttft_s=1.0))
+    record_answer(root, AnswerMarks(status=502, outcome="failed", num_prompt_tokens=3, ttft_s=1.0))
+    root.end()
     names = {name for span in seen.spans().values() for name in (span.attributes or {})}
     assert len(names) > 20
     assert not {name for name in names - known if not name.startswith("outrider.")}
@@ -230,7 +251,8 @@ def test_failures_are_marked() -> None:
     root = seen.tracer.begin("r")
     attempt = begin_attempt(root, tier="c", replica="h:1", kind="answer", model="b", start_s=95.0)
     end_attempt(attempt, AttemptMarks(outcome="failed", ended_s=96.0, failure="connect"))
-    end_answer(root, AnswerMarks(status=503, outcome="failed", error_type="engine_died"))
+    record_answer(root, AnswerMarks(status=503, outcome="failed", error_type="engine_died"))
+    root.end()
     spans = seen.spans()
     for name, what in (("chat b", "connect"), ("r", "engine_died")):
         assert spans[name].status.status_code is StatusCode.ERROR
@@ -248,7 +270,7 @@ def test_a_lost_hedge_is_no_failure() -> None:
 
 def test_a_callers_trace_goes_on_and_out() -> None:
     seen = watched(share=0.0)
-    root = seen.tracer.begin("r", traceparent=SAMPLED, tracestate="vendor=1")
+    root = seen.tracer.begin("r", headers={"traceparent": SAMPLED, "tracestate": "vendor=1"})
     assert root.trace_id == TRACE
     attempt = begin_attempt(root, tier="c", replica="h:1", kind="answer", model="b", start_s=95.0)
     out = attempt.headers()
@@ -262,12 +284,13 @@ def test_a_callers_trace_goes_on_and_out() -> None:
 
 def test_an_unsampled_caller_is_not_traced() -> None:
     seen = watched(share=1.0)
-    root = seen.tracer.begin("r", traceparent=NOT_SAMPLED, tracestate="vendor=1")
+    root = seen.tracer.begin("r", headers={"traceparent": NOT_SAMPLED, "tracestate": "vendor=1"})
     assert not root.is_recording
     child = begin_attempt(root, tier="c", replica="h:1", kind="answer", model="b", start_s=95.0)
     assert child.headers() == {"traceparent": NOT_SAMPLED, "tracestate": "vendor=1"}
     record_engine(root, marks())
-    end_answer(root, AnswerMarks(status=200, outcome="answered"))
+    record_answer(root, AnswerMarks(status=200, outcome="answered"))
+    root.end()
     assert not seen.exporter.get_finished_spans()
 
 
@@ -277,7 +300,7 @@ def test_callers_may_demand_so_many_traces_a_second() -> None:
     seen = watched(share=0.0, clock=lambda: now[0])
 
     def num_kept() -> int:
-        begun = [seen.tracer.begin("r", traceparent=SAMPLED) for _ in range(500)]
+        begun = [seen.tracer.begin("r", headers={"traceparent": SAMPLED}) for _ in range(500)]
         # Further on the trace stays what its caller says.
         assert all(root.headers()["traceparent"].endswith("-01") for root in begun)
         return sum(root.is_recording for root in begun)
@@ -295,7 +318,8 @@ def test_the_share_decides_for_the_rest() -> None:
     for _ in range(1000):
         root = seen.tracer.begin("r")
         # Those behind us are told, or they would throw their own dice.
-        assert root.headers()["traceparent"].endswith("-01" if root.is_recording else "-00")
+        flags = int(root.headers()["traceparent"][-2:], 16)
+        assert flags & 1 == root.is_recording
         root.end()
     assert 200 < len(seen.exporter.get_finished_spans()) < 300
 
@@ -314,17 +338,17 @@ def test_without_a_collector_nothing_is_traced_or_loaded() -> None:
     tracer = build_tracer(
         TraceSettings(),
         CollectorRegistry(),
+        environ={},
         clock=time.monotonic,
         wall_clock=time.time,
-        rng=random.Random(1),
     )
     assert tracer is NULL_TRACER
-    span = tracer.begin("r", traceparent=SAMPLED)
+    span = tracer.begin("r", headers={"traceparent": SAMPLED})
     assert span is NULL_SPAN
     assert span.child("x") is NULL_SPAN
     assert not span.headers()
     record_engine(span, marks())
-    end_answer(span, AnswerMarks(status=200, outcome="answered"))
+    record_answer(span, AnswerMarks(status=200, outcome="answered"))
     script = """
 import sys
 import outrider.gateway.telemetry.tracing, outrider.gateway.telemetry.spans
@@ -338,9 +362,9 @@ def build(endpoint: str, registry: CollectorRegistry | None = None) -> OtelTrace
     tracer = build_tracer(
         TraceSettings(endpoint=endpoint, service_name="my gateway"),
         registry or CollectorRegistry(),
+        environ=os.environ,
         clock=time.monotonic,
         wall_clock=time.time,
-        rng=random.Random(1),
     )
     assert isinstance(tracer, OtelTracer)
     return tracer
@@ -367,7 +391,7 @@ def test_secrets_do_not_belong_in_the_endpoint(endpoint: str) -> None:
 def test_without_the_extra_the_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "outrider.gateway.telemetry.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(SettingsError, match="pip install opentelemetry-sdk"):
+    with pytest.raises(SettingsError, match=r"pip install \"outrider\[otel\]"):
         build("http://127.0.0.1:4318")
 
 
@@ -377,16 +401,20 @@ class Collector:
 
     url: str
     requests: list[tuple[str, ExportTraceServiceRequest]]
+    headers: dict[str, str]
+    """Of the last request, by their names in small letters."""
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     requests: list[tuple[str, ExportTraceServiceRequest]] = []
+    headers: dict[str, str] = {}
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            headers.update({name.lower(): value for name, value in self.headers.items()})
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -397,7 +425,7 @@ def collector() -> Iterator[Collector]:
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        yield Collector(f"http://127.0.0.1:{server.server_port}", requests)
+        yield Collector(f"http://127.0.0.1:{server.server_port}", requests, headers)
         server.shutdown()
         thread.join()
 
@@ -433,18 +461,17 @@ def test_an_absent_collector_delays_no_request(caplog: pytest.LogCaptureFixture)
             self.freed.wait(10)
             raise ConnectionError("secret-host:1")
 
-    stuck, counts, rng = Stuck(), SpanCounts(), random.Random(1)
-    provider = provider_of("outrider", rng)
+    stuck, registry = Stuck(), CollectorRegistry()
+    provider, counts = make_provider(), SpanCounts(registry)
     processor = BatchSpanProcessor(CountingExporter(stuck, counts), max_queue_size=8,
                                    max_export_batch_size=4)  # fmt: skip
     provider.add_span_processor(processor)
     tracer = OtelTracer(
         provider,
         counts,
-        share=1.0,
+        TraceContextTextMapPropagator(),
         clock=time.monotonic,
         wall_clock=time.time,
-        rng=rng,
         close_timeout_s=0.05,
     )
     begun_s = time.monotonic()
@@ -452,8 +479,8 @@ def test_an_absent_collector_delays_no_request(caplog: pytest.LogCaptureFixture)
         tracer.begin("r").end()
     asyncio.run(tracer.close())
     assert time.monotonic() - begun_s < 5
-    assert counts.ended == 1000
-    assert counts.sent == 0
+    assert registry.get_sample_value("outrider_trace_spans_total", {"state": "ended"}) == 1000
+    assert registry.get_sample_value("outrider_trace_spans_total", {"state": "sent"}) == 0
     assert "traces lost at the end" in caplog.text
     stuck.freed.set()
     assert "secret-host" not in caplog.text
@@ -464,9 +491,9 @@ def test_a_slow_collector_delays_no_request_and_no_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answer: str
 ) -> None:
     """The collector accepts connections and does not answer, or late, or with a failure."""
-    monkeypatch.setattr("outrider.gateway.telemetry.otel._MAX_QUEUE", 64)
-    monkeypatch.setattr("outrider.gateway.telemetry.otel._MAX_BATCH", 16)
-    monkeypatch.setattr("outrider.gateway.telemetry.otel._BATCH_MS", 10.0)
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     ending = threading.Event()
     num_asked = 0
 
@@ -529,3 +556,97 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "it never happened"
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_traced"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "URL"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "URL/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "URL", "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "URL", "OTEL_SDK_DISABLED": "true"}, False),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "URL"}, False),
+    ],
+)
+def test_variables_name_the_collector(
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    is_traced: bool,
+) -> None:
+    resource = "service.name=other,team=a"
+    environ |= {"OTEL_RESOURCE_ATTRIBUTES": resource, "OTEL_EXPORTER_OTLP_HEADERS": "x-token=t"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value.replace("URL", collector.url))
+    tracer = variables_tracer()
+    tracer.begin("r").end()
+    asyncio.run(tracer.close())
+    assert len(collector.requests) == is_traced
+    for path, request in collector.requests:
+        attributes = request.resource_spans[0].resource.attributes
+        named = {item.key: item.value.string_value for item in attributes}
+        assert path == "/v1/traces"
+        assert (named["service.name"], named["team"]) == ("other", "a")
+        assert collector.headers["x-token"] == "t"
+
+
+def variables_tracer(**settings: Any) -> Tracer:
+    return build_tracer(
+        TraceSettings.model_validate(settings),
+        CollectorRegistry(),
+        environ=os.environ,
+        clock=time.monotonic,
+        wall_clock=time.time,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "caller", "num_kept"), [(None, "01", 0), (1.0, "00", 0), (1.0, "01", 9), (0, "", 0)]
+)
+def test_a_share_of_the_settings_wins_over_the_sampler_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, share: float | None, caller: str, num_kept: int
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    tracer = variables_tracer(endpoint="http://127.0.0.1:9", share=share)
+    headers = {"traceparent": f"{SAMPLED[:-2]}{caller}"} if caller else {}
+    spans = [tracer.begin("r", headers=headers) for _ in range(9)]
+    assert sum(span.is_recording for span in spans) == num_kept
+    asyncio.run(tracer.close())
+
+
+def test_other_protocols_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with pytest.raises(SettingsError, match="'grpc' is not available; set it to http/protobuf"):
+        variables_tracer()
+
+
+def test_variables_alone_do_not_keep_a_gateway_down(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.delitem(sys.modules, "outrider.gateway.telemetry.otel")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    assert variables_tracer() is NULL_TRACER
+    assert 'pip install "outrider[otel]"' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("a.example:8000", "a.example"),
+        ("[::1]:80", "::1"),
+        ("[::1]", "::1"),
+        ("x" * 900, "x" * 128),
+    ],
+)
+def test_a_server_is_named_without_its_port(host: str, address: str) -> None:
+    seen = watched()
+    root = seen.tracer.begin("r")
+    record_http(root, method="POST", route="/r", path="/r" * 900, scheme="http", host=host)
+    root.end()
+    attributes = seen.spans()["r"].attributes or {}
+    assert attributes["server.address"] == address
+    assert len(str(attributes["url.path"])) == 128

@@ -73,7 +73,7 @@ def exported() -> dict[str, set[str]]:
     ControllerMetrics(registry)
     LeftOut(registry, clock=lambda: 0.0)
     FeedbackDesk(RecentRequests(), MemoryMeasureStore(), None, registry)
-    registry.register(SpanCounts())
+    SpanCounts(registry)
     registry.register(RouteCollector(_Guard()))  # type: ignore[arg-type]
     watch_draining(Draining(), registry)
     stats = EngineStats(tiers={"small": TierStats(), "large": TierStats()})
