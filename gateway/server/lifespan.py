@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -21,6 +22,9 @@ from outrider.gateway.planning.jobs import JobBuilder
 from outrider.gateway.telemetry.capture import Capture
 from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.telemetry.tracer import Tracer
+
+if TYPE_CHECKING:
+    from outrider.gateway.telemetry.otlp_metrics import MetricsPush, ReadFamilies
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ class Lifespan:
     checks_pair: bool
     adapter_watcher: AdapterWatcher | None
     cache: CacheStore | None = None
+    push: "MetricsPush | None" = None
+    read_metrics: "ReadFamilies"
 
     @asynccontextmanager
     async def run(self, _: FastAPI) -> AsyncIterator[None]:
@@ -55,6 +61,8 @@ class Lifespan:
         ]
         if self.adapter_watcher is not None:
             background.append(asyncio.create_task(self.adapter_watcher.run()))
+        if self.push is not None:
+            background.append(asyncio.create_task(self.push.run(self.read_metrics)))
         try:
             await self.tenancy.start()
             await self.experiments.start()
@@ -74,6 +82,8 @@ class Lifespan:
                 await self.cache.close()
             await self.capture.close()
             await self.tracer.close()
+            if self.push is not None:
+                await self.push.close(self.read_metrics)
 
     async def _start_engine(self) -> None:
         try:

@@ -28,7 +28,7 @@ from outrider.gateway.server.auth_dispatcher import principal_of
 from outrider.gateway.server.json_response import json_response
 from outrider.gateway.server.veil import veil_for, veiled_card
 from outrider.gateway.tenants.keys import Principal, Scopes
-from outrider.gateway.workers.merging import exposition
+from outrider.gateway.workers.merging import Families, collected, exposition
 from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,10 @@ class StatusEndpoints:
         keys = self.tenancy.keys
         if not keys.has_open_metrics:
             keys.authenticator.require_metrics(principal_of(request))
+        return Response(exposition(await self.families()), media_type=CONTENT_TYPE_LATEST)
+
+    async def families(self) -> Families:
+        """Return the metrics of all of the gateway's processes. Raises UnavailableError."""
         stats = None
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
@@ -113,10 +117,10 @@ class StatusEndpoints:
         except (TimeoutError, EngineError) as error:
             logger.warning("no engine statistics error=%s", type(error).__name__)
         if self.siblings is None:
-            text = self.metrics.exposition(stats)
+            own = collected(self.metrics.registry)
         else:
-            text = exposition([*engine_families(stats), *await self.siblings.metrics()])
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+            own = await self.siblings.metrics()
+        return [*engine_families(stats), *own]
 
     async def stats(self) -> EngineStats | None:
         """Return the engine's snapshot; None while it is not there. Raises EngineError."""

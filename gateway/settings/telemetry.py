@@ -24,6 +24,14 @@ class TraceSettings(Section):
     unset: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT, or not."""
 
 
+class MetricsSettings(Section):
+    """Metrics that are sent, beside /metrics; needs the extra `otel`."""
+
+    endpoint: str | None = None
+    """OTLP over HTTP, such as http://127.0.0.1:4318; unset: OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or
+    OTEL_METRICS_EXPORTER=otlp, or none are sent."""
+
+
 class CaptureSettings(Section):
     """Capture of prompts and answers on disk. Off unless a folder is named."""
 
@@ -43,4 +51,5 @@ class TelemetrySettings(Section):
     log_format: Literal["text", "json"] = "text"
     """text: one line of key=value; json: one line of JSON."""
     traces: TraceSettings = Field(default_factory=TraceSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     capture: CaptureSettings = Field(default_factory=CaptureSettings)

@@ -190,7 +190,7 @@ class OtelTracer(Tracer):
             log.warning("traces lost at the end; see outrider_trace_spans_total")
 
 
-async def done_by(timeout_s: float, work: Callable[[], object]) -> bool:
+async def done_by(timeout_s: float | None, work: Callable[[], object]) -> bool:
     """Do blocking work, and return whether it ended in time; else it is left behind."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -133,7 +133,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             experiments=experiments,
             feedback=FeedbackApi(parts.experiments.feedback),
             intake=intake,
-            lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag),
+            lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag, status),
             authenticate=keys.authenticator.authenticate,
             foreign_pages=ForeignPages.of(parts.http),
             has_open_metrics=keys.has_open_metrics,
@@ -364,6 +364,7 @@ def _build_lifespan(
     adapters: AdapterRegistry,
     dashboard: DashboardApi,
     loop_lag: LoopLag,
+    status: StatusEndpoints,
 ) -> Lifespan:
     settings = parts.adapters
     watcher = None
@@ -378,6 +379,8 @@ def _build_lifespan(
         dashboard=dashboard,
         capture=parts.capture,
         tracer=parts.tracer,
+        push=parts.push,
+        read_metrics=status.families,
         loop_lag=loop_lag,
         cache=parts.cache.store,
         checks_pair=parts.routing.pair is not None,

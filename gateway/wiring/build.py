@@ -40,6 +40,7 @@ from outrider.gateway.wiring.process import process_client
 if TYPE_CHECKING:
     from outrider.engine.core import Engine
     from outrider.engine.passes.step_times import CurveStore
+    from outrider.gateway.telemetry.otlp_metrics import MetricsPush
     from outrider.gateway.wiring.parts import GatewayParts
     from outrider.gateway.workers.siblings import Siblings
 
@@ -162,6 +163,7 @@ def build_parts(
         experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),
         slo=build_slo(settings.slo, metrics.registry),
         tracer=tracer,
+        push=_build_push(settings, siblings),
         capture=build_capture(
             settings.telemetry.capture,
             metrics.registry,
@@ -182,6 +184,23 @@ def build_parts(
             ),
         ),
     )
+
+
+def _build_push(settings: Settings, siblings: "Siblings | None") -> "MetricsPush | None":
+    """Build what sends the metrics of all workers, in the first one; None where none are wanted."""
+    from outrider.gateway.telemetry.tracing import collector_url, is_sent, missing_extra
+
+    endpoint = settings.telemetry.metrics.endpoint
+    is_first = siblings is None or siblings.number == 1
+    if not is_first or not is_sent("metrics", endpoint, os.environ):
+        return None
+    url = collector_url("metrics", endpoint)
+    try:
+        from outrider.gateway.telemetry.otlp_metrics import build_push
+    except ModuleNotFoundError as error:
+        missing_extra("metrics", endpoint, error)
+        return None
+    return build_push(url, settings.telemetry.traces.service_name, os.environ)
 
 
 def import_engine() -> None:

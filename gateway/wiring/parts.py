@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from outrider.engine.request import Tier
 from outrider.gateway.backends.client import EngineClient
@@ -26,6 +27,9 @@ from outrider.gateway.text.chat import ChatTokenizer
 from outrider.gateway.text.prompt_work import PromptSlots
 from outrider.gateway.workers.siblings import Siblings
 from outrider.router.policy import RoutePolicy
+
+if TYPE_CHECKING:
+    from outrider.gateway.telemetry.otlp_metrics import MetricsPush
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class GatewayParts:
     experiments: Experiments = field(default_factory=Experiments)
     slo: SloParts = field(default_factory=SloParts)
     tracer: Tracer = NULL_TRACER
+    push: "MetricsPush | None" = None
     capture: Capture = NULL_CAPTURE
     wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from outrider.gateway.telemetry.spans import (
 )
 from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
 from outrider.gateway.telemetry.tracing import build_tracer
+from tests.gateway.telemetry.collectors import Collector, serve_collector
 
 ROOT = Path(__file__).parents[3]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -395,39 +396,10 @@ def test_without_the_extra_the_settings_are_refused(monkeypatch: pytest.MonkeyPa
         build("http://127.0.0.1:4318")
 
 
-@dataclass
-class Collector:
-    """A server that takes traces. `status`: how it answers."""
-
-    url: str
-    requests: list[tuple[str, ExportTraceServiceRequest]]
-    headers: dict[str, str]
-    """Of the last request, by their names in small letters."""
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    requests: list[tuple[str, ExportTraceServiceRequest]] = []
-    headers: dict[str, str] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
-            headers.update({name.lower(): value for name, value in self.headers.items()})
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield Collector(f"http://127.0.0.1:{server.server_port}", requests, headers)
-        server.shutdown()
-        thread.join()
+    with serve_collector(ExportTraceServiceRequest) as made:
+        yield made
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
