@@ -1,23 +1,32 @@
-"""Prices of known models, from the dated list beside this module."""
+"""Prices of known models: genai-prices', else those of the snapshot of it beside this module."""
 
-import tomllib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from outrider.gateway.settings.genai_prices import (
+    PROVIDERS,
+    SNAPSHOT,
+    DatedPrice,
+    at,
+    library_prices,
+    library_source,
+)
 from outrider.gateway.settings.presets import PRESETS
 from outrider.gateway.settings.sections import split_list
 
-_FILE: Final = "listed_prices.toml"
+_DATE: Final = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedPrice:
-    """Prices of a model's tokens in USD per million, as `source` gave them on `date`.
+    """Prices of a model's tokens in USD per million, as `source` has them.
 
     `cached_prompt` None: cached tokens cost as others.
     """
@@ -25,32 +34,50 @@ class ListedPrice:
     prompt: float
     cached_prompt: float | None = None
     completion: float
-    date: date
     source: str
 
 
 @cache
-def listed_prices() -> Mapping[tuple[str, str], ListedPrice]:
-    """Read the list: prices by the service's preset and the model's name there."""
-    document = tomllib.loads(files("outrider.gateway.settings").joinpath(_FILE).read_text("utf-8"))
-    found: dict[tuple[str, str], ListedPrice] = {}
-    for entry in document["prices"]:
-        service, names = entry.pop("service"), entry.pop("names")
-        entry["source"] = document["sources"][entry["source"]]
-        price = ListedPrice(**entry)
-        found |= {(service, name): price for name in names}
-    return found
+def read_snapshot() -> dict[str, Any]:
+    """Return the snapshot's `source`, and `prices` by the service and the model's name there."""
+    text = files("outrider.gateway.settings").joinpath(SNAPSHOT).read_text("utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
 def listed_price(
-    preset: str | None, urls: Iterable[object], model: str | None
+    preset: str | None,
+    urls: Iterable[object],
+    model: str | None,
+    today: date | None = None,
 ) -> ListedPrice | None:
-    """Return a model's listed price; None where there is none.
+    """Return a model's listed price of a day; None where there is none.
 
     The service is the preset's, else the one whose own host is in every address.
     """
     service = preset or _service_of(urls)
-    return None if service is None or model is None else listed_prices().get((service, model))
+    if service is None or service not in PROVIDERS or model is None:
+        return None
+    prices, source = _listed(service, model)
+    found = at(prices, today or datetime.now(UTC).date())
+    if found is None:
+        return None
+    return ListedPrice(
+        prompt=float(found.prompt),
+        cached_prompt=None if found.cached_prompt is None else float(found.cached_prompt),
+        completion=float(found.completion),
+        source=source,
+    )
+
+
+def _listed(service: str, model: str) -> tuple[list[DatedPrice], str]:
+    try:
+        return library_prices(service, model), library_source()
+    except ModuleNotFoundError:
+        document = read_snapshot()
+    known, name = document["prices"][service], model.lower()
+    prices = known.get(name) or known.get(_DATE.sub("-*", name), [])
+    return [DatedPrice(*price) for price in prices], document["source"]
 
 
 def with_listed_price(values: Mapping[str, Any]) -> dict[str, Any]:

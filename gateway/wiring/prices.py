@@ -42,9 +42,9 @@ def log_prices(settings: Settings) -> None:
         listed = listed_price_of(tier)
         if listed is not None:
             log.info(
-                "listed price tier=%s model=%s date=%s usd_per_million_prompt=%g "
+                "listed price tier=%s model=%s source=%r usd_per_million_prompt=%g "
                 "usd_per_million_completion=%g; tiers.%s.price overrides it",
-                *(name, tier.model, listed.date, listed.prompt, listed.completion, name),
+                *(name, tier.model, listed.source, listed.prompt, listed.completion, name),
             )
     if unpriced := unpriced_tiers(settings):
         log.warning(

@@ -21,7 +21,7 @@ import_engine()
 print(*sys.modules)
 """
 DATA = (
-    *("gateway/settings/*.toml", "gateway/server/static/*.html"),
+    *("gateway/settings/*.json", "gateway/server/static/*.html"),
     *("gateway/tools/*/*.html", "gateway/storage/migrations/script.py.mako"),
     *("draft/pair/*/model.safetensors", "draft/pair/*/tokenizer.json"),
 )

@@ -6,11 +6,11 @@ from outrider.gateway.wiring.prices import SET_PRICES, listed_price_of, unpriced
 
 
 def check_prices(settings: Settings) -> Finding:
-    """Name the tiers without prices, and the date of each listed price that is used."""
+    """Name the tiers without prices, and the source of each listed price that is used."""
     unpriced = unpriced_tiers(settings)
     listed = {name: listed_price_of(tier) for name, tier in settings.tiers.items()}
     details = [
-        f"{name}: {settings.tiers[name].model} as listed on {price.date}"
+        f"{name}: {settings.tiers[name].model} as listed by {price.source}"
         for name, price in listed.items()
         if price is not None
     ]

@@ -1,12 +1,17 @@
-"""Listed prices: which tier gets one, and that each is dated and has a source."""
+"""Listed prices: which tier gets one, of which day, and whence."""
 
-from datetime import date
+import json
+import re
+import sys
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any, get_args
 
 import pytest
 
 from outrider.gateway.ledger.prices import PriceBook
-from outrider.gateway.settings.listed_prices import listed_prices
+from outrider.gateway.settings.genai_prices import PROVIDERS, library_source, snapshot
+from outrider.gateway.settings.listed_prices import listed_price, read_snapshot
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.presets import PresetName
 from outrider.gateway.settings.tiers import UpstreamSettings
@@ -62,13 +67,63 @@ def test_the_ledger_and_clients_pay_listed_prices() -> None:
     assert paid.cost_nanos == paid.charge_nanos == 156_000
 
 
-def test_every_entry_names_a_preset_a_date_and_a_source() -> None:
-    assert {service for service, _ in listed_prices()} <= set(get_args(PresetName))
-    for price in listed_prices().values():
-        assert 0 < price.prompt <= price.completion
-        assert price.cached_prompt is None or 0 < price.cached_prompt < price.prompt
-        assert date(2025, 1, 1) < price.date
-        assert price.source.startswith("https://")
+def test_every_entry_is_a_price_of_a_preset() -> None:
+    document = read_snapshot()
+    assert set(document["prices"]) == set(PROVIDERS) <= set(get_args(PresetName))
+    assert re.fullmatch(r"genai-prices [0-9.]+ of \d{4}-\d{2}-\d{2}", document["source"])
+    entries = [price for models in document["prices"].values() for price in models.values()]
+    assert len(entries) > 400
+    for prices in entries:
+        assert [each[0] for each in prices] == sorted({each[0] for each in prices})
+        for _, prompt, cached, completion in prices:
+            assert Decimal(prompt) > 0 < Decimal(completion)
+            assert cached is None or 0 <= Decimal(cached) <= Decimal(prompt)
+
+
+O3_FALL = date(2025, 6, 10)
+
+
+@pytest.mark.parametrize(
+    ("service", "model", "today", "price"),
+    [
+        ("openai", "o3", O3_FALL - timedelta(days=1), (10, 0.5, 40)),
+        ("openai", "o3", O3_FALL, (2, 0.5, 8)),
+        ("anthropic", "claude-haiku-4-5-20251001", None, (1, 0.1, 5)),
+        ("anthropic", "Claude-Haiku-4-5", None, (1, 0.1, 5)),
+        ("together", "meta-llama/Llama-3.3-70B-Instruct-Turbo", None, (0.88, None, 0.88)),
+        ("openai", "gpt-5.4", None, None),  # dearer for long prompts
+        ("gemini", "gemini-2.5-flash", None, None),  # dearer for sound
+        ("deepseek", "deepseek-v4-flash", None, None),  # dearer at some hours
+        ("azure", "gpt-4o", None, None),  # the name of a deployment
+        ("unheard-of", "gpt-4o", None, None),
+    ],
+)
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_real_models(
+    monkeypatch: pytest.MonkeyPatch,
+    service: str,
+    model: str,
+    today: date | None,
+    price: tuple[float | None, ...] | None,
+    is_installed: bool,
+) -> None:
+    """The snapshot and the library say the same."""
+    if is_installed:
+        pytest.importorskip("genai_prices")
+    else:
+        monkeypatch.setitem(sys.modules, "genai_prices.data", None)
+    found = listed_price(service, (), model, today)
+    assert (found and (found.prompt, found.cached_prompt, found.completion)) == price
+    assert found is None or (" of " in found.source) != is_installed
+
+
+def test_the_snapshot_is_what_the_command_writes() -> None:
+    pytest.importorskip("genai_prices")
+    source = read_snapshot()["source"]
+    if not source.startswith(library_source() + " "):
+        pytest.skip(f"the snapshot is of {source}")
+    day = date.fromisoformat(source.split()[-1])
+    assert json.loads(snapshot(day)) == read_snapshot()
 
 
 @pytest.mark.parametrize("url", [5, [5], "https://[", None])

@@ -44,14 +44,14 @@ def test_the_start_names_listed_prices_and_missing_ones_once(
     with caplog.at_level(logging.INFO):
         log_prices(settings)
     listed, missing = caplog.records
-    assert "tier=known model=gpt-4o-mini date=2025-07-04" in listed.getMessage()
+    assert "tier=known model=gpt-4o-mini source='genai-prices " in listed.getMessage()
     assert "tiers.known.price overrides it" in listed.getMessage()
     assert missing.levelno == logging.WARNING
     assert "tiers=one,two: set tiers.NAME.price.prompt" in missing.getMessage()
 
     check = check_prices(settings)
     assert check.status == "warning"
-    assert "known: gpt-4o-mini as listed on 2025-07-04" in check.detail
+    assert "known: gpt-4o-mini as listed by genai-prices " in check.detail
     assert "one, two" in check.detail
     assert "tiers.NAME.price.prompt" in check.advice
 
