@@ -73,11 +73,11 @@ def _calls(calls: Any) -> _Parts:
 
 
 def _fitting(items: _Parts) -> str:
-    """Return as JSON the last items that fit."""
+    """Return as JSON the last items that fit. Half a surrogate pair would spoil its whole batch."""
     kept: list[str] = []
     num_chars = 2
     for item in reversed(items):
-        text = json.dumps(item, ensure_ascii=False)
+        text = json.dumps(item, ensure_ascii=False).encode("utf-8", "replace").decode()
         num_chars += len(text) + 2
         if num_chars > MAX_CHARS:
             break

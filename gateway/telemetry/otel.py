@@ -196,9 +196,11 @@ async def done_by(timeout_s: float | None, work: Callable[[], object]) -> bool:
     loop = asyncio.get_running_loop()
 
     def run() -> None:
-        work()
-        with contextlib.suppress(RuntimeError):  # the loop has not waited for so long
-            loop.call_soon_threadsafe(ended.set)
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has not waited for so long
+                loop.call_soon_threadsafe(ended.set)
 
     # Not by asyncio.to_thread: the end of the loop would wait for that thread after all.
     threading.Thread(target=run, name="otlp", daemon=True).start()

@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.settings.errors import SettingsError
 from outrider.gateway.telemetry.otel import done_by, make_resource
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 ReadFamilies = Callable[[], Awaitable[Iterable[Metric]]]
 
 _CUMULATIVE: Final = otel.AggregationTemporality.CUMULATIVE
+_INTERVAL: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 _NANOS: Final = 1_000_000_000
 _CLOSE_TIMEOUT_S: Final = 5.0
 
@@ -95,12 +97,17 @@ def _metrics(family: Metric, times: tuple[int, int]) -> Iterable[otel.Metric]:
 def build_push(
     url: str | None, service_name: str | None, environ: Mapping[str, str]
 ) -> MetricsPush:
-    """Build what sends to a collector; what is None is as OTEL_* variables say."""
-    interval_s = float(environ.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1000
+    """Build what sends to a collector; what is None is as OTEL_* variables say.
+
+    Raises SettingsError for an interval that is none.
+    """
+    interval_ms = environ.get(_INTERVAL) or "60000"
+    if not interval_ms.isdecimal() or not int(interval_ms):
+        raise SettingsError(f"{_INTERVAL}={interval_ms!r}: write whole milliseconds, at least 1")
     return MetricsPush(
         OTLPMetricExporter(endpoint=url),
         make_resource(service_name),
-        interval_s=interval_s,
+        interval_s=int(interval_ms) / 1000,
         wall_clock=time.time,
     )
 

@@ -64,6 +64,11 @@ _JSON = st.recursive(
 )
 
 
+def test_half_a_pair_of_surrogates_can_be_sent() -> None:
+    body = json.loads('{"prompt": "a\\ud800b"}')
+    content_attributes(body, ["\udfff"])["gen_ai.input.messages"].encode("utf-8")
+
+
 @given(_JSON)
 def test_no_body_is_too_odd(body: Any) -> None:
     for text in content_attributes(body, []).values():

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 
 from outrider.gateway.errors.tree import UnavailableError
+from outrider.gateway.settings.errors import SettingsError
 from outrider.gateway.telemetry.otel import make_resource
 from outrider.gateway.telemetry.otlp_metrics import MetricsPush, build_push
 from tests.gateway.telemetry.collectors import serve_collector
@@ -79,6 +81,12 @@ def test_metrics_are_sent_again_and_again_also_after_a_failure() -> None:
         push = build_push(collector.url, None, {"OTEL_METRIC_EXPORT_INTERVAL": "10"})
         asyncio.run(until_sent())
     assert collector.requests
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "soon", "0.5"])
+def test_an_interval_that_is_none_is_refused(interval: str) -> None:
+    with pytest.raises(SettingsError, match="whole milliseconds, at least 1"):
+        build_push(None, None, {"OTEL_METRIC_EXPORT_INTERVAL": interval})
 
 
 def test_an_absent_collector_holds_up_no_end(caplog: Any, monkeypatch: Any) -> None:
