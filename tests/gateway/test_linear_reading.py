@@ -259,6 +259,7 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "gateway/settings/adapters.py:ADAPTER_NAME",  # pydantic's engine reads it, which is linear
         "gateway/settings/http_bounds.py:_HOST",
         "gateway/settings/http_bounds.py:_ORIGIN",
+        "gateway/settings/listed_prices.py:_DATE",
         "gateway/settings/presets.py:_url",
         "gateway/settings/sections.py:template_files",
         "gateway/settings/slo.py:_CLASS_NAME",

@@ -109,6 +109,7 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
             words = {
                 **{"tier": "name", "small": "name", "model": "m", "api_key_env": "KEY"},
                 **{"unknown_fields": "pass", "continue_on_failure": "True", "continues": "True"},
+                "content": "True",
                 **dict.fromkeys(("kv_events", "kv_events_replay"), "tcp://127.0.0.1:5557"),
                 **{"preset": "groq", "sign_in": "key", "reveals": "tiers"},
             }
