@@ -512,6 +512,9 @@ def test_a_slow_collector_delays_no_request_and_no_end(
             for state in ("ended", "sent", "failed")
         )
         ending.set()
+        processor._batch_processor._exporter.shutdown()  # else its log comes in later tests
+        processor._batch_processor._worker_thread.join(10)
+        assert not processor._batch_processor._worker_thread.is_alive()
         server.shutdown()
         thread.join()
     assert ended == 1000
