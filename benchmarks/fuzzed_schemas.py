@@ -84,7 +84,7 @@ def random_object(rng: random.Random, depth: int) -> dict[str, Any]:
             else:
                 del schema["$defs"]
         case 2:
-            schema["required"].append("undescribed")
+            schema["required"] = [*names, "undescribed"]
             schema["additionalProperties"] = {"type": "integer", "minimum": 1, "maximum": 9}
             schema["maxProperties"] = len(names) + 1
     return schema

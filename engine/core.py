@@ -9,6 +9,7 @@ import torch
 from outrider.engine.cache.block_news import BlockFeed
 from outrider.engine.config import EngineConfig
 from outrider.engine.errors import (
+    InvalidGrammarError,
     InvalidRequestError,
     NotFiniteError,
     TierUnavailableError,
@@ -23,7 +24,7 @@ from outrider.engine.events import (
     Finished,
     FinishReason,
 )
-from outrider.engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter, StretchCounts, Verdict, Verifier
 from outrider.engine.queue.adapter_queue import AdapterQueue, OnPrepared

@@ -140,3 +140,9 @@ class CrashSuspectError(EngineError):
             f"{retry_after_s:.0f} s. Change the request, or send it later."
         )
         self.retry_after_s = retry_after_s
+
+
+class InvalidGrammarError(ValueError):
+    """The grammar cannot be enforced; the message is for the client."""
+
+    code = "invalid_grammar"

@@ -17,7 +17,7 @@ HIGH: Final = 1
 NORMAL: Final = 0
 LOW: Final = -1
 
-GrammarKind = Literal["json", "json_schema", "regex", "choice", "ebnf", "structural_tag"]
+GrammarKind = Literal["json", "json_schema", "regex", "choice", "grammar", "parts"]
 CascadeRule = Literal["opt", "token_specific"]
 
 MAX_GRAMMAR_BYTES = 64 * 2**10
@@ -148,8 +148,8 @@ class GrammarSpec:
     """The grammar that an answer must conform to, as text.
 
     json: any JSON object (`text` is empty). json_schema: a JSON schema. regex. choice: a JSON list
-    of strings. ebnf: a grammar in xgrammar's notation (GBNF). structural_tag: xgrammar's JSON
-    description of free text with constrained parts (tool calls).
+    of strings. grammar: in the notation of Lark or of llama.cpp (GBNF). parts: free text with
+    constrained parts, as JSON (engine/grammar/parts.py).
     """
 
     kind: GrammarKind

@@ -3,8 +3,12 @@
 import json
 from functools import cache
 
+import llguidance
+
 from outrider.draft.vocabulary import vocabulary_bytes
-from outrider.engine.grammar.xgrammar_backend import XGrammarCompiler
+from outrider.engine.errors import InvalidGrammarError
+from outrider.engine.grammar.llguidance_backend import LLGuidanceCompiler
+from outrider.engine.grammar.source import prepare_source
 from outrider.engine.request import GrammarSpec
 from tests.engines import shipped_tokenizer
 
@@ -17,8 +21,8 @@ def shipped_token_bytes() -> tuple[bytes, ...]:
 
 
 @cache
-def shipped_compiler() -> XGrammarCompiler:
-    return XGrammarCompiler(
+def shipped_compiler() -> LLGuidanceCompiler:
+    return LLGuidanceCompiler(
         shipped_token_bytes(),
         vocab_size=len(shipped_token_bytes()),
         stop_token_ids=[shipped_tokenizer().eos_token_id],
@@ -31,3 +35,12 @@ def text_of(token_ids: list[int]) -> str:
 
 def schema_spec(schema: object) -> GrammarSpec:
     return GrammarSpec(kind="json_schema", text=json.dumps(schema))
+
+
+def is_refused(schema: object) -> bool:
+    """Whether the compiler takes no such schema, without a vocabulary and a process of its own."""
+    try:
+        source = prepare_source("json_schema", json.dumps(schema))
+    except InvalidGrammarError:
+        return True
+    return bool(llguidance.LLMatcher.validate_grammar(source))

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.request import GrammarSpec
 
 _WORD_BITS = 32
@@ -23,12 +24,6 @@ _WORD_BITS = 32
 # the compiler's trial refuses what is slow at once, but some grammars become slow with the length.
 _FIRST_S: Final = 0.5
 _MASK_S: Final = 0.01
-
-
-class InvalidGrammarError(ValueError):
-    """The grammar cannot be enforced; the message is for the client."""
-
-    code = "invalid_grammar"
 
 
 class TokenMatcher(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
-from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.errors import InvalidGrammarError
 
 MAX_DESCRIBED: Final = 128
 """Branches that are no constants; each is compared with each."""

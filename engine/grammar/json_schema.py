@@ -1,63 +1,67 @@
-"""JSON schemas as the grammar compiler can enforce them, or the reason why it cannot.
+"""JSON schemas, brought into the form in which llguidance enforces all of them.
 
-xgrammar passes over keywords that it does not know, some known ones beside others, and lets control
-characters into strings of bounded length. An answer must conform to all of its schema, so a schema
-is brought here into a form whose grammar allows only conforming JSON, and refused where there is
-none. Keywords that constrain nothing (titles, defaults, unknown formats) are dropped, as the
-specification asks (JSON Schema 2020-12, "Validation", section 4.3).
+It refuses what it cannot enforce. Here a schema gets what its author means and does not write (a
+type for its keywords, objects that hold what they describe and nothing else) and loses what
+constrains nothing: formats that nobody enforces (JSON Schema 2020-12, "Validation", section 7.2.3).
 """
 
-import re
 from typing import Any, Final
 from urllib.parse import unquote
 
-from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.json_disjoint import are_disjoint
-from outrider.engine.grammar.json_keywords import (
-    COMBINING,
-    OF_TYPE,
-    UNSUPPORTED,
-    check_values,
-    constraining_keywords,
-    implied_types,
-    unsupported,
-)
-from outrider.engine.grammar.json_scalars import (
-    StringRule,
-    checked_pattern,
-    prepare_number,
-    prepare_string,
-    prepare_values,
-)
+from outrider.engine.grammar.json_pattern import DATES, javascript
 
 MAX_DEPTH: Final = 100
-"""Nesting of the schema's JSON. The compiler's time grows with its third power."""
+"""Nesting of a schema's JSON."""
 MAX_VALUES: Final = 8192
-"""JSON values in a schema, keywords included: each is at least a rule of the grammar."""
-MAX_PATTERNS: Final = 128
-"""Patterns of strings and of property names; each is compiled by itself and joined to the rest."""
+"""JSON values in a schema, keywords included: each is at least a symbol of the grammar."""
+MAX_PATTERN_PROPERTIES: Final = 64
+"""Patterns of keys in one object; llguidance compares each with each."""
 
-# Names with escapes, and places in lists (which look like names that are numbers), are no such.
-_PLAIN_REFERENCE: Final = re.compile(r"#(/(?!\d+(/|$))[^/~%]*)*")
-_MAX_NAMED: Final = 64  # each has its definition prepared once more
+Schema = dict[str, Any]
 
-_MAX_COUNTED_PROPERTIES: Final = 64  # the compiler unrolls all selections of them
+_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,8}"
+"""Between two tokens of an answer. Without a bound a weak model writes spaces to the end."""
+_EXACT_BELOW: Final = 2**53  # whole numbers that are exact as the doubles that llguidance reads
+_MOST_CHARS: Final = 10**9  # no answer is longer
+_MAX_FACTOR: Final = 1000  # the automaton of `multipleOf` has a state for each remainder
+_FORMATS: Final = frozenset(
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+)
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_OBJECT: Final = (
+    *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+    *("minProperties", "maxProperties", "unevaluatedProperties"),
+)
+_ARRAY: Final = ("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems", "uniqueItems")
+_OF_TYPE: Final = {
+    "number": _BOUNDS,
+    "string": ("minLength", "maxLength", "pattern"),
+    "array": _ARRAY,
+    "object": _OBJECT,
+}
+_DESCRIBING: Final = ("properties", "required", "patternProperties")
+_COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf")
+_NO_SCHEMAS: Final = ("const", "enum", "default", "examples", "example", "required", "type")
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
-def marker(number: int) -> str:
-    """Return what stands for pattern `number` in a prepared schema."""
-    return f"^outrider-pattern-{number}-$"
+def prepare_schema(schema: Any, *, is_lenient: bool = False) -> Schema | bool:
+    """Return the schema as llguidance is to read it.
 
-
-def prepare_schema(schema: Any, patterns: list[StringRule]) -> dict[str, Any] | bool:
-    """The schema in a form that the grammar compiler enforces entirely.
-
-    schema: as `json.loads` gives it. Patterns are put at the end of `patterns`, and the marker of
-    their number in their place. Raises InvalidGrammarError naming the place and the keyword
-    that cannot be enforced. Errors in the values of keywords are left to the compiler.
+    schema: as `json.loads` gives it. is_lenient: keywords that cannot be enforced are left out.
+    Raises InvalidGrammarError naming the place of what an answer could break. Errors in the values
+    of keywords are left to llguidance.
     """
     _check_size(schema)
-    return _Preparation(schema, patterns).whole()
+    prepared = _Preparation(schema, is_closing=not _combines(schema)).prepare(schema, "#")
+    if isinstance(prepared, bool):
+        return prepared
+    if not isinstance(prepared, dict):
+        raise InvalidGrammarError("#: a schema is an object or a boolean")
+    options: Schema = {"whitespace_pattern": _WHITESPACE}
+    return prepared | {"x-guidance": options | ({"lenient": True} if is_lenient else {})}
 
 
 def _check_size(schema: Any) -> None:
@@ -70,228 +74,225 @@ def _check_size(schema: Any) -> None:
             raise InvalidGrammarError(f"the schema has more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise InvalidGrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
-        level = [
-            child
-            for value in level
-            if isinstance(value, dict | list)
-            for child in (value.values() if isinstance(value, dict) else value)
-        ]
+        level = [child for value in level for child in _children(value)]
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _combines(schema: Any) -> bool:
+    """True if descriptions of one object lie at several places: none may close it by itself."""
+    if isinstance(schema, dict):
+        combining = sum(name in schema for name in _COMBINING)
+        parts = schema.get("allOf")
+        is_several = isinstance(parts, list) and len(parts) > 1
+        if is_several or combining > 1 or (combining and not schema.keys().isdisjoint(_OBJECT)):
+            return True
+    return any(map(_combines, _children(schema)))
 
 
 class _Preparation:
-    """One schema's way through; `place` is a JSON pointer, for messages."""
+    """One schema's way through. `place` is a JSON pointer, for messages."""
 
-    def __init__(self, document: Any, patterns: list[StringRule]) -> None:
+    def __init__(self, document: Any, *, is_closing: bool) -> None:
         self._document = document
-        self._patterns = patterns
-        self._named: dict[str, str] = {}  # references that the compiler cannot follow, by name
+        self._is_closing = is_closing
 
-    def whole(self) -> dict[str, Any] | bool:
-        """The document, with a definition for each reference that the compiler cannot follow."""
-        prepared = self.prepare(self._document, "#")
-        done: dict[str, Any] = {}
-        while len(done) < len(self._named):
-            name, reference = list(self._named.items())[len(done)]
-            done[name] = self.prepare(self._resolve(reference, reference), reference)
-        if done and isinstance(prepared, dict):
-            prepared["$defs"] = prepared.get("$defs", {}) | done
-        return prepared
-
-    def _mark(self, pattern: StringRule, place: str) -> str:
-        if pattern in self._patterns:
-            return marker(self._patterns.index(pattern))
-        if len(self._patterns) == MAX_PATTERNS:
-            raise InvalidGrammarError(f"{place}: more than {MAX_PATTERNS} patterns in one request")
-        self._patterns.append(pattern)
-        return marker(len(self._patterns) - 1)
-
-    def prepare(self, schema: Any, place: str) -> dict[str, Any] | bool:
-        """One schema or subschema, definitions included."""
-        if isinstance(schema, bool):
-            return schema
+    def prepare(self, schema: Any, place: str) -> Any:
+        """One schema or subschema; what is none is left as it is, for llguidance to refuse."""
         if not isinstance(schema, dict):
-            raise InvalidGrammarError(f"{place}: a schema is an object or a boolean")
-        for name in UNSUPPORTED:
-            if name in schema:
-                raise unsupported(place, name)
-        check_values(schema, place)
-        prepared = self._constraint(schema, place)
-        for name in ("$defs", "definitions"):
-            if name in schema:
-                prepared[name] = {
-                    key: self.prepare(value, f"{place}/{name}/{key}")
-                    for key, value in schema[name].items()
-                }
-        return prepared
+            return schema
+        own = {name: value for name, value in schema.items() if name != "x-guidance"}
+        _check_numbers(own, place)
+        _modernise(own)
+        _describe_keys(own, place)
+        self._complete(own)
+        _drop_counts(own)
+        self._exclude(own, place)
+        _describe_text(own)
+        return {name: self._within(name, value, f"{place}/{name}") for name, value in own.items()}
 
-    def _constraint(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
-        combining = [name for name in COMBINING if name in schema]
-        if not combining:
-            return self._typed(schema, place)
-        name = combining[0]
-        others = [*combining[1:], *constraining_keywords(schema)]
-        if name not in {"const", "enum"} and "type" in schema:
-            others.append("type")
-        if others:
-            raise InvalidGrammarError(
-                f"{place}: {others[0]!r} beside {name!r} is not supported in structured output"
-            )
-        match name:
-            case "$ref":
-                return {"$ref": self._reference(schema["$ref"], place)}
-            case "const" | "enum":
-                return prepare_values(schema, name, place)
-            case _:
-                return self._branches(schema[name], name, f"{place}/{name}")
+    def _within(self, name: str, value: Any, place: str) -> Any:
+        """The value of a keyword."""
+        if name in _NO_SCHEMAS:
+            return value
+        if name in _MAPS and isinstance(value, dict):
+            return {key: self.prepare(item, f"{place}/{key}") for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.prepare(item, f"{place}/{i}") for i, item in enumerate(value)]
+        return self.prepare(value, place)
 
-    def _reference(self, reference: str, place: str) -> str:
-        """A reference, checked: the compiler takes what it cannot find for "anything"."""
-        self._resolve(reference, place)
-        if _PLAIN_REFERENCE.fullmatch(reference):
-            return reference
-        known = {reference: name for name, reference in self._named.items()}
-        name = known.get(reference, f"outrider-reference-{len(known)}")
-        if len(self._named | {name: reference}) > _MAX_NAMED:
-            raise InvalidGrammarError(f"{place}: more than {_MAX_NAMED} references with escapes")
-        self._named[name] = reference
-        return f"#/$defs/{name}"
+    def _exclude(self, own: Schema, place: str) -> None:
+        """Say `anyOf` for a `oneOf` whose branches exclude each other; llguidance sees few such."""
+        branches = own.get("oneOf")
+        if not isinstance(branches, list) or "anyOf" in own:
+            return
+        try:
+            is_plain = are_disjoint(branches, self._target, place)
+        except (AttributeError, TypeError, ValueError, LookupError) as error:
+            if isinstance(error, InvalidGrammarError):
+                raise
+            return  # keywords with odd values: llguidance names them
+        if is_plain:
+            own["anyOf"] = own.pop("oneOf")
 
-    def _resolve(self, reference: str, place: str) -> Any:
-        if not (reference + "/").startswith("#/"):
-            raise InvalidGrammarError(f"{place}: $ref must point into the schema itself (#/…)")
-        here = self._document
-        for part in unquote(reference).split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(here, list) and name.isdecimal() and int(name[:9]) < len(here):
-                here = here[int(name)]
-            elif isinstance(here, dict) and name in here:
-                here = here[name]
-            else:
-                raise InvalidGrammarError(f"{place}: $ref {reference!r} points nowhere")
-        return here
-
-    def _branches(self, branches: list[Any], name: str, place: str) -> dict[str, Any]:
-        if not branches:
-            raise InvalidGrammarError(f"{place}: must be a list of schemas, not empty")
-        prepared = [self.prepare(item, f"{place}/{i}") for i, item in enumerate(branches)]
-        if len(branches) == 1:
-            only = prepared[0]
-            return only if isinstance(only, dict) else {"anyOf": prepared}
-        if name == "allOf":
-            raise InvalidGrammarError(f"{place}: allOf with several schemas is not supported")
-        if name == "oneOf" and not are_disjoint(branches, lambda b: self._target(b, place), place):
-            raise InvalidGrammarError(
-                f"{place}: more than one branch may fit, which oneOf forbids and a grammar cannot "
-                "exclude; use anyOf, or give the branches different types or constants"
-            )
-        return {"anyOf": prepared}
-
-    def _target(self, branch: Any, place: str) -> dict[str, Any]:
+    def _target(self, branch: Any) -> Schema:
         """Return what a chain of references ends at; {} where nothing is known."""
         for _ in range(MAX_DEPTH):
             if not isinstance(branch, dict):
                 return {}
-            check_values(branch, place)  # it may be a definition that was not looked at yet
             if "$ref" not in branch:
                 return branch
-            branch = self._resolve(branch["$ref"], place)
+            branch = self._resolve(branch["$ref"])
         return {}
 
-    def _typed(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
-        """A schema of types and their keywords."""
-        kinds = schema.get("type", implied_types(schema, place))
-        if isinstance(kinds, str):
-            return self._of_type(schema, kinds, place)
-        if set(kinds) == set(OF_TYPE) and not constraining_keywords(schema):
-            return {}
-        return {"anyOf": [self._of_type(schema, kind, place) for kind in dict.fromkeys(kinds)]}
+    def _resolve(self, reference: str) -> Any:
+        """Return what lies at `#/…`. Raises LookupError or ValueError where nothing does."""
+        here = self._document
+        for part in unquote(reference.removeprefix("#")).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            here = here[int(name) if isinstance(here, list) else name]
+        return here
 
-    def _of_type(self, schema: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
-        own = {name: schema[name] for name in OF_TYPE[kind] if name in schema}
-        match kind:
-            case "string":
-                text = prepare_string(own, place)
-                own = text if isinstance(text, dict) else {"pattern": self._mark(text, place)}
-            case "integer" | "number":
-                own = prepare_number(own, kind, place)
-                if "enum" in own:
-                    return own
-            case "array":
-                own = self._array(own, place)
-            case "object":
-                own = self._object(own, place)
-        return {"type": kind, **own}
+    def _complete(self, own: Schema) -> None:
+        """Write out what keywords imply: their type, and that nothing else is in it."""
+        if own.keys().isdisjoint((*_COMBINING, "const", "enum", "type")):
+            kinds = [kind for kind, names in _OF_TYPE.items() if not own.keys().isdisjoint(names)]
+            if kinds:
+                own["type"] = kinds if len(kinds) > 1 else kinds[0]
+        if not self._is_closing:
+            return
+        for rest, closed, describing in (
+            ("unevaluatedProperties", "additionalProperties", _DESCRIBING),
+            ("unevaluatedItems", "items", ("prefixItems",)),
+        ):
+            if isinstance(own.get(rest), dict | bool):
+                own.setdefault(closed, own.pop(rest))
+            if closed not in own and not own.keys().isdisjoint(describing):
+                own[closed] = False
+        named = own.get("required")
+        if own.get("additionalProperties") is False and isinstance(named, list):
+            self._describe_required(own, named)
 
-    def _array(self, own: dict[str, Any], place: str) -> dict[str, Any]:
-        if own.pop("uniqueItems", False) and own.get("maxItems") not in {0, 1}:
-            raise unsupported(place, "uniqueItems")
-        rest = own.pop("unevaluatedItems", None)
-        own.setdefault("items", rest)
-        if own["items"] is None:
-            own.pop("items")
-            if "prefixItems" not in own and own:
-                own["items"] = True
-        if "items" in own:
-            own["items"] = self.prepare(own["items"], f"{place}/items")
-        if "prefixItems" in own:
-            own["prefixItems"] = [
-                self.prepare(item, f"{place}/prefixItems/{i}")
-                for i, item in enumerate(own["prefixItems"])
-            ]
-        return own
-
-    def _object(self, own: dict[str, Any], place: str) -> dict[str, Any]:
-        """Properties that are required but not described are described by the rest's schema."""
-        rest = own.pop("unevaluatedProperties", None)
-        if rest is not None:
-            own.setdefault("additionalProperties", rest)
-        _check_property_patterns(own, place)
-        for name in ("properties", "patternProperties"):
-            if name in own:
-                own[name] = {
-                    key: self.prepare(value, f"{place}/{name}/{key}")
-                    for key, value in own[name].items()
-                }
-        if "patternProperties" in own:
-            own["patternProperties"] = {
-                self._mark(checked_pattern(key, place), place): value
-                for key, value in own["patternProperties"].items()
-            }
-        for name in ("additionalProperties", "propertyNames"):
-            if name in own:
-                own[name] = self.prepare(own[name], f"{place}/{name}")
-        return _complete_object(own, place)
+    def _describe_required(self, own: Schema, named: list[Any]) -> None:
+        """Let in what is required and not described, where it was we who closed the object."""
+        described = own.get("properties", {})
+        if isinstance(described, dict) and "patternProperties" not in own:
+            missing = [name for name in named if isinstance(name, str) and name not in described]
+            own["properties"] = described | dict.fromkeys(missing, True)
 
 
-def _check_property_patterns(own: dict[str, Any], place: str) -> None:
-    """A key may fall under one schema only: the compiler's rules for keys overlap."""
-    for name in ("patternProperties", "propertyNames"):
-        if name in own and len(own.keys() - {"additionalProperties"}) > 1:
-            raise unsupported(place, f"{name} beside other properties")
-    if own.get("patternProperties") and own.get("additionalProperties") not in (None, False):
-        raise unsupported(place, "patternProperties beside additionalProperties")
-    if len(own.get("patternProperties") or ()) > 1:
-        raise unsupported(place, "more than one pattern in patternProperties")
+def _check_numbers(own: Schema, place: str) -> None:
+    """Raise for what an answer under the grammar could break, or what takes too long."""
+    for name in ("const", "enum", *_BOUNDS):
+        if name in own and not _is_exact(own[name]):
+            raise InvalidGrammarError(f"{place}/{name}: numbers must be below 2**53")
+    factor = own.get("multipleOf")
+    if isinstance(factor, int | float) and factor > _MAX_FACTOR:
+        raise _refusal(place, f"multipleOf={factor:g} (at most {_MAX_FACTOR})")
+    least = own.get("minProperties")
+    if isinstance(least, int) and least > 1 and _num_required(own) < least:
+        # Undescribed keys may repeat: they count once for a reader and twice for a grammar.
+        raise _refusal(place, "minProperties over the number of required properties")
+    patterns = own.get("patternProperties")
+    if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
+        raise _refusal(place, f"patternProperties with over {MAX_PATTERN_PROPERTIES} patterns")
 
 
-def _complete_object(own: dict[str, Any], place: str) -> dict[str, Any]:
-    """Describe what is required and not described; refuse counts that would be unrolled."""
-    properties = own.get("properties", {})
-    required = own.get("required", [])
-    missing = [name for name in required if name not in properties]
-    rest = own.get("additionalProperties", True)
-    if missing and rest is False:
-        raise InvalidGrammarError(f"{place}: {missing[0]!r} is required and not allowed")
-    if missing:
-        own["properties"] = properties | dict.fromkeys(missing, rest)
-    is_counted = "minProperties" in own or "maxProperties" in own
-    if is_counted and len(own.get("properties", ())) > _MAX_COUNTED_PROPERTIES:
-        raise unsupported(
-            place, f"counting more than {_MAX_COUNTED_PROPERTIES} described properties"
-        )
-    if is_counted and "properties" not in own and own.get("minProperties"):
-        # Keys that repeat count once for a reader and twice for a grammar.
-        raise unsupported(place, "minProperties without described properties")
-    if own.keys() == {"maxProperties"}:  # it describes nothing, so it closes nothing
-        own["additionalProperties"] = True
-    return own
+def _num_required(own: Schema) -> int:
+    named = own.get("required")
+    return len(set(map(str, named))) if isinstance(named, list) else 0
+
+
+def _num_in(described: Any) -> int:
+    return len(described) if isinstance(described, dict) else 0
+
+
+def _drop_counts(own: Schema) -> None:
+    """Drop counts of keys that hold anyhow; llguidance refuses them beside optional keys."""
+    least, most = own.get("minProperties"), own.get("maxProperties")
+    described = own.get("properties", {})
+    if isinstance(least, int) and _num_required(own) >= least:
+        del own["minProperties"]
+    is_closed = own.get("additionalProperties") is False and "patternProperties" not in own
+    if isinstance(most, int) and is_closed and _num_in(described) <= most:
+        del own["maxProperties"]
+
+
+def _is_exact(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_exact, _children(value)))
+    return not isinstance(value, int | float) or abs(value) < _EXACT_BELOW
+
+
+def _modernise(own: Schema) -> None:
+    """Read what drafts before 2020-12 said: lists of `items`, and `exclusiveMinimum: true`."""
+    if isinstance(own.get("items"), list) and "prefixItems" not in own:
+        own["prefixItems"] = own.pop("items")
+        own["items"] = own.pop("additionalItems", True)
+    for bound in ("Minimum", "Maximum"):
+        if isinstance(own.get(f"exclusive{bound}"), bool):
+            is_excluded = own.pop(f"exclusive{bound}")
+            if is_excluded and bound.lower() in own:
+                own[f"exclusive{bound}"] = own.pop(bound.lower())
+
+
+def _describe_text(own: Schema) -> None:
+    """Write patterns and dates as expressions of llguidance; drop what constrains nothing."""
+    format_ = own.get("format")
+    if isinstance(format_, str) and format_ not in _FORMATS:
+        del own["format"]
+    if own.get("uniqueItems") is False:
+        del own["uniqueItems"]
+    if isinstance(own.get("maxLength"), int | float) and own["maxLength"] > _MOST_CHARS:
+        del own["maxLength"]
+    if isinstance(own.get("pattern"), str):
+        own["pattern"] = javascript(own["pattern"], is_quoted=True)
+    if isinstance(own.get("patternProperties"), dict):
+        own["patternProperties"] = {
+            javascript(key, is_quoted=True): value
+            for key, value in own["patternProperties"].items()
+        }
+    if isinstance(format_, str) and format_ in DATES:
+        del own["format"]
+        if "pattern" in own:
+            own["allOf"] = [*own.get("allOf", ()), {"pattern": own["pattern"]}]
+        own["pattern"] = DATES[format_]
+
+
+def _describe_keys(own: Schema, place: str) -> None:
+    """Bring `propertyNames` into the form of patterns or properties, where they stand alone."""
+    names = own.get("propertyNames")
+    if not isinstance(names, dict) or names == {"type": "string"} or not names:
+        if isinstance(names, dict):
+            del own["propertyNames"]
+        return
+    if own.keys() & {"properties", "patternProperties", "required"}:
+        raise _refusal(place, "propertyNames beside other descriptions of properties")
+    value = own.pop("additionalProperties", True)
+    match {name: names[name] for name in names if name not in ("type", "title", "description")}:
+        case {"enum": [*listed], **others} if not others and all(map(_is_text, listed)):
+            own["properties"] = dict.fromkeys(listed, value)
+        case {"pattern": str(pattern), **others} if not others:
+            own["patternProperties"] = {pattern: value}
+        case {"minLength": _} | {"maxLength": _} as lengths if lengths.keys() <= _LENGTHS:
+            least, most = lengths.get("minLength", 0), lengths.get("maxLength", "")
+            own["patternProperties"] = {rf"^[\s\S]{{{least},{most}}}$": value}
+        case _:
+            raise _refusal(place, "this schema of propertyNames")
+    del own["propertyNames"]
+    own["additionalProperties"] = False
+
+
+_LENGTHS: Final = frozenset(("minLength", "maxLength"))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _refusal(place: str, what: str) -> InvalidGrammarError:
+    return InvalidGrammarError(f"{place}: {what} is not supported in structured output")

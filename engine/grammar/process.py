@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
-from outrider.engine.grammar.grammar import InvalidGrammarError
-from outrider.engine.grammar.source import GrammarSource
+from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.request import GrammarSpec
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class CompileBounds:
     compile_cpu_s: processor time. compile_wall_s: until the process is given up, however little
     of the machine it had. compile_memory_bytes: above what the idle process has.
     token_cpu_s: to find the tokens that may follow, at some places where a trial gets to.
-    max_grammar_bytes: of the compiled grammar, and of the text that it is compiled from.
+    max_grammar_bytes: of the compiled grammar.
     """
 
     compile_cpu_s: float = 5.0
@@ -45,6 +44,17 @@ class CompileBounds:
 
 
 DEFAULT_BOUNDS: Final = CompileBounds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedGrammar:
+    """A grammar that was compiled once within the bounds. `source`: as llguidance takes it.
+
+    size_bytes: by how much compiling it and following it for some tokens made the process larger.
+    """
+
+    source: str
+    size_bytes: int
 
 
 class UnfinishedGrammarError(InvalidGrammarError):
@@ -68,7 +78,6 @@ class GrammarProcess:
             "token_cpu_s": bounds.token_cpu_s,
             "compile_memory_bytes": bounds.compile_memory_bytes,
             "max_grammar_bytes": bounds.max_grammar_bytes,
-            "max_source_bytes": bounds.max_grammar_bytes,
         }
         self._hello = json.dumps(hello).encode()
         self._lock = threading.Lock()
@@ -101,8 +110,8 @@ class GrammarProcess:
         log.error("compiling process did not start exit_code=%s pid=%s", exit_code, process.pid)
         raise UnfinishedGrammarError(_NOT_STARTED)
 
-    def prepare(self, spec: GrammarSpec) -> GrammarSource:
-        """The source of a grammar that was compiled once within the bounds.
+    def prepare(self, spec: GrammarSpec) -> TriedGrammar:
+        """Compile a grammar once within the bounds, and follow it for some tokens.
 
         Raises InvalidGrammarError for any other, and UnfinishedGrammarError where that is not
         the grammar's own fault.
@@ -173,7 +182,6 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # xgrammar writes a line about each oddity of a client's text: 60,000 are possible.
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
             )
@@ -189,10 +197,10 @@ def _environment() -> dict[str, str]:
     return passed | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def _read(message: bytes, spec: GrammarSpec) -> GrammarSource:
+def _read(message: bytes, spec: GrammarSpec) -> TriedGrammar:
     answer = json.loads(message)
     if "unforeseen" in answer:
         log.warning("grammar cannot be read kind=%s error=%s", spec.kind, answer["unforeseen"])
     if "error" in answer:
         raise InvalidGrammarError(answer["error"])
-    return GrammarSource(form=answer["form"], text=answer["text"])
+    return TriedGrammar(source=answer["source"], size_bytes=answer["size_bytes"])

@@ -6,13 +6,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.engine.errors import InvalidRequestError
-from outrider.engine.grammar.grammar import (
-    GrammarCompiler,
-    GrammarState,
-    InvalidGrammarError,
-    TokenGrammar,
-)
+from outrider.engine.errors import InvalidGrammarError, InvalidRequestError
+from outrider.engine.grammar.grammar import GrammarCompiler, GrammarState, TokenGrammar
 from outrider.engine.request import EngineRequest, Tier
 from outrider.engine.sequences.sequence import Sequence
 

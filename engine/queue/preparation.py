@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from outrider.engine.errors import EngineError
-from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.errors import EngineError, InvalidGrammarError
 from outrider.engine.queue.adapter_queue import AdapterQueue
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.request import EngineRequest, Tier

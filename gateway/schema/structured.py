@@ -69,7 +69,7 @@ class StructuredOutputs(RequestModel):
     ) = None
     grammar: Annotated[
         str | None,
-        Field(min_length=1, max_length=MAX_GRAMMAR_BYTES, description="In xgrammar's EBNF."),
+        Field(min_length=1, max_length=MAX_GRAMMAR_BYTES, description="In GBNF or Lark."),
     ] = None
     json_: Annotated[
         dict[str, JsonValue] | str | None, Field(alias="json", description="A JSON schema.")

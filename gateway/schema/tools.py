@@ -16,7 +16,8 @@ FunctionName = Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
 class FunctionDefinition(RequestModel):
     """A function that the model may call. `parameters` is a JSON schema; absent: it takes none.
 
-    Arguments always conform to the schema; `strict` false is accepted and changes nothing.
+    Arguments conform to what can be enforced of the schema; with `strict` a schema of which not all
+    can be is refused.
     """
 
     name: FunctionName

@@ -121,13 +121,23 @@ class _Check:
             case list():
                 return _within(schema, len(value), "Items") and self._items(schema, value)
             case dict():
-                return _within(schema, len(value), "Properties") and self._fields(schema, value)
+                return self._is_counted(schema, value) and self._fields(schema, value)
             case _:
                 return _in_range(schema, value)
+
+    def _is_counted(self, schema: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+        """True if an object has as many keys as it may; beside optional ones none need count."""
+        if schema.keys().isdisjoint(("minProperties", "maxProperties")):
+            return True
+        described, required = schema.get("properties", {}), schema.get("required", ())
+        self._spend(len(described) + len(required))
+        return not described.keys() <= set(required) or _within(schema, len(value), "Properties")
 
     def _items(self, schema: Mapping[str, Any], values: list[Any]) -> bool:
         first = schema.get("prefixItems", [])
         rest = schema.get("items", schema.get("unevaluatedItems", True))
+        if isinstance(rest, list):  # of a draft before 2020-12
+            first, rest = rest, schema.get("additionalItems", True)
         schemas = [*first[: len(values)], *[rest] * (len(values) - len(first))]
         return all(map(self.fits, schemas, values))
 

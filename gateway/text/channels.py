@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from outrider.gateway.schema.tools import FUNCTION_NAME
-from outrider.gateway.text.grammar_parts import GrammarPart, Literals, any_of, sequence, star, tag
+from outrider.gateway.text.grammar_parts import (
+    ANY_TEXT,
+    GrammarPart,
+    Literals,
+    any_of,
+    sequence,
+    star,
+)
 from outrider.gateway.text.overlap import overlap
 from outrider.gateway.text.reasoning_formats import ReasoningDialect, TextKind, Thinking
 from outrider.gateway.text.tool_formats import HARMONY, ToolFormat
@@ -25,7 +32,6 @@ _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _MAX_HEADER_CHARS: Final = 256
 
 _Piece = tuple[TextKind, str]
-_ANY_TEXT: Final[GrammarPart] = {"type": "any_text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,7 @@ def channel_answer(
         messages.append(sequence([*before, name, _SPACE, *after, arguments]))
     if not must_call:
         final = literals.parts(f"{_CHANNEL}final{_MESSAGE}")
-        messages.append(sequence([*final, _ANY_TEXT]))
+        messages.append(sequence([*final, ANY_TEXT]))
     return any_of(messages)
 
 
@@ -202,7 +208,4 @@ _SPACE: Final[GrammarPart] = {"type": "regex", "pattern": " ?"}
 
 def _message(header: str, literals: Literals) -> GrammarPart:
     """Match a message and the beginning of the next one."""
-    begin, *rest = literals.parts(header) or [{"value": ""}]
-    content = sequence([*rest, _ANY_TEXT])
-    message = tag(begin.get("value", begin), content, literals.mark("<|end|>"))
-    return sequence([message, *literals.parts(_NEXT)])
+    return sequence([*literals.parts(header), *literals.until("<|end|>"), *literals.parts(_NEXT)])

@@ -1,8 +1,8 @@
-"""Parts of xgrammar's structural tags, written by hand: this process does without xgrammar."""
+"""Parts of a grammar for an answer, as engine/grammar/parts.py reads them."""
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from outrider.gateway.text.tool_formats import ANY_ID
 
@@ -21,30 +21,30 @@ class Literals:
         """Split a text at its special tokens; ANY_ID stands for any id of a call."""
         return [self._part(part) for part in self._pattern.split(text) if part]
 
-    def mark(self, text: str) -> str | GrammarPart:
-        """Return a text that is one special token, or none, as tags begin and end with it."""
-        token_id = self._special_ids.get(text)
-        return text if token_id is None else {"type": "token", "token": token_id}
-
     def is_special(self, text: str) -> bool:
         """Return whether the text is one special token."""
         return text in self._special_ids
 
+    def until(self, mark: str, **options: Any) -> list[GrammarPart]:
+        """Match any text up to the first mark, and the mark. `options`: of the text."""
+        token_id = self._special_ids.get(mark)
+        if token_id is None:
+            return [{"type": "text_until", "end": mark, **options}]
+        return [{"type": "text", **options}, {"type": "token", "token": token_id}]
+
     def _part(self, text: str) -> GrammarPart:
         if text == ANY_ID:
             return {"type": "regex", "pattern": "[a-zA-Z0-9]{1,9}"}
-        mark = self.mark(text)
-        return const(mark) if isinstance(mark, str) else mark
+        token_id = self._special_ids.get(text)
+        return const(text) if token_id is None else {"type": "token", "token": token_id}
+
+
+ANY_TEXT: Final[GrammarPart] = {"type": "text"}
 
 
 def const(text: str) -> GrammarPart:
     """Match a text."""
-    return {"type": "const_string", "value": text}
-
-
-def tag(begin: str | GrammarPart, content: GrammarPart, end: str | GrammarPart) -> GrammarPart:
-    """Match `begin content end`; text in the content ends where `end` does."""
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
+    return {"type": "const", "value": text}
 
 
 def sequence(elements: list[GrammarPart]) -> GrammarPart:
@@ -65,3 +65,30 @@ def optional(content: GrammarPart) -> GrammarPart:
 def star(content: GrammarPart) -> GrammarPart:
     """Match a part any number of times."""
     return {"type": "star", "content": content}
+
+
+def separated(content: GrammarPart, separator: list[GrammarPart]) -> GrammarPart:
+    """Match a part once or more often, with a separator between."""
+    return sequence([content, star(sequence([*separator, content]))])
+
+
+def not_beginning_with(mark: str, part: GrammarPart) -> GrammarPart:
+    """Match the part, but no text in front of it, or that it is, that begins with the mark.
+
+    A lexer would read the mark as such a text otherwise, where both are possible.
+    """
+    match part["type"]:
+        case "text" | "text_until":
+            return {**part, "not_before": mark}
+        case "sequence":
+            first, *rest = part["elements"]
+            is_optional = first["type"] in ("optional", "star")
+            if is_optional and rest:
+                rest = [not_beginning_with(mark, rest[0]), *rest[1:]]
+            return sequence([not_beginning_with(mark, first), *rest])
+        case "or":
+            return any_of([not_beginning_with(mark, each) for each in part["elements"]])
+        case "optional" | "star":
+            return {**part, "content": not_beginning_with(mark, part["content"])}
+        case _:
+            return part

@@ -40,8 +40,7 @@ class StructuredPlan:
             if thinking == "none":
                 return plain
             whole = behind_reasoning(self._format(), thinking, reasoning)
-            tag = {"type": "structural_tag", "format": whole}
-            return GrammarSpec(kind="structural_tag", text=_dumps(tag))
+            return GrammarSpec(kind="parts", text=_dumps(whole))
         except ValueError as error:
             raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error
 
@@ -52,7 +51,7 @@ class StructuredPlan:
         return AnswerForm(content=self.text or '{"type": "object"}')
 
     def _format(self) -> dict[str, Any]:
-        """The grammar as a part of a structural tag."""
+        """The grammar as a part of a larger one."""
         match self.kind:
             case "json":
                 return {"type": "json_schema", "json_schema": {"type": "object"}}
@@ -61,8 +60,7 @@ class StructuredPlan:
             case "regex":
                 return {"type": "regex", "pattern": self.text}
             case "choice":
-                choices = [{"type": "const_string", "value": text} for text in self._parsed()]
-                return {"type": "or", "elements": choices}
+                return {"type": "choice", "values": self._parsed()}
             case _:
                 return {"type": "grammar", "grammar": self.text}
 
@@ -109,7 +107,7 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> StructuredPlan:
     if outputs.choice is not None:
         return StructuredPlan(kind="choice", text=_dumps(outputs.choice), param=param)
     if outputs.grammar is not None:
-        return StructuredPlan(kind="ebnf", text=outputs.grammar, param=param)
+        return StructuredPlan(kind="grammar", text=outputs.grammar, param=param)
     schema = outputs.json_
     text = schema if isinstance(schema, str) else _dumps(schema)
     return StructuredPlan(kind="json_schema", text=text, param=param)

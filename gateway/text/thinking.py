@@ -4,7 +4,14 @@ from typing import Final, Literal, Protocol
 
 from outrider.gateway.errors.tree import BadRequestError
 from outrider.gateway.text.channels import ChannelSplitter, behind_channels
-from outrider.gateway.text.grammar_parts import GrammarPart, Literals, optional, sequence, tag
+from outrider.gateway.text.grammar_parts import (
+    GrammarPart,
+    Literals,
+    any_of,
+    not_beginning_with,
+    optional,
+    sequence,
+)
 from outrider.gateway.text.overlap import overlap
 from outrider.gateway.text.reasoning_formats import (
     THINK,
@@ -16,7 +23,6 @@ from outrider.gateway.text.reasoning_formats import (
 
 # White space that models write between their thinking and the answer; it is dropped.
 _GAP: Final[GrammarPart] = {"type": "regex", "pattern": r"\s{0,4}"}
-_ANY_TEXT: Final[GrammarPart] = {"type": "any_text"}
 
 
 class TextSplitter(Protocol):
@@ -53,16 +59,17 @@ def behind_thinking(
     if thinking == "none":
         return answer
     literals = Literals(dialect.special_ids)
-    thought = tag("", _ANY_TEXT, literals.mark(form.close))
     before = [] if thinking == "open" else literals.parts(form.open)
-    block = sequence([*before, thought, _GAP])
-    if thinking == "possible":
-        block = optional(block)
-    if not (has_marks and form.answer_open):
-        return sequence([block, answer])
-    opening = optional(sequence([*literals.parts(form.answer_open), _GAP]))
-    closing = optional(sequence([_GAP, *literals.parts(form.answer_close)]))
-    return sequence([block, opening, answer, closing])
+    block = [*before, *literals.until(form.close), _GAP]
+    if has_marks and form.answer_open:
+        opening = optional(sequence([*literals.parts(form.answer_open), _GAP]))
+        closing = optional(sequence([_GAP, *literals.parts(form.answer_close)]))
+        answer = sequence([opening, answer, closing])
+    if thinking != "possible":
+        return sequence([*block, answer])
+    if literals.is_special(form.open):
+        return sequence([optional(sequence(block)), answer])
+    return any_of([sequence([*block, answer]), not_beginning_with(form.open, answer)])
 
 
 def check_thinking_ended(text: str, param: str, form: ReasoningFormat = THINK) -> None:

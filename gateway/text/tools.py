@@ -56,9 +56,8 @@ class ToolPlan:
             is_framed=dialect.format.has_channels,
             has_marks=not self.must_call and reasoning.has_special_marks,
         )
-        tag = {"type": "structural_tag", "format": whole}
         try:
-            return GrammarSpec(kind="structural_tag", text=json.dumps(tag, ensure_ascii=False))
+            return GrammarSpec(kind="parts", text=json.dumps(whole, ensure_ascii=False))
         except ValueError as error:
             raise BadRequestError(f"tools: {error}.", param="tools") from error
 

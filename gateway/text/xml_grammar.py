@@ -7,6 +7,7 @@ from typing import Any, Final
 from outrider.engine.request import MAX_GRAMMAR_BYTES
 from outrider.gateway.errors.tree import BadRequestError
 from outrider.gateway.text.grammar_parts import (
+    ANY_TEXT,
     GrammarPart,
     Literals,
     any_of,
@@ -14,7 +15,6 @@ from outrider.gateway.text.grammar_parts import (
     optional,
     sequence,
     star,
-    tag,
 )
 from outrider.gateway.text.tool_formats import XmlArguments
 from outrider.gateway.text.xml_values import target, value_form
@@ -30,11 +30,17 @@ _UNSUPPORTED: Final = (
 
 
 def xml_arguments_grammar(
-    schema: Mapping[str, Any], name: str, xml: XmlArguments, literals: Literals
+    schema: Mapping[str, Any],
+    name: str,
+    xml: XmlArguments,
+    literals: Literals,
+    *,
+    is_lenient: bool = False,
 ) -> list[GrammarPart]:
     """Return the parts for the arguments of function `name`: in the schema's order, none twice.
 
-    Undescribed arguments come last, where the schema mentions them or describes none. Raises
+    Undescribed arguments come last, where the schema mentions them or describes none. is_lenient:
+    what cannot be enforced of an argument's JSON is left out. Raises
     BadRequestError for a schema that speaks of several arguments at once.
     """
     if not isinstance(schema.get("properties", {}), Mapping | None):
@@ -51,7 +57,7 @@ def xml_arguments_grammar(
     for key, value in [*described.items(), ("additionalProperties", others)]:
         if not isinstance(value, Mapping | bool) or (value is False and key in required):
             raise _refusal(name, f"{key!r} with the schema {value!r}"[:_MAX_REASON_CHARS])
-    builder = _Builder(schema, name, xml, literals)
+    builder = _Builder(schema, name, xml, literals, is_lenient=is_lenient)
     parts = []
     for key, value in described.items():
         part = builder.argument(literals.parts(xml.key_begin + key + xml.key_end), value)
@@ -78,7 +84,13 @@ class _Builder:
     """Grammars of single arguments of one function."""
 
     def __init__(
-        self, schema: Mapping[str, Any], name: str, xml: XmlArguments, literals: Literals
+        self,
+        schema: Mapping[str, Any],
+        name: str,
+        xml: XmlArguments,
+        literals: Literals,
+        *,
+        is_lenient: bool,
     ) -> None:
         self._document = schema
         self._name = name
@@ -87,6 +99,7 @@ class _Builder:
         self._num_chars = 0  # of definitions, each time that an argument takes them along
         self._xml = xml
         self._literals = literals
+        self._is_lenient = is_lenient
 
     def argument(self, key_parts: list[GrammarPart], schema: Any) -> GrammarPart:
         """Build `key value`, with their tags and the line end behind them."""
@@ -101,7 +114,11 @@ class _Builder:
         form = value_form(schema, self._document)
         resolved = target(schema, self._document)
         if form.mode == "json":
-            value = {"type": "json_schema", "json_schema": self._with_definitions(schema)}
+            value = {
+                "type": "json_schema",
+                "json_schema": self._with_definitions(schema),
+                "lenient": self._is_lenient,
+            }
             return [value, *self._literals.parts(xml.pad + xml.value_end)]
         listed = _listed(resolved)
         if listed:
@@ -115,14 +132,13 @@ class _Builder:
         """
         xml = self._xml
         shortest, longest = schema.get("minLength", 0), schema.get("maxLength")
-        text: GrammarPart = {"type": "any_text"}
-        if not self._literals.is_special(xml.value_end):
-            text["excludes"] = [xml.value_end]
-        if longest is not None:
-            text["max_chars"] = longest - shortest
+        room = {} if longest is None else {"max_chars": longest - shortest}
         first = [{"type": "regex", "pattern": f"[^<]{{{shortest}}}"}] if shortest else []
-        end = self._literals.mark(xml.value_end)
-        return [*first, tag("", text, xml.pad + end if isinstance(end, str) else end)]
+        if self._literals.is_special(xml.value_end):
+            text = {**ANY_TEXT, **room, "suffix": xml.pad}
+            return [*first, text, *self._literals.parts(xml.value_end)]
+        end = xml.pad + xml.value_end
+        return [*first, *self._literals.until(end, excludes=xml.value_end, **room)]
 
     def _with_definitions(self, schema: Any) -> Any:
         """Take along the definitions that references in the schema point to."""

@@ -209,7 +209,7 @@ def import_engine() -> None:
         "outrider.draft.budget",
         "outrider.draft.tree_drafter",
         "outrider.engine.core",
-        "outrider.engine.grammar.xgrammar_backend",
+        "outrider.engine.grammar.llguidance_backend",
         "outrider.engine.model.load",
         "outrider.engine.passes.saved_times",
         "outrider.engine.passes.step_times",
@@ -218,7 +218,7 @@ def import_engine() -> None:
         "outrider.gateway.wiring.chat_tokenizers",
         "outrider.gateway.text.chat",
         "outrider.verifier.coupled",
-        "xgrammar",
+        "llguidance",
     ):
         importlib.import_module(name)
 

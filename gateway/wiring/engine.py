@@ -341,8 +341,8 @@ def build_grammars(
 
     A tier whose tokens have no fixed text, or no end, gets none: structured output is refused.
     """
+    from outrider.engine.grammar.llguidance_backend import LLGuidanceCompiler
     from outrider.engine.grammar.process import CompileBounds
-    from outrider.engine.grammar.xgrammar_backend import XGrammarCompiler
 
     bounds = CompileBounds(
         compile_cpu_s=settings.engine.grammar_compile_s,
@@ -361,7 +361,7 @@ def build_grammars(
         vocab_size = min(len(token_bytes), runners[tier].vocab_size)
         key = (tokenizer.fingerprint, tokenizer.stop_token_ids)
         if key not in found:
-            found[key] = XGrammarCompiler(
+            found[key] = LLGuidanceCompiler(
                 token_bytes,
                 vocab_size=vocab_size,
                 stop_token_ids=tokenizer.stop_token_ids,

@@ -523,7 +523,7 @@ def test_every_variant_is_recorded_once_without_a_gpu() -> None:
 # What the project or its tests import, and a machine with torch and transformers need not have.
 ABSENT = (
     *("fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "pydantic_settings", "zmq", "rich"),
-    *("msgspec", "typer", "sklearn", "scipy", "xgrammar", "prometheus_client", "httpx", "psutil"),
+    *("msgspec", "typer", "sklearn", "scipy", "llguidance", "prometheus_client", "httpx", "psutil"),
     *("matplotlib", "threadpoolctl", "sqlalchemy", "alembic", "aiohttp", "tenacity", "jinja2"),
     *("redis", "psycopg", "openai", "anthropic", "gguf", "compressed_tensors", "playwright", "ray"),
     *("schemathesis", "jsonschema_rs", "opentelemetry", "botocore"),

@@ -184,7 +184,7 @@ INSIDE: Final[Mapping[str, tuple[Document, Document]]] = {
     "tools.function.name": (function(name="g"), OFFERED),
     "tools.function.description": (function(description="Adds."), OFFERED),
     "tools.function.parameters": (function(parameters=SCHEMA), OFFERED),
-    "tools.function.strict": (function(strict=False), OFFERED),
+    "tools.function.strict": (function(strict=True), OFFERED),
     "tools.custom": ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, OFFERED),
     "tool_choice.type": (CHOSEN, OFFERED),
     "tool_choice.function": (CHOSEN, OFFERED),

@@ -17,9 +17,7 @@ from typing import Final
 import pytest
 
 from outrider import gateway
-from outrider.engine.grammar.json_lengths import _PART
-from outrider.engine.grammar.json_schema import _PLAIN_REFERENCE
-from outrider.engine.grammar.source import _ORIGIN
+from outrider.engine.grammar import json_pattern
 from outrider.gateway.apis.responses.paths import in_own_words, own_path
 from outrider.gateway.apis.responses.writer import _SANE_TAIL
 from outrider.gateway.caching.answers import _WITHHELD
@@ -103,20 +101,17 @@ def headers(text: str) -> object:
 
 # By the place of each expression: what reads it, and its worst inputs, which are repeated.
 READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
-    "engine/grammar/json_lengths.py:_PART": (
-        (lambda text: _PART.match(text), "["),
-        (lambda text: _PART.match(f"[{text}"), "\\a"),
-        (lambda text: _PART.match(f"a{{{text}"), "1"),
+    "engine/grammar/json_pattern.py:_CONTROLS": (
+        (lambda text: json_pattern.javascript(text, is_quoted=True), "[^a"),
+        (lambda text: json_pattern.javascript(f"[^{text}", is_quoted=True), r"\x"),
     ),
-    "engine/grammar/json_schema.py:_PLAIN_REFERENCE": (
-        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#{text}"), "/1"),
-        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#{text}~"), "/a"),
-        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#/{text}"), "1"),
-        (lambda text: _PLAIN_REFERENCE.fullmatch(f"#/{text}~"), "a"),
+    "engine/grammar/json_pattern.py:_HAS_BOTH": (
+        (lambda text: json_pattern.javascript(text, is_quoted=True), "[^a"),
+        (lambda text: json_pattern.javascript(f"[^{text}", is_quoted=True), r"\x"),
     ),
-    "engine/grammar/source.py:_ORIGIN": (
-        (search(_ORIGIN), "[1] a:1"),
-        (lambda text: _ORIGIN.search(f"[1] a:1: Check failed: ({text}"), ") is"),
+    "engine/grammar/json_pattern.py:_TOKEN": (
+        (lambda text: json_pattern.javascript(text, is_quoted=True), "[^a"),
+        (lambda text: json_pattern.javascript(f"[^{text}", is_quoted=True), r"\x"),
     ),
     "gateway/apis/responses/paths.py:_RENAMED": ((own_path, "tools.1"), (own_path, "messages")),
     "gateway/apis/responses/paths.py:in_own_words": ((own_words, "-"), (own_words, " -")),
@@ -280,8 +275,9 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "router/mistakes.py:_WORD",
     ),
     "this program wrote it": (
-        "engine/grammar/json_pattern.py:_CHARACTER",  # the grammar library's printed rules
-        "engine/grammar/json_pattern.py:_TOKEN",
+        "engine/grammar/vocabulary.py:_CONTEXT",  # the grammar library's messages
+        "engine/grammar/vocabulary.py:_PLACE",
+        "engine/grammar/vocabulary.py:_WORDS",
         "gateway/experiments/recent.py:_ARM",
         "gateway/server/pages.py:_INCLUDE",
         "gateway/server/pages.py:_SCRIPT",

@@ -114,7 +114,7 @@ SPECS = (
     ),
     GrammarSpec(kind="regex", text=r"The answer is -?\d{1,4}( or \d{1,4}){0,2}\."),
     GrammarSpec(kind="choice", text='["yes", "no", "I do not know."]'),
-    GrammarSpec(kind="ebnf", text='root ::= item ("; " item){0,4}\nitem ::= [A-Z] [a-z ]{3,12}'),
+    GrammarSpec(kind="grammar", text='root ::= item ("; " item){0,4}\nitem ::= [A-Z] [a-z ]{3,12}'),
 )
 
 

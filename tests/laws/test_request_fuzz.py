@@ -53,9 +53,9 @@ GRAMMARS = (
     GrammarSpec(kind="regex", text="\ud800"),
     GrammarSpec(kind="choice", text='["a", "b"]'),
     GrammarSpec(kind="choice", text='{"a": 1}'),
-    GrammarSpec(kind="ebnf", text='root ::= "a"'),
-    GrammarSpec(kind="ebnf", text="root ::= root"),
-    GrammarSpec(kind="structural_tag", text="{}"),
+    GrammarSpec(kind="grammar", text='root ::= "a"'),
+    GrammarSpec(kind="grammar", text="root ::= root"),
+    GrammarSpec(kind="parts", text="{}"),
 )
 
 Drawn = TypeVar("Drawn")

@@ -12,21 +12,25 @@ from hypothesis import strategies as st
 
 import outrider.engine.grammar.json_disjoint as json_disjoint
 from benchmarks.fuzzed_schemas import random_schema
-from outrider.engine.grammar.grammar import InvalidGrammarError
+from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
-from outrider.engine.grammar.json_keywords import OF_TYPE, UNSUPPORTED
-from outrider.engine.grammar.json_pattern import _without
-from outrider.engine.grammar.json_scalars import MAX_PATTERN_CHARS
-from outrider.engine.grammar.json_schema import MAX_PATTERNS, MAX_VALUES, prepare_schema
+from outrider.engine.grammar.json_schema import MAX_VALUES, prepare_schema
+from outrider.engine.request import GrammarSpec
+from tests.engine.grammar.test_schema_texts import allows
 from tests.grammars import schema_spec, shipped_compiler
 from tests.sizes import repeats
 
+TYPES = ("string", "integer", "number", "array", "object", "boolean", "null")
 ENGINE_KILLER = {"type": "object", "properties": [], "required": ["a"]}
-KEYWORDS = sorted(
-    {name for names in OF_TYPE.values() for name in names}
-    | {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions"}
-    | set(UNSUPPORTED)
-)
+KEYWORDS = (
+    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "items", "prefixItems", "minItems", "maxItems", "unevaluatedItems",
+    "uniqueItems", "properties", "required", "additionalProperties", "patternProperties",
+    "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "const",
+    "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions", "not", "if", "$id",
+    "dependentRequired", "dependentSchemas", "$dynamicRef", "additionalItems", "x-guidance",
+    "type", "multipleOf", "enum", "contains",
+)  # fmt: skip
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 3, 2.5, 10**400, -(10**400), 1e308, float("inf"), float("nan"),
     "", "a", "string", "#", "#/$defs/a", "[" * 50, "a$b", "\ud800", [], {}, [1], ["a"], [[]], [{}],
@@ -38,36 +42,51 @@ ODD_VALUES: tuple[Any, ...] = (
 def refusal_of(schema: Any) -> str | None:
     """Why a schema is refused; None where it is read. Anything else that is raised fails a test."""
     try:
-        prepare_schema(schema, [])
+        prepare_schema(schema)
     except InvalidGrammarError as error:
         return str(error)
     return None
 
 
+def compile_refusal(schema: Any) -> str:
+    error = shipped_compiler().compile(schema_spec(schema)).exception(60)
+    assert isinstance(error, InvalidGrammarError)
+    return str(error)
+
+
 @pytest.mark.parametrize("name", ["oneOf", "anyOf"])
 def test_the_schema_that_killed_the_engine_names_the_keyword(name: str) -> None:
-    refusal = refusal_of({name: [ENGINE_KILLER, ENGINE_KILLER]})
-    assert refusal == f"#/{name}/0: properties=[] must be object"
-
-
-def test_the_schema_that_killed_the_engine_behind_a_reference() -> None:
-    reference = {"$ref": "#/$defs/x"}
-    refusal = refusal_of({"oneOf": [reference, {"const": 1}], "$defs": {"x": ENGINE_KILLER}})
-    assert refusal is not None
-    assert "properties=[] must be object" in refusal
+    for schema in (
+        {name: [ENGINE_KILLER, ENGINE_KILLER]},
+        {name: [{"$ref": "#/$defs/x"}, {"const": 1}], "$defs": {"x": ENGINE_KILLER}},
+    ):
+        assert "properties must be an object" in compile_refusal(schema)
 
 
 @pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "multipleOf"])
 @pytest.mark.parametrize("kind", ["integer", "number"])
 def test_numbers_of_400_digits_are_refused(keyword: str, kind: str) -> None:
     refusal = refusal_of({"type": kind, keyword: 10**400})
-    assert refusal == f"#: {keyword}=an integer of more than 40 digits must be a number below 2**53"
+    assert refusal == f"#/{keyword}: numbers must be below 2**53"
+
+
+def test_what_is_left_out_of_a_lenient_schema_is_all_that_cannot_be_enforced() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"not": {"const": 1}, "type": "integer"}, "b": {"format": "x"}},
+        "dependentRequired": {"a": ["b"]},
+    }
+    assert "not supported" in compile_refusal(schema)
+    tool = {"type": "json_schema", "json_schema": schema, "lenient": True}
+    spec = GrammarSpec(kind="parts", text=json.dumps(tool))
+    assert allows(shipped_compiler().compile(spec).result(60), '{"a":1}')
+    assert not allows(shipped_compiler().compile(spec).result(60), '{"a":"x"}')
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_every_odd_value_of_a_keyword_is_read_or_refused(keyword: str) -> None:
     for value in ODD_VALUES:
-        for kind in (None, *OF_TYPE):
+        for kind in (None, *TYPES):
             schema = {keyword: value} if kind is None else {"type": kind, keyword: value}
             refusal_of(schema)
             refusal_of({"oneOf": [schema, {"const": 1}], "$defs": {"a": schema}})
@@ -94,7 +113,7 @@ def fuzz_schemas(count: int, seed: int) -> None:
         num_refused += refusal_of(schema) is not None
         if number % 20 == 0 and _is_text(schema):
             shipped_compiler().compile(schema_spec(schema)).exception(20)
-    assert count / 10 < num_refused < count
+    assert count / 30 < num_refused < count
 
 
 def _is_text(schema: Any) -> bool:
@@ -117,35 +136,6 @@ def test_many_broken_schemas_are_read_or_refused() -> None:
 # ---- work that grows with the text only -------------------------------------------------------
 
 
-def test_a_pattern_is_walked_once_and_bounded() -> None:
-    class Walked(str):
-        num_walks = 0
-
-        def __iter__(self) -> Any:
-            type(self).num_walks += 1
-            return super().__iter__()
-
-    for text in ("[" * MAX_PATTERN_CHARS, "\\" * MAX_PATTERN_CHARS, "a$" * 1000):
-        Walked.num_walks = 0
-        refusal_of({"type": "string", "pattern": Walked(text)})
-        assert Walked.num_walks <= 2
-    refusal = refusal_of({"type": "string", "pattern": "[" * 20_000})
-    assert refusal == f"#: the pattern has 20000 characters; the limit is {MAX_PATTERN_CHARS}"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "is_read"),
-    [
-        ("^a$", True), ("a^b", False), ("a$b", False), (r"a\$b\^", True), ("[^a$]b", True),
-        (r"\[^", False), (r"[\]$^]", True), ("^^", False), ("$", True), ("$$", False),
-        (r"\\$", True), (r"\\^", False), ("[a]$[b]", False),
-    ],
-)  # fmt: skip
-def test_anchors_in_the_middle_are_found_outside_classes(pattern: str, is_read: bool) -> None:
-    refusal = refusal_of({"type": "string", "pattern": pattern})
-    assert (refusal is None) == is_read
-
-
 def test_constants_are_compared_by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     num_frozen = 0
     frozen = json_disjoint._frozen
@@ -158,9 +148,9 @@ def test_constants_are_compared_by_hash(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(json_disjoint, "_frozen", counted)
     assert refusal_of({"oneOf": [{"const": number} for number in range(3000)]}) is None
     assert num_frozen == 3000
-    refusal = refusal_of({"oneOf": [{"const": n} for n in (*range(3000), 7)]})
-    assert refusal is not None
-    assert "more than one branch may fit" in refusal
+    prepared = prepare_schema({"oneOf": [{"const": n} for n in (*range(3000), 7)]})
+    assert isinstance(prepared, dict)
+    assert "oneOf" in prepared
 
 
 def test_bounds_are_said_with_their_numbers() -> None:
@@ -171,8 +161,6 @@ def test_bounds_are_said_with_their_numbers() -> None:
     assert refusal_of({"oneOf": tagged[:-1]}) is None
     assert f"{MAX_DESCRIBED + 1} branches" in str(refusal_of({"oneOf": tagged}))
     assert f"more than {MAX_VALUES} values" in str(refusal_of({"enum": [1] * MAX_VALUES}))
-    patterns = [{"type": "string", "pattern": f"a{n}"} for n in range(MAX_PATTERNS + 1)]
-    assert f"more than {MAX_PATTERNS} patterns" in str(refusal_of({"anyOf": patterns}))
 
 
 # ---- the same verdicts as before --------------------------------------------------------------
@@ -212,8 +200,8 @@ constants = st.one_of(
     st.builds(lambda listed: {"enum": listed}, st.lists(values, min_size=1, max_size=3)),
 )
 described = st.one_of(
-    st.builds(lambda kinds: {"type": kinds}, st.lists(st.sampled_from(sorted(OF_TYPE)))),
-    st.builds(lambda kind: {"type": kind}, st.sampled_from(sorted(OF_TYPE))),
+    st.builds(lambda kinds: {"type": kinds}, st.lists(st.sampled_from(sorted(TYPES)))),
+    st.builds(lambda kind: {"type": kind}, st.sampled_from(sorted(TYPES))),
     st.builds(
         lambda tags, names: {"type": "object", "properties": tags, "required": names},
         st.dictionaries(st.sampled_from("kt"), constants),
@@ -226,18 +214,3 @@ described = st.one_of(
 def test_branches_are_disjoint_where_every_pair_is(branches: list[Any]) -> None:
     expected = all(differ_pairwise(one, other) for one, other in combinations(branches, 2))
     assert are_disjoint(branches, lambda branch: branch or {}, "#") == expected
-
-
-ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda r: tuple(sorted(r))))
-
-
-@given(ranges, ranges)
-def test_ranges_less_holes_hold_the_right_characters(
-    wanted: list[tuple[int, int]], holes: list[tuple[int, int]]
-) -> None:
-    def members(of: list[tuple[int, int]]) -> set[int]:
-        return {point for first, last in of for point in range(first, last + 1)}
-
-    left = _without(wanted, holes)
-    assert members(left) == members(wanted) - members(holes)
-    assert left == sorted(left)

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
+import outrider.engine.grammar.parts as grammar_parts
 import outrider.engine.grammar.process as grammar_process
-import outrider.engine.grammar.source as grammar_source
-from outrider.engine.errors import QueueFullError
+from outrider.engine.errors import InvalidGrammarError, QueueFullError
 from outrider.engine.events import Failed
 from outrider.engine.grammar.cache import GrammarCache
 from outrider.engine.grammar.fair_threads import FairThreads, TooManyJobsError
-from outrider.engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from outrider.engine.grammar.grammar import TokenGrammar
+from outrider.engine.grammar.llguidance_backend import LLGuidanceCompiler
 from outrider.engine.grammar.process import CompileBounds, GrammarProcess, UnfinishedGrammarError
 from outrider.engine.grammar.worker import _bound_memory, _Trial
-from outrider.engine.grammar.xgrammar_backend import XGrammarCompiler
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.request import GrammarSpec
 from outrider.engine.sequences.sequence import Sequence
@@ -34,14 +34,17 @@ from tests.grammars import schema_spec
 
 VOCABULARY = [b"\xff", *(bytes([byte]) for byte in range(32, 127))]
 SIMPLE = GrammarSpec(kind="regex", text="[a-z]{1,5}")
-SLOW = schema_spec({"type": "object", "properties": {f"p{i}": {} for i in range(4000)}})  # 3 s
+SLOW = schema_spec({"type": "object", "properties": {f"p{i}": {} for i in range(3000)}})  # 1 s
 
-# xgrammar 0.2.8 recurses without end: this ended the engine with every answer in it.
-CRASHING = GrammarSpec(kind="ebnf", text="root ::= root {2,3}")
+# llguidance 1.9.1 recurses without end: in the engine this would end every answer in it.
+CRASHING = GrammarSpec(
+    kind="grammar",
+    text="start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4000)) + 'r4000: "a"\n',
+)
 
 
-def compiler(bounds: CompileBounds) -> XGrammarCompiler:
-    return XGrammarCompiler(
+def compiler(bounds: CompileBounds) -> LLGuidanceCompiler:
+    return LLGuidanceCompiler(
         VOCABULARY, vocab_size=len(VOCABULARY), stop_token_ids=[0], bounds=bounds
     )
 
@@ -75,7 +78,7 @@ def test_a_slow_or_crashing_grammar_ends_its_process_and_nothing_else(
     def forbidden(*_: object) -> None:
         raise AssertionError("a client's text is read in the process that runs the steps")
 
-    monkeypatch.setattr(grammar_source, "prepare_source", forbidden)
+    monkeypatch.setattr(grammar_parts, "source_of", forbidden)
     with pytest.raises(InvalidGrammarError, match=r"more than 0\.3 s of processor time"):
         own.compile(SLOW).result(60)
     assert processes[0].returncode == -signal.SIGPROF

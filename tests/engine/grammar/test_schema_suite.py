@@ -18,8 +18,9 @@ from typing import Any, Final
 import jsonschema_rs
 import pytest
 
-from outrider.engine.grammar.grammar import InvalidGrammarError, TokenGrammar
-from outrider.engine.grammar.json_keywords import OF_TYPE
+from outrider.engine.errors import InvalidGrammarError
+from outrider.engine.grammar.grammar import TokenGrammar
+from outrider.engine.grammar.json_schema import _OF_TYPE as OF_TYPE
 from tests.engine.grammar.test_schema_texts import allows, grammar_of
 
 pytestmark = pytest.mark.long

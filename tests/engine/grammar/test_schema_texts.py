@@ -13,7 +13,8 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
-from outrider.engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from outrider.engine.errors import InvalidGrammarError
+from outrider.engine.grammar.grammar import TokenGrammar
 from tests.grammars import schema_spec, shipped_compiler, shipped_token_bytes, shipped_tokenizer
 from tests.sizes import repeats
 
@@ -61,6 +62,7 @@ def written(value: Any) -> str:
 
 RAW_LINE = '"a\nb"'
 RAW_QUOTE = '"a"b"'
+X = {"type": "object", "required": ["x"]}
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 # A schema, values that an answer may be, and texts that it may not.
 CASES: tuple[tuple[dict[str, Any], list[Any], list[str]], ...] = (
@@ -204,6 +206,53 @@ CASES: tuple[tuple[dict[str, Any], list[Any], list[str]], ...] = (
         ["abc", 1],
         ['"ab"'],
     ),
+    # ---- what stands side by side
+    (string(format="uuid", pattern="^a"), ["a" + UUID[1:]], [written("b" + UUID[1:]), '"a"']),
+    (string(format="date", pattern="-01$"), ["2024-02-01"], ['"2024-02-02"', '"x-01"']),
+    (string(pattern="^(ab|c)+$", maxLength=5), ["abcc", "cabab"], ['"cccccc"', '"ababab"', '"a"']),
+    *[
+        (string(pattern=f"^{one}$"), good, [*bad, '"a"'])
+        for one, good, bad in (
+            ('[^"a]', ["b", "\\"], ['"\\""']),
+            (r"[^\\a]", ["b", '"'], [r'"\\"']),
+            (r"[^\x22\u0061]", ["b", "\\"], ['"\\""']),
+            ("[^!-~]", ["é"], ['"\\""', r'"\\"', '"b"']),
+            (r'[^\n"\\a]', ["b"], ['"\\""', r'"\\"', r'"\n"']),
+            (r"[\x00-!]", ["!", " "], ['"\\""', r'"\\"']),
+            (r"[^a-z]", ['"', "\\", "\n", "A"], ['"b"']),
+            (r"[^\]a]", ["b"], ['"]"']),
+            ("[a&&b&]{2}", ["&b"], ['"cc"']),
+        )
+    ],
+    (string(pattern="b"), ["abc", "b"], ['"a"', '""']),
+    ({"allOf": [string(), {"minLength": 2}]}, ["ab"], ['"a"', "1"]),
+    (
+        {"allOf": [{"properties": {"a": {"type": "null"}}}, {"required": ["a", "b"]}]}
+        | {"type": "object"},
+        [{"a": None, "b": 1}, {"a": None, "b": 1, "c": 2}],
+        ['{"a":1,"b":1}', '{"a":null}'],
+    ),
+    (
+        {"$ref": "#/$defs/a", "minLength": 2, "$defs": {"a": string()}},
+        ["ab"],
+        ['"a"', "1"],
+    ),
+    (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": X}},
+        [None, {"x": 1}],
+        ["1", "{}"],
+    ),
+    ({"type": "object", "minProperties": 1}, [{"a": 1}], ["{}"]),
+    (
+        {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
+        [{}, {"a": 1}, {"a": 1, "b": 2}],
+        ['{"c":1}', '{"a":"x"}'],
+    ),
+    ({"propertyNames": string(), "type": "object"}, [{"a": 1}], ["1"]),
+    # ---- numbers
+    (number(minimum=1e-7, maximum=2e-7), [], ["0.0000003", "0", "1"]),
+    (number(minimum=3, exclusiveMinimum=True), [3.5, 4], ["3", "2"]),
+    (number(multipleOf=0.5), [0.5, 3, -1.5], ["0.3", "1.25"]),
 )
 
 
@@ -220,22 +269,17 @@ def test_a_schema_allows_what_conforms_and_nothing_else(
 
 
 REFUSED = (
-    (number(minimum=1e-7, maximum=2e-7), "no number of six decimals"),
-    (number(exclusiveMinimum=0.3, exclusiveMaximum=0.30000001), "no number of six decimals"),
-    (number(minimum=3, exclusiveMinimum=True), "exclusiveMinimum=true is of an old draft"),
     ({"uniqueItems": True}, "uniqueItems"),
-    (string(format="uuid", pattern="^a"), "format 'uuid' beside pattern"),
-    (string(minLength=10**9), "over the limit of 20000"),
-    (string(format="date", maxLength=9), "maxLength=9 beside format 'date'"),
-    (string(pattern="^(ab|c)+$", maxLength=9), "beside a pattern with groups"),
-    (string(pattern=r"^\d{3}$", maxLength=2), "no text of the pattern has a length"),
-    ({"$ref": "#/$defs/a~1c", "$defs": {"a/b": {}}}, "points nowhere"),
-    ({"items": {"$ref": "#/prefixItems/2"}, "prefixItems": [{}, {}]}, "points nowhere"),
-    (
-        {"anyOf": [{"$ref": f"#/$defs/%61{i}"} for i in range(65)]}
-        | {"$defs": {f"a{i}": {} for i in range(65)}},
-        "more than 64 references",
-    ),
+    (string(format="date", maxLength=9), "no text fits pattern, format and length"),
+    (string(pattern=r"^\d{3}$", maxLength=2), "no text fits pattern, format and length"),
+    ({"$ref": "#/$defs/a~1c", "$defs": {"a/b": {}}}, "does not exist"),
+    ({"items": {"$ref": "#/prefixItems/2"}, "prefixItems": [{}, {}]}, "does not exist"),
+    ({"type": "integer", "maximum": 2**53}, r"below 2\*\*53"),
+    ({"const": [{"a": 10**400}]}, r"below 2\*\*53"),
+    ({"type": "object", "minProperties": 2}, "minProperties over the number"),
+    ({"propertyNames": {"not": {}}}, "schema of propertyNames"),
+    ({"properties": {"a": {}}, "propertyNames": {"maxLength": 2}}, "propertyNames beside"),
+    ({"patternProperties": {f"^a{i}$": {} for i in range(65)}}, "over 64 patterns"),
 )
 
 

@@ -9,8 +9,8 @@ import pytest
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
+from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.events import EngineEvent, Failed, Finished, TierWork
-from outrider.engine.grammar.grammar import InvalidGrammarError
 from outrider.engine.request import CascadeParams, GrammarSpec, Tier
 from tests.engines import (
     make_engine,

@@ -9,9 +9,16 @@ import pytest
 from outrider.engine.core import Engine
 from outrider.engine.events import TokensEmitted
 from outrider.engine.protocols import Trees
-from outrider.engine.request import CascadeParams, EngineRequest, Source, SpeculationParams, Tier
+from outrider.engine.request import (
+    CascadeParams,
+    EngineRequest,
+    GrammarSpec,
+    Source,
+    SpeculationParams,
+    Tier,
+)
 from outrider.engine.trace import StepTrace
-from tests.engine.grammar.compiling import PERSON, allowed_after, compiled
+from tests.engine.grammar.compiling import allowed_after, compiled
 from tests.engines import (
     Answer,
     assert_idle,
@@ -23,10 +30,10 @@ from tests.engines import (
     shipped_tokenizer,
     texts,
 )
-from tests.grammars import schema_spec, shipped_compiler, text_of
+from tests.grammars import shipped_compiler, text_of
 
 MAX_TOKENS = 32
-GRAMMAR = schema_spec(PERSON)
+GRAMMAR = GrammarSpec(kind="regex", text=r"\{ü{4}[a-z ]{1,20}ü{4}\}")
 COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
 
 

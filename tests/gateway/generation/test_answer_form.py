@@ -12,12 +12,11 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.fuzzed_schemas import random_schema
-from outrider.engine.grammar.grammar import InvalidGrammarError
-from outrider.engine.grammar.json_schema import prepare_schema
 from outrider.gateway.text.answer_form import AnswerForm
 from outrider.gateway.text.chat import ChatTokenizer
 from tests.engine.grammar.test_fuzz import hostile_schema
 from tests.gateway.conftest import Server, scripted_server
+from tests.grammars import is_refused
 from tests.sizes import repeats
 
 SCHEMA = {
@@ -242,8 +241,9 @@ def test_the_check_ends_for_every_schema_that_compiles() -> None:
     num_checked = 0
     for _ in range(repeats(20_000, 2000)):
         schema = hostile_schema(rng)
-        with suppress(InvalidGrammarError, RecursionError):
-            prepare_schema(schema, [])
+        with suppress(RecursionError):
+            if is_refused(schema):
+                continue
             for value in ("name", 3, None, [], [1, "x"], {"name": 1, "x": [2]}):
                 AnswerForm(content=json.dumps(schema)).verdict(json.dumps(value), ())
                 num_checked += 1
@@ -251,8 +251,7 @@ def test_the_check_ends_for_every_schema_that_compiles() -> None:
 
 
 @pytest.mark.parametrize("name", ["items", "unevaluatedItems", "unevaluatedProperties"])
-@pytest.mark.parametrize("value", [None, 3, "x", [{}]])
+@pytest.mark.parametrize("value", [None, 3, "x"])
 def test_what_is_no_schema_is_refused(name: str, value: Any) -> None:
     for beside in ({}, {"items": True}, {"additionalProperties": {"type": "null"}}):
-        with pytest.raises(InvalidGrammarError, match=f"{name}=.* must be schema|set the `type`"):
-            prepare_schema({**beside, name: value}, [])
+        assert is_refused({**beside, name: value})

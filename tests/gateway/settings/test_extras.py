@@ -12,7 +12,7 @@ from outrider.gateway.tools.doctor.doctor import examine
 from outrider.gateway.wiring.start import check_extras
 
 UPSTREAM = {"models.large": "none", "models.small": "none", "tiers.a.url": "http://127.0.0.1:9/v1"}
-OPTIONAL = "torch triton transformers tokenizers xgrammar sklearn scipy threadpoolctl gguf tqdm"
+OPTIONAL = "torch triton transformers tokenizers llguidance sklearn scipy threadpoolctl gguf tqdm"
 
 # Importing any of them fails as if it were not installed; then a gateway is built.
 WITHOUT = f"""
@@ -56,7 +56,7 @@ def test_what_is_missing_is_said_with_the_command(
 
 def test_what_is_half_installed_is_missing(empty_path: Path) -> None:
     (empty_path / "torch").mkdir()
-    for name in ("transformers", "tokenizers", "xgrammar"):
+    for name in ("transformers", "tokenizers", "llguidance"):
         (empty_path / f"{name}.py").touch()
     with pytest.raises(MissingExtraError, match=r"not installed here \(torch\)"):
         need_extra("engine", "A model")

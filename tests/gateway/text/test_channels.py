@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -21,7 +20,7 @@ from outrider.gateway.text.tool_parser import ToolParser, ToolReading
 from tests.gateway.text.tool_cases import (
     HELLO,
     compiled,
-    compiler_with_specials,
+    grammar_of,
     request,
     verdict,
 )
@@ -200,15 +199,13 @@ def test_calls_of_another_format_stand_in_the_final_message() -> None:
 @pytest.mark.parametrize("thinking", ["possible", "open"])
 def test_a_structured_answer_is_the_final_message(thinking: Thinking) -> None:
     spec = StructuredPlan(kind="json_schema", text='{"type": "integer"}', param="x")
-    grammar = compiler_with_specials().compile_structural_tag(
-        spec.grammar(thinking, REASONING).text
-    )
+    grammar = grammar_of(spec.grammar(thinking, REASONING))
     begin = "" if thinking == "possible" else "Hm.<|end|><|start|>assistant"
     for before in ("", ANALYSIS):
         text = f"{begin}{before}<|channel|>final<|message|>5"
-        assert verdict(lambda: xgrammar.GrammarMatcher(grammar), text, SPECIAL) == "whole"
+        assert verdict(grammar, text, SPECIAL) == "whole"
     text = f"{begin}<|channel|>final<|message|>five"
-    assert verdict(lambda: xgrammar.GrammarMatcher(grammar), text, SPECIAL) == "refused"
+    assert verdict(grammar, text, SPECIAL) == "refused"
 
 
 # ---- prompts ------------------------------------------------------------------------------

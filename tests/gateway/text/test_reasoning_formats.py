@@ -26,7 +26,7 @@ from outrider.gateway.text.structured import StructuredPlan
 from outrider.gateway.text.thinking import make_splitter
 from outrider.gateway.text.tool_formats import COHERE as COHERE_TOOLS
 from outrider.gateway.text.tool_formats import HERMES, ToolDialect
-from tests.gateway.text.tool_cases import compiled, compiler_with_specials, verdict
+from tests.gateway.text.tool_cases import compiled, grammar_of, verdict
 
 COHERE_IDS = {
     "<|START_THINKING|>": 0,
@@ -136,11 +136,8 @@ def verdict_of_choice(
     thinking: Thinking, dialect: ReasoningDialect, text: str, special: dict[str, int]
 ) -> str:
     """Check a text against the grammar of an answer that is yes or no."""
-    import xgrammar
-
     spec = StructuredPlan(kind="choice", text='["yes", "no"]', param="x").grammar(thinking, dialect)
-    grammar = compiler_with_specials().compile_structural_tag(spec.text)
-    return verdict(lambda: xgrammar.GrammarMatcher(grammar), text, special)
+    return verdict(grammar_of(spec), text, special)
 
 
 @pytest.mark.parametrize("form", [GRANITE, RESPONSE, MISTRAL, COHERE, GEMMA])

@@ -372,8 +372,8 @@ def test_whole_answer(server: Server, client: openai.OpenAI) -> None:
     assert weather.id != clock.id
     (asked,) = server.engine.submitted
     assert asked.grammar is not None
-    assert asked.grammar.kind == "structural_tag"
-    assert '"triggered_tags"' in asked.grammar.text
+    assert asked.grammar.kind == "parts"
+    assert '"end": "<tool_call>"' in asked.grammar.text
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
 """Requests with tools, and their grammars, for the tests of formats."""
 
 import json
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import xgrammar
-
+from outrider.engine.grammar.grammar import TokenGrammar
+from outrider.engine.request import GrammarSpec
 from outrider.gateway.schema.chat import ChatRequest
 from outrider.gateway.schema.parsing import parse
 from outrider.gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
 from outrider.gateway.text.tool_formats import ToolDialect
 from outrider.gateway.text.tools import ToolPlan, plan_tools
 from tests.engines import shipped_tokenizer
-from tests.grammars import shipped_compiler, shipped_token_bytes
+from tests.grammars import shipped_compiler
 
 HELLO = {"role": "user", "content": "Hello"}
 WEATHER = {
@@ -44,37 +42,20 @@ def plan(**fields: Any) -> ToolPlan:
     return found
 
 
-@cache
-def compiler_with_specials() -> xgrammar.GrammarCompiler:
-    """xgrammar itself; special tokens have bytes that are no text, so that only ids name them."""
-    token_bytes = list(shipped_token_bytes())
-    for token_id, token in shipped_tokenizer().added_tokens_decoder.items():
-        if token.special:
-            token_bytes[token_id] = b"\xff"
-    info = xgrammar.TokenizerInfo(
-        token_bytes, xgrammar.VocabType.RAW, stop_token_ids=[shipped_tokenizer().eos_token_id]
-    )
-    return xgrammar.GrammarCompiler(info, max_threads=1)
-
-
 def compiled(
     dialect: ToolDialect,
     thinking: Thinking = "none",
     reasoning: ReasoningDialect = PLAIN,
     **fields: Any,
-) -> Callable[[], xgrammar.GrammarMatcher]:
-    """A maker of matchers, through our own compiler where it can."""
-    spec = plan(**fields).grammar(dialect, reasoning, thinking)
-    if dialect.special_ids or reasoning.special_ids:
-        special = compiler_with_specials().compile_structural_tag(spec.text)
-        return lambda: xgrammar.GrammarMatcher(special)
-    grammar = shipped_compiler().compile(spec).result(120)
-    return lambda: grammar.matcher()._matcher
+) -> TokenGrammar:
+    return grammar_of(plan(**fields).grammar(dialect, reasoning, thinking))
 
 
-def verdict(
-    grammar: Callable[[], xgrammar.GrammarMatcher], text: str, special: dict[str, int] | None = None
-) -> str:
+def grammar_of(spec: GrammarSpec) -> TokenGrammar:
+    return shipped_compiler().compile(spec).result(120)
+
+
+def verdict(grammar: TokenGrammar, text: str, special: dict[str, int] | None = None) -> str:
     """whole: may end here; begun: may go on; refused."""
     parts = [text]
     for mark in special or {}:
@@ -84,10 +65,10 @@ def verdict(
         known = (special or {}).get(part)
         encode = shipped_tokenizer().backend_tokenizer.encode
         ids += [known] if known is not None else encode(part, add_special_tokens=False).ids
-    matcher = grammar()
-    if not all(matcher.accept_token(token_id) for token_id in ids):
+    matcher = grammar.matcher()
+    if not all(matcher.accept(token_id) for token_id in ids):
         return "refused"
-    return "whole" if matcher.accept_token(shipped_tokenizer().eos_token_id) else "begun"
+    return "whole" if matcher.accept(shipped_tokenizer().eos_token_id) else "begun"
 
 
 # A call and its result, as messages of a conversation.

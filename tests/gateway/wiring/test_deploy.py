@@ -332,7 +332,7 @@ def test_the_gateways_image_is_small_and_otherwise_as_the_engines() -> None:
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(e for extra in GATEWAY_EXTRAS for e in extras[extra])]
     assert {re.split(r"[\[>=;]", each)[0] for each in wanted} | {"setuptools"} <= names
-    heavy = {"torch", "triton", "transformers", "scipy", "scikit-learn", "xgrammar", "regex"}
+    heavy = {"torch", "triton", "transformers", "scipy", "scikit-learn", "llguidance", "regex"}
     assert not names & heavy
     own = instructions("Dockerfile.gateway")
     assert ("ARG", f"EXTRAS={','.join(GATEWAY_EXTRAS)}") in own

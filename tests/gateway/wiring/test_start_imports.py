@@ -40,7 +40,7 @@ def test_the_gateway(tmp_path: object) -> None:
 
 def test_the_engine() -> None:
     loaded = _loaded(_ENGINE)
-    assert "xgrammar" in loaded
+    assert "llguidance" in loaded
     assert not loaded & {"transformers", "huggingface_hub", "fastapi", "sqlalchemy", "sklearn"}
 
 

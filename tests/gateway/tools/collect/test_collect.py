@@ -262,7 +262,7 @@ def test_tools_are_shown_and_calls_are_read(
     assert (rows[0]["weak_correct"], rows[0]["strong_correct"]) == (1, 0)
     for request in engine.submitted:
         assert request.grammar is not None
-        assert request.grammar.kind == "structural_tag"
+        assert request.grammar.kind == "parts"
         assert "add" in tokenizer.decode(request.prompt_token_ids)
 
 

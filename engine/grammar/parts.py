@@ -1,0 +1,133 @@
+"""Parts of an answer that a grammar is made of, as JSON, and their text in llguidance's notation.
+
+A part is an object with a `type`:
+
+- const: `value`, a text. token: `token`, the id of a special token, which no text spells.
+- regex: `pattern`. choice: one of `values`. grammar: `grammar`, a client's own (GBNF or Lark).
+- json_schema: `json_schema`; `lenient` leaves out what cannot be enforced.
+- text: any text, then `suffix`. `max_chars` of it; not beginning with `not_before`.
+- text_until: any text up to the first `end`, which belongs to it. `max_chars`, `not_before` as
+  above; the text holds no `excludes`.
+- sequence and or: `elements`. optional and star: `content`.
+
+The notation is Lark's with additions (docs/syntax.md of github.com/guidance-ai/llguidance). Names
+in upper case are terminals: each is one regular expression to the lexer, which takes the longest
+text it can, and the shortest where a rule is lazy.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from outrider.engine.errors import InvalidGrammarError
+from outrider.engine.grammar.json_pattern import javascript
+from outrider.engine.grammar.json_schema import prepare_schema
+
+# Without it only one way to split a text into tokens is allowed, and masks would change with it.
+_OPTIONS: Final = '%llguidance {"no_forcing": true}\n'
+
+
+def source_of(part: Any) -> str:
+    """Return the grammar of an answer that is this part, as llguidance takes it.
+
+    Raises InvalidGrammarError for what is no part, and for a schema that cannot be enforced.
+    """
+    rules = _Rules()
+    try:
+        start = rules.expression(part)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidGrammarError(f"it is no grammar: {error!r}") from error
+    own = {"name": "answer", "lark_grammar": f"{_OPTIONS}start: {start}\n{''.join(rules.lines)}"}
+    return json.dumps({"grammars": [own, *rules.others]})
+
+
+class _Rules:
+    """Collects the rules that expressions refer to."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.others: list[dict[str, str]] = []
+
+    def expression(self, part: Any) -> str:
+        """An expression for a part, with what it needs among the rules."""
+        kind: str = part["type"]
+        build: Callable[[Any], str] | None = getattr(self, f"_{kind}", None)
+        if build is None:
+            raise InvalidGrammarError(f"{kind!r} is no type of a grammar's part")
+        return build(part)
+
+    def _rule(self, body: str, *, is_lazy: bool = False) -> str:
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}{'[lazy]' if is_lazy else ''}: {body}\n")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        name = f"T{len(self.lines)}"
+        self.lines.append(f"{name}: {body}\n")
+        return name
+
+    def _const(self, part: Any) -> str:
+        return _literal(part["value"])
+
+    def _token(self, part: Any) -> str:
+        return f"<[{int(part['token'])}]>"
+
+    def _regex(self, part: Any) -> str:
+        return self._terminal(f"/{javascript(part['pattern'], is_quoted=False)}/")
+
+    def _choice(self, part: Any) -> str:
+        return self._terminal(" | ".join(map(_literal, dict.fromkeys(part["values"]))))
+
+    def _json_schema(self, part: Any) -> str:
+        schema = prepare_schema(part["json_schema"], is_lenient=bool(part.get("lenient")))
+        return self._rule(f"%json {json.dumps(schema)}")
+
+    def _grammar(self, part: Any) -> str:
+        try:
+            text = str(any_to_lark(part["grammar"]))
+        except Exception as error:  # the converter's own are of several kinds
+            raise InvalidGrammarError(f"it cannot be read: {error}") from error
+        self.others = [{"name": "client", "lark_grammar": text}]  # an answer has one of these
+        return "@client"
+
+    def _text(self, part: Any) -> str:
+        suffix = _literal(part["suffix"]) if part.get("suffix") else ""
+        return self._terminal(f"{_characters(part)} {suffix}")
+
+    def _text_until(self, part: Any) -> str:
+        body = self._terminal(_characters(part))
+        return self._rule(f"{body} {_literal(part['end'])}", is_lazy=True)
+
+    def _sequence(self, part: Any) -> str:
+        return " ".join(map(self.expression, part["elements"])) or '""'
+
+    def _or(self, part: Any) -> str:
+        return self._rule(" | ".join(map(self.expression, part["elements"])))
+
+    def _optional(self, part: Any) -> str:
+        return f"({self.expression(part['content'])})?"
+
+    def _star(self, part: Any) -> str:
+        return f"({self.expression(part['content'])})*"
+
+
+def _characters(part: Any) -> str:
+    """A terminal's body for any characters, but for what the part excludes."""
+    most = part.get("max_chars")
+    body = "/(?s:.*)/" if most is None else f"/(?s:.{{0,{int(most)}}})/"
+    if start := part.get("not_before"):
+        body += f" & ~/{_escaped(start)}(?s:.*)/"
+    if inner := part.get("excludes"):
+        body += f" & ~/(?s:.*){_escaped(inner)}(?s:.*)/"
+    return f"({body})"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")
