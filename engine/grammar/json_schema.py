@@ -41,6 +41,7 @@ _OF_TYPE: Final = {
     "array": _ARRAY,
     "object": _OBJECT,
 }
+_NESTING: Final = (*_OBJECT, *_ARRAY)
 _DESCRIBING: Final = ("properties", "required", "patternProperties")
 _COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf")
 _NO_SCHEMAS: Final = ("const", "enum", "default", "examples", "example", "required", "type")
@@ -89,7 +90,7 @@ def _combines(schema: Any) -> bool:
         combining = sum(name in schema for name in _COMBINING)
         parts = schema.get("allOf")
         is_several = isinstance(parts, list) and len(parts) > 1
-        if is_several or combining > 1 or (combining and not schema.keys().isdisjoint(_OBJECT)):
+        if is_several or combining > 1 or (combining and not schema.keys().isdisjoint(_NESTING)):
             return True
     return any(map(_combines, _children(schema)))
 
@@ -243,7 +244,9 @@ def _modernise(own: Schema) -> None:
 def _describe_text(own: Schema) -> None:
     """Write patterns and dates as expressions of llguidance; drop what constrains nothing."""
     format_ = own.get("format")
-    if isinstance(format_, str) and format_ not in _FORMATS:
+    is_text = not own.keys().isdisjoint(("type", "const", "enum"))
+    if isinstance(format_, str) and not (is_text and format_ in _FORMATS):
+        format_ = None
         del own["format"]
     if own.get("uniqueItems") is False:
         del own["uniqueItems"]
@@ -272,7 +275,8 @@ def _describe_keys(own: Schema, place: str) -> None:
         return
     if own.keys() & {"properties", "patternProperties", "required"}:
         raise _refusal(place, "propertyNames beside other descriptions of properties")
-    value = own.pop("additionalProperties", True)
+    rest = own.pop("unevaluatedProperties", True)
+    value = own.pop("additionalProperties", rest)
     match {name: names[name] for name in names if name not in ("type", "title", "description")}:
         case {"enum": [*listed], **others} if not others and all(map(_is_text, listed)):
             own["properties"] = dict.fromkeys(listed, value)

@@ -249,6 +249,12 @@ CASES: tuple[tuple[dict[str, Any], list[Any], list[str]], ...] = (
         ['{"c":1}', '{"a":"x"}'],
     ),
     ({"propertyNames": string(), "type": "object"}, [{"a": 1}], ["1"]),
+    (
+        {"propertyNames": {"maxLength": 1}, "unevaluatedProperties": {"type": "number"}},
+        [{"a": 1}],
+        ['{"a":"b"}', '{"ab":1}'],
+    ),
+    ({"format": "email"}, ["no mail", 1], []),
     # ---- numbers
     (number(minimum=1e-7, maximum=2e-7), [], ["0.0000003", "0", "1"]),
     (number(minimum=3, exclusiveMinimum=True), [3.5, 4], ["3", "2"]),
