@@ -5,6 +5,7 @@ type for its keywords, objects that hold what they describe and nothing else) an
 constrains nothing: formats that nobody enforces (JSON Schema 2020-12, "Validation", section 7.2.3).
 """
 
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -25,6 +26,7 @@ _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,8}"
 """Between two tokens of an answer. Without a bound a weak model writes spaces to the end."""
 _EXACT_BELOW: Final = 2**53  # whole numbers that are exact as the doubles that llguidance reads
 _MOST_CHARS: Final = 10**9  # no answer is longer
+_STEPS: Final = (Decimal("1e-6"), Decimal("1e-9"), Decimal("1e-12"))  # of bounds of numbers
 _MAX_FACTOR: Final = 1000  # the automaton of `multipleOf` has a state for each remainder
 _FORMATS: Final = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
@@ -109,6 +111,7 @@ class _Preparation:
         own = {name: value for name, value in schema.items() if name != "x-guidance"}
         _check_numbers(own, place)
         _modernise(own)
+        _round_bounds(own, place)
         _describe_keys(own, place)
         self._complete(own)
         _drop_counts(own)
@@ -201,6 +204,35 @@ def _check_numbers(own: Schema, place: str) -> None:
     patterns = own.get("patternProperties")
     if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
         raise _refusal(place, f"patternProperties with over {MAX_PATTERN_PROPERTIES} patterns")
+
+
+def _round_bounds(own: Schema, place: str) -> None:
+    """Replace bounds of many decimals by ones of fewer within them.
+
+    Numbers are read as doubles: one of sixteen digits may lie beyond a bound that its text keeps.
+    """
+    ends = {name: own[name] for name in _BOUNDS if name != "multipleOf" and name in own}
+    if own.get("type") == "integer" or not all(map(_is_number, ends.values())):
+        return
+    found = {name: Decimal(str(value)) for name, value in ends.items()}
+    lows = [value for name, value in found.items() if name.endswith("inimum")]
+    highs = [value for name, value in found.items() if name.endswith("aximum")]
+    width = abs(min(highs) - max(lows)) if lows and highs else Decimal(1)
+    step = next((step for step in _STEPS if step * 100 <= width), _STEPS[-1])
+    for name, value in found.items():
+        is_low = name.endswith("inimum")
+        rounded = value.quantize(step, ROUND_CEILING if is_low else ROUND_FLOOR)
+        if rounded == value:
+            continue
+        del own[name]
+        bound, bounded = ("minimum", max) if is_low else ("maximum", min)
+        own[bound] = bounded(float(rounded), own.get(bound, float(rounded)))
+    if own.get("minimum", 0) > own.get("maximum", own.get("minimum", 0)):
+        raise InvalidGrammarError(f"{place}: no number of twelve decimals lies within the bounds")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _num_required(own: Schema) -> int:

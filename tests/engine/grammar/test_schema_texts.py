@@ -258,6 +258,9 @@ CASES: tuple[tuple[dict[str, Any], list[Any], list[str]], ...] = (
     # ---- numbers
     (number(minimum=1e-7, maximum=2e-7), [], ["0.0000003", "0", "1"]),
     (number(minimum=3, exclusiveMinimum=True), [3.5, 4], ["3", "2"]),
+    (number(exclusiveMaximum=1.4600000000000002, minimum=1), [1], ["1.4600000000000001"]),
+    (number(maximum=1.1927825699999999, minimum=1), [1], ["1.19278257"]),
+    (number(exclusiveMinimum=0, exclusiveMaximum=1), [0.5, 0.99], ["0", "1"]),
     (number(multipleOf=0.5), [0.5, 3, -1.5], ["0.3", "1.25"]),
 )
 
