@@ -177,16 +177,16 @@ class _Preparation:
                 own.setdefault(closed, own.pop(rest))
             if closed not in own and not own.keys().isdisjoint(describing):
                 own[closed] = False
-        named = own.get("required")
-        if own.get("additionalProperties") is False and isinstance(named, list):
-            self._describe_required(own, named)
+                _describe_required(own)
 
-    def _describe_required(self, own: Schema, named: list[Any]) -> None:
-        """Let in what is required and not described, where it was we who closed the object."""
-        described = own.get("properties", {})
-        if isinstance(described, dict) and "patternProperties" not in own:
-            missing = [name for name in named if isinstance(name, str) and name not in described]
-            own["properties"] = described | dict.fromkeys(missing, True)
+
+def _describe_required(own: Schema) -> None:
+    """Let in what is required and not described, in an object that its author did not close."""
+    described, named = own.get("properties", {}), own.get("required")
+    is_plain = isinstance(described, dict) and "patternProperties" not in own
+    if is_plain and isinstance(named, list):
+        missing = [name for name in named if isinstance(name, str) and name not in described]
+        own["properties"] = described | dict.fromkeys(missing, True)
 
 
 def _check_numbers(own: Schema, place: str) -> None:
@@ -227,7 +227,7 @@ def _round_bounds(own: Schema, place: str) -> None:
         del own[name]
         bound, bounded = ("minimum", max) if is_low else ("maximum", min)
         own[bound] = bounded(float(rounded), own.get(bound, float(rounded)))
-    if own.get("minimum", 0) > own.get("maximum", own.get("minimum", 0)):
+    if "minimum" in own and "maximum" in own and own["minimum"] > own["maximum"]:
         raise InvalidGrammarError(f"{place}: no number of twelve decimals lies within the bounds")
 
 

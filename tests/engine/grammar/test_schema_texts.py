@@ -261,6 +261,8 @@ CASES: tuple[tuple[dict[str, Any], list[Any], list[str]], ...] = (
     (number(exclusiveMaximum=1.4600000000000002, minimum=1), [1], ["1.4600000000000001"]),
     (number(maximum=1.1927825699999999, minimum=1), [1], ["1.19278257"]),
     (number(exclusiveMinimum=0, exclusiveMaximum=1), [0.5, 0.99], ["0", "1"]),
+    (number(maximum=-5), [-5, -7.25], ["-4", "0", "5"]),
+    (number(exclusiveMaximum=-0.5), [-0.6, -3], ["-0.5", "0.1"]),
     (number(multipleOf=0.5), [0.5, 3, -1.5], ["0.3", "1.25"]),
 )
 
@@ -287,6 +289,12 @@ REFUSED = (
     ({"const": [{"a": 10**400}]}, r"below 2\*\*53"),
     ({"type": "object", "minProperties": 2}, "minProperties over the number"),
     ({"propertyNames": {"not": {}}}, "schema of propertyNames"),
+    ({"required": ["a"], "additionalProperties": False}, "required property 'a'"),
+    (
+        {"properties": {"b": {}}, "required": ["a"], "unevaluatedProperties": False},
+        "required property 'a'",
+    ),
+    (number(minimum=1.0000000000001, maximum=1.0000000000002), "no number of twelve decimals"),
     ({"properties": {"a": {}}, "propertyNames": {"maxLength": 2}}, "propertyNames beside"),
     ({"patternProperties": {f"^a{i}$": {} for i in range(65)}}, "over 64 patterns"),
 )
