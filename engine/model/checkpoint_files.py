@@ -44,6 +44,21 @@ def small_files(path_or_id: str | Path) -> Path:
     )
 
 
+def model_name(path_or_id: str) -> str:
+    """Return a folder's name; of a hub id, or a folder of the hub's cache, the model's."""
+    if hub_commit(path_or_id):
+        return Path(path_or_id).parts[-3].rpartition("--")[2]
+    return path_or_id.rstrip("/").rpartition("/")[2]
+
+
+def hub_commit(path: str) -> str | None:
+    """Return the commit that a folder of the hub's cache holds; None for other folders."""
+    match Path(path).parts:
+        case [*_, repository, "snapshots", commit] if repository.startswith("models--"):
+            return commit
+    return None
+
+
 def end_token_ids(path_or_id: str | Path) -> tuple[int, ...]:
     """Return the ids that config.json and generation_config.json end an answer at, merged.
 

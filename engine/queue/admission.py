@@ -10,6 +10,7 @@ from outrider.engine.errors import (
     PromptTooLongError,
 )
 from outrider.engine.events import TierInfo
+from outrider.engine.model.checkpoint_files import model_name
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter
@@ -180,7 +181,7 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
     assert runner.max_context is not None
     return TierInfo(
         tier=tier,
-        model_id=model.config.model_id.rstrip("/").rsplit("/", 1)[-1],
+        model_id=model_name(model.config.model_id),
         path=model.config.model_id,
         max_context=runner.max_context,
         vocab_size=runner.vocab_size,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
+from outrider.engine.model.checkpoint_files import model_name
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, SchemeName
 from outrider.engine.model.shard import Shard
@@ -102,7 +103,7 @@ class ModelSizes:
             kv_bytes[each.window is not None] += 2 * heads.num_kv_heads * head_bytes
         line_bytes, state_bytes = config.recurrent_bytes(input_bytes=_BYTES[dtype])
         return cls(
-            name=config.model_id.rstrip("/").rpartition("/")[2],
+            name=model_name(config.model_id),
             num_parameters=num_parameters,
             num_idle_parameters=num_idle,
             weight_bytes=weight_bytes,
