@@ -11,6 +11,9 @@ _SMALL_FILES: Final = (
     *("special_tokens_map.json", "added_tokens.json", "tekken.json"),
     *("chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
+_TEXT_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model")
+ALL_FILES: Final = (*_TEXT_FILES, "*.safetensors")
+"""Patterns of what is read of a checkpoint on the hub, without weights and with them."""
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -41,6 +44,21 @@ def small_files(path_or_id: str | Path) -> Path:
 
     return Path(
         huggingface_hub.snapshot_download(str(path_or_id), allow_patterns=list(_SMALL_FILES))
+    )
+
+
+def pinned_folder(model_id: str, revision: str) -> Path:
+    """Return the folder of the hub's cache that has a revision's configs and its tokenizer.
+
+    It is named by the commit, and has the weights once they are fetched. Raises OSError or
+    ValueError.
+    """
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(
+            model_id, revision=revision, allow_patterns=list(_TEXT_FILES)
+        )
     )
 
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.model.checkpoint_files import read_object
+from outrider.engine.model.checkpoint_files import ALL_FILES, read_object
 from outrider.engine.model.families.text_parts import HEADS, PREFIXES, text_prefix
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.engine.model.freed_memory import give_back_freed_memory
@@ -26,11 +26,12 @@ ProgressCallback = Callable[[int, int], None]
 _CLOSE_AFTER_BYTES = 8 << 20
 # Of tensors that have been read: each is dropped once it is packed.
 _GIVE_BACK_AFTER_BYTES = 8 << 20
-_DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
-def resolve_checkpoint(path_or_id: str | Path) -> Path:
+def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> Path:
     """The local folder of a checkpoint; a hub id is downloaded (or found in the hub's cache).
+
+    `revision`: of a hub id, a branch, a tag or a commit; None for main.
 
     Raises UnsupportedModelError if it is no folder and cannot be fetched.
     """
@@ -40,11 +41,14 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
     from huggingface_hub import snapshot_download  # 0.2 s that a local folder does not need
 
     try:
-        return Path(snapshot_download(str(path_or_id), allow_patterns=list(_DOWNLOADED)))
+        return Path(
+            snapshot_download(str(path_or_id), revision=revision, allow_patterns=list(ALL_FILES))
+        )
     except (OSError, ValueError) as error:
+        which = "" if revision is None else f" (revision {revision})"
         raise UnsupportedModelError(
-            f"{path_or_id} is not a local folder and could not be fetched from the Hugging Face "
-            f"hub: {error}"
+            f"{path_or_id}{which} is not a local folder and could not be fetched from the Hugging "
+            f"Face hub: {error}"
         ) from error
 
 

@@ -64,15 +64,24 @@ def _known_schemes(text: str) -> str:
 Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(split_list)]
 
 
+Revision = Annotated[str, Field(pattern=r"^\S+$")]
+
+
+def is_local(name: str) -> bool:
+    """Return whether a model's name means a folder or file of this machine that is there."""
+    path = Path(name).expanduser()
+    return path.is_dir() or path.is_file()
+
+
 def is_missing_folder(name: str) -> bool:
     """Return whether a model's name looks like a missing folder or GGUF file.
 
     Hub ids are `owner/name`.
     """
-    path = Path(name).expanduser()
-    if path.is_dir() or path.is_file():
+    if is_local(name):
         return False
-    return path.suffix == ".gguf" or name.startswith(("/", ".", "~")) or name.count("/") != 1
+    is_gguf = Path(name).suffix == ".gguf"
+    return is_gguf or name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
 def bundled_pair() -> Path:
@@ -128,10 +137,17 @@ class ModelSettings(Section):
     """Folder, GGUF file or Hugging Face id of the small model, which answers easy prompts and
     drafts for the large one; "none" for no such tier, "demo" for the one that comes with
     Outrider."""
+    large_revision: Revision | None = None
+    """Branch, tag or full commit hash of the large model on the Hugging Face hub, of which weights,
+    tokenizer and template are taken; unset: main."""
+    small_revision: Revision | None = None
+    """The same for the small model."""
     drafter: str | None = None
     """Folder or Hugging Face id of an EAGLE-3, MTP, P-EAGLE or DFlash drafter that was trained for
     the large model and reads its hidden states; "mtp" for the one in the large model's own
     checkpoint. Beside a small model, whichever of the two gains more drafts."""
+    drafter_revision: Revision | None = None
+    """Branch, tag or full commit hash of a drafter on the hub; unset: main."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""
@@ -143,6 +159,15 @@ class ModelSettings(Section):
     large=FILE, small=FILE for each."""
     tool_format: Literal["auto", ToolFormatName] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
+
+    @property
+    def has_revision(self) -> bool:
+        """True if a model's revision is set."""
+        return any((self.large_revision, self.small_revision, self.drafter_revision))
+
+    def revision(self, tier: Literal["large", "small"]) -> str | None:
+        """Return the revision of a tier's model on the hub; None for main, and for a folder."""
+        return self.large_revision if tier == "large" else self.small_revision
 
     def scheme(self, tier: Literal["large", "small"]) -> SchemeName | None:
         """Return how a tier's weights are rounded."""

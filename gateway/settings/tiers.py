@@ -18,6 +18,7 @@ from outrider.gateway.settings.presets import PresetName, SignIn, with_preset
 from outrider.gateway.settings.sections import (
     Count,
     ModelSettings,
+    Revision,
     Seconds,
     Section,
     Share,
@@ -178,6 +179,8 @@ class UpstreamSettings(Section):
     """Headers added to every request."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of its tokenizer, to check the usage that the server reports."""
+    tokenizer_revision: Revision | None = None
+    """Branch, tag or full commit hash of that tokenizer on the hub; unset: main."""
     max_context: Count | None = None
     """Tokens of prompt and answer together; unset: unknown."""
     allow_fields: FieldNames = ()

@@ -5,6 +5,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -30,6 +31,7 @@ from outrider.gateway.settings.kv_events import kv_event_complaints
 from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
+from outrider.gateway.settings.revisions import forget_revisions, revision_complaints
 from outrider.gateway.settings.sections import NONE as NONE
 from outrider.gateway.settings.sections import (
     EngineSettings,
@@ -83,6 +85,9 @@ _OWN_FLAGS: Final = {
         for path in (
             "models.large",
             "models.small",
+            "models.large_revision",
+            "models.small_revision",
+            "models.drafter_revision",
             "models.router",
             "models.quantize",
             "models.chat_template",
@@ -177,6 +182,7 @@ class Settings(BaseSettings):
     def _fits_together(self) -> Self:
         complaints = [
             *tier_complaints(self.models, self.tiers, self.handoff, self.mirror),
+            *revision_complaints(self.models, self.tiers),
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
@@ -240,8 +246,9 @@ def load_settings(
     if path is not None:
         sources.append(_file_source(path))
     merged: dict[str, Any] = {}
-    for source in reversed(sources):
-        _merge(merged, source.values)
+    for place in reversed(range(len(sources))):
+        stronger = (each.values for each in sources[:place])
+        _merge(merged, reduce(forget_revisions, stronger, sources[place].values))
     _leave_out_demo(merged)
     try:
         return Settings(**merged)

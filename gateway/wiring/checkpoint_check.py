@@ -10,10 +10,13 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.checkpoint_files import read_object
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +41,11 @@ _POINTER: Final = b"version https://git-lfs"
 _GENERATIVE: Final = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForConditionalGeneration")
 
 
-def check_checkpoint(path_or_id: str) -> None:
-    """Raise UnsupportedModelError for what cannot be a checkpoint; may ask the hub about an id."""
+def check_checkpoint(path_or_id: str, revision: str | None = None) -> None:
+    """Raise UnsupportedModelError for what cannot be a checkpoint; may ask the hub about an id.
+
+    revision: of a hub id; None for main.
+    """
     folder = Path(path_or_id).expanduser()
     if not folder.is_dir():
         if folder.exists():
@@ -47,7 +53,7 @@ def check_checkpoint(path_or_id: str) -> None:
                 f"{path_or_id} is a file of another kind. Name a folder with a checkpoint, a "
                 "*.gguf file, or a Hugging Face id."
             )
-        _check_on_hub(path_or_id)
+        _check_on_hub(path_or_id, revision)
         return
     names = {file.name for file in folder.iterdir()}
     _check_names(path_or_id, names, read_object(folder / _ADAPTER))
@@ -159,11 +165,22 @@ def _is_pointer(file: Path) -> bool:
         return opened.read(len(_POINTER)) == _POINTER
 
 
-@functools.cache
-def _check_on_hub(model_id: str) -> None:
-    """Ask the hub once for a model's files. A copy in the cache is used where it cannot be asked.
+def _check_on_hub(model_id: str, revision: str | None) -> None:
+    """Raise UnsupportedModelError where the files on the hub are no checkpoint."""
+    info = ask_hub(model_id, revision)
+    if info is None:
+        return
+    _check_names(model_id, [file.rfilename for file in info.siblings or ()], None)
+    if isinstance(info.config, dict):
+        _check_config(model_id, info.config)
 
-    The hub's own client tries each of some ten requests six times, which takes a minute.
+
+@functools.cache
+def ask_hub(model_id: str, revision: str | None) -> "ModelInfo | None":
+    """Ask the hub once for a model's files; None where it cannot be asked, and a copy is cached.
+
+    The hub's own client tries each of some ten requests six times, which takes a minute. Raises
+    UnsupportedModelError for a model or a revision that is not there.
     """
     import huggingface_hub
     from huggingface_hub import constants, errors
@@ -175,15 +192,20 @@ def _check_on_hub(model_id: str) -> None:
         raise UnsupportedModelError(
             f"{model_id} is neither a folder here nor a Hugging Face id: {error}"
         ) from None
-    is_cached = isinstance(huggingface_hub.try_to_load_from_cache(model_id, "config.json"), str)
+    cached = huggingface_hub.try_to_load_from_cache(model_id, "config.json", None, revision)
+    is_cached = isinstance(cached, str)
+    which = model_id if revision is None else f"{model_id} at revision {revision}"
     if constants.HF_HUB_OFFLINE:
         if is_cached:
-            return
+            return None
         raise UnsupportedModelError(
-            f"{model_id} is not in the Hugging Face cache, and HF_HUB_OFFLINE forbids to fetch it."
+            f"{which} is not in the Hugging Face cache, and HF_HUB_OFFLINE forbids to fetch it: "
+            "unset it for one start, or name a folder."
         )
     try:
-        info = huggingface_hub.HfApi().model_info(model_id, timeout=_HUB_TIMEOUT_S)
+        return huggingface_hub.HfApi().model_info(
+            model_id, revision=revision, timeout=_HUB_TIMEOUT_S
+        )
     except errors.GatedRepoError:
         raise UnsupportedModelError(
             f"{model_id} is gated: accept its terms on https://huggingface.co/{model_id}, and set "
@@ -194,11 +216,17 @@ def _check_on_hub(model_id: str) -> None:
             f"{model_id} is neither a folder here nor a model on the Hugging Face hub that you may "
             "see. Check the spelling; for a private one set HF_TOKEN."
         ) from None
+    except errors.RevisionNotFoundError:
+        raise UnsupportedModelError(
+            f"{model_id} has no revision {revision} on the Hugging Face hub. Name a branch, a tag "
+            f"or a full commit hash (https://huggingface.co/{model_id}/commits/main lists them), "
+            "or leave the revision out."
+        ) from None
     except Exception as error:  # noqa: BLE001 - the client's transport has its own, by version
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        reason = first_line(error)
         if not is_cached:
             raise UnsupportedModelError(
-                f"{model_id} is neither a folder here nor in the cache, and the Hugging Face hub "
+                f"{which} is neither a folder here nor in the cache, and the Hugging Face hub "
                 f"cannot be asked ({reason}). Check the spelling and the connection, or name a "
                 "folder."
             ) from None
@@ -206,8 +234,9 @@ def _check_on_hub(model_id: str) -> None:
         # For the engine's process, and for this one, where the client has read it already.
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True
-        return
-    names = [file.rfilename for file in info.siblings or ()]
-    _check_names(model_id, names, None)
-    if isinstance(info.config, dict):
-        _check_config(model_id, info.config)
+        return None
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of the hub's client says, without its advice on its own settings."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -52,6 +52,7 @@ def load_head(
         return None
     from outrider.draft.heads.read_head import read_head
     from outrider.engine.model.decoder import DecoderModel
+    from outrider.engine.model.weights import resolve_checkpoint
     from outrider.engine.model.whole_ends import ends_of
 
     large = models.get("large")
@@ -66,6 +67,8 @@ def load_head(
             f"{large.config.model_id}, which runs through transformers' modules; heads draft for "
             "models with layers of Outrider's own."
         )
+    if (revision := settings.models.drafter_revision) is not None:
+        path = str(resolve_checkpoint(path, revision))
     return read_head(
         path,
         ends_of(large),

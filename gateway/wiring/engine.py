@@ -22,7 +22,7 @@ from outrider.gateway.settings.adapters import parse_adapter
 from outrider.gateway.settings.paths import cache_folder
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
-from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.checkpoints import fetched_model, named_models
 from outrider.gateway.wiring.drafter import (
     Runners,
     build_drafter,
@@ -147,7 +147,7 @@ def _source(settings: Settings, tier: Tier) -> "ModelSource":
     from outrider.engine.parallel.messages import ModelSource
 
     return ModelSource(
-        path=named_models(settings)[tier],
+        path=fetched_model(settings, tier),
         dtype=settings.engine.dtype,
         deterministic=_deterministic(settings),
         max_context=settings.engine.max_context,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.engine.errors import EngineError
+from outrider.engine.model.checkpoint_files import hub_commit
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.engine.request import TIERS, Tier
 from outrider.gateway.planning.routing_parts import RoutingParts
@@ -93,11 +94,14 @@ def _pair_to_check(
 ) -> str | None:
     """Return the pair that the engine's models are compared with once they are loaded.
 
-    Folders are compared here and now, before any weight is loaded. Raises EngineError.
+    Folders are compared here and now, before any weight is loaded; but not the hub's cache, into
+    which the engine may still be fetching. Raises EngineError.
     """
     if loaded.pair is None:
         return None
-    folders = {tier: Path(path).expanduser() for tier, path in models.items()}
+    folders = {
+        tier: Path(path).expanduser() for tier, path in models.items() if hub_commit(path) is None
+    }
     known = {
         tier: checkpoint_fingerprint(folder) if folder.is_dir() else ""
         for tier, folder in folders.items()

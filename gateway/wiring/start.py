@@ -21,8 +21,8 @@ from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
 from outrider.gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
 from outrider.gateway.tenants.loopback import listen_host
 from outrider.gateway.wiring.chat_tokenizers import chat_template
-from outrider.gateway.wiring.checkpoint_check import check_checkpoint
-from outrider.gateway.wiring.checkpoints import named_models
+from outrider.gateway.wiring.checkpoint_check import ask_hub, check_checkpoint
+from outrider.gateway.wiring.checkpoints import at_commits, named_models
 from outrider.gateway.wiring.hardware import may_have_gpu, usable_physical_cores
 
 _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
@@ -101,7 +101,7 @@ def _engine_settings(settings: Settings) -> Settings:
         "redis_url": None,
         "experiments": {},
     }
-    return settings.model_copy(update=not_its_business)
+    return settings.model_copy(update={**not_its_business, "models": at_commits(settings)})
 
 
 def keep_torch_out() -> None:
@@ -131,10 +131,13 @@ def check_models(settings: Settings) -> None:
     named = named_models(settings)
     _check_templates(settings, named)
     check_folders(settings)
+    models = settings.models
     for tier, path in named.items():
         chat_template(settings, tier)
         if is_here:  # of a model that runs elsewhere the tokenizer is enough
-            check_checkpoint(path)
+            revision = models.revision(tier)
+            pinned = revision and models.resolved()[tier]  # its folder has no weights yet
+            check_checkpoint(pinned or path, revision)
     if is_here:
         _check_drafter(settings, named)
         _check_adapters(settings)
@@ -180,6 +183,8 @@ def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:
             "EAGLE-3, MTP, P-EAGLE or DFlash drafter, a Hugging Face id, or mtp for the drafter in "
             "the large model's own checkpoint."
         )
+    if settings.models.drafter_revision is not None:
+        ask_hub(path, settings.models.drafter_revision)
 
 
 def _check_adapters(settings: Settings) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from outrider.engine.errors import EngineError
 from outrider.engine.request import Tier
 from outrider.gateway.handoff.cloud_parts import CloudParts
 from outrider.gateway.planning.placement import PlacementPolicy
@@ -23,6 +24,7 @@ from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.small_server import SmallServer
 from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.gateway.upstream.token_counts import TokenCounter
+from outrider.gateway.wiring.checkpoints import checkpoint
 from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def build_upstreams(
         if options.unknown_fields is None:
             options = options.model_copy(update={"unknown_fields": settings.unknown_fields})
         traits = TRAITS[options.server]
-        counter = _token_counter(name, options.tokenizer)
+        counter = _token_counter(name, options)
         parts = TierParts(
             transport=build_transport(
                 name, options, allow_private=settings.allow_private_upstreams, clock=clock
@@ -217,13 +219,13 @@ def _mirror_complaints(options: MirrorSettings) -> Iterator[str]:
         yield f"mirror.file = {str(options.file)!r}: name a file in a folder that exists"
 
 
-def _token_counter(name: str, tokenizer: str | None) -> TokenCounter | None:
+def _token_counter(name: str, options: UpstreamSettings) -> TokenCounter | None:
     """Return a counter with the tier's own tokenizer; None where that is unknown."""
-    if tokenizer is None:
+    if options.tokenizer is None:
         return None
     try:
-        return TokenCounter.load(tokenizer)
-    except (OSError, ValueError) as error:
+        return TokenCounter.load(checkpoint(options.tokenizer, options.tokenizer_revision))
+    except (EngineError, OSError, ValueError) as error:
         raise SettingsError(
-            f"tiers.{name}.tokenizer = {tokenizer!r}: it cannot be loaded: {error}"
+            f"tiers.{name}.tokenizer = {options.tokenizer!r}: it cannot be loaded: {error}"
         ) from error

@@ -201,6 +201,17 @@ def test_a_tier_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.models.resolved() == {"large": None, "small": None}
 
 
+def test_revisions_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Settings] = []
+    monkeypatch.setattr("outrider.gateway.tools.console.serve_command._serve", served.append)
+    names = ("large", "small", "drafter")
+    flags = [(f"--{name}", "a/b", f"--{name}-revision", name) for name in names]
+    result = invoke("serve", *(word for words in flags for word in words))
+    assert result.exit_code == 0, result.output
+    (settings,) = served
+    assert [getattr(settings.models, f"{name}_revision") for name in names] == list(names)
+
+
 def test_a_missing_key_ends_the_start() -> None:
     result = invoke(
         *("serve", "--port", "0", "--large", "none", "--small", "none"),

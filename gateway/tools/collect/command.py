@@ -35,10 +35,11 @@ from outrider.gateway.tools.collect.data import (
     read_questions,
 )
 from outrider.gateway.tools.collect.judge import Judge, JudgeError
+from outrider.gateway.tools.console.command import LargeRevision, SmallRevision
 from outrider.gateway.tools.console.terminal import LoadingProgress, make_console
 from outrider.gateway.tools.console.user_errors import user_errors
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
-from outrider.gateway.wiring.checkpoints import checkpoint
+from outrider.gateway.wiring.checkpoints import named_models
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 _FIXABLE = (CollectError, JudgeError, EngineError, GatewayError, SettingsError, OSError)
@@ -78,6 +79,8 @@ def collect(  # noqa: PLR0913 - a flag each
     large: Annotated[
         str | None, typer.Option(help="Folder or Hugging Face id of the large model.")
     ] = None,
+    large_revision: LargeRevision = None,
+    small_revision: SmallRevision = None,
     config: Annotated[Path | None, typer.Option("--config", help="Settings file.")] = None,
     check: Annotated[
         str | None, typer.Option(help=f"Check of rows without one: {', '.join(CHECK_KINDS)}.")
@@ -105,6 +108,8 @@ def collect(  # noqa: PLR0913 - a flag each
             flags={
                 "models.small": small,
                 "models.large": large,
+                "models.large_revision": large_revision,
+                "models.small_revision": small_revision,
                 "engine.device": device,
                 "engine.dtype": dtype,
                 "engine.num_threads": num_threads,
@@ -183,11 +188,9 @@ def _bars() -> Bars:
 def _tokenizers(settings: Settings) -> dict[Tier, ChatTokenizer]:
     """Raises CollectError for one that cannot be loaded."""
     tokenizers: dict[Tier, ChatTokenizer] = {}
-    for tier, path in settings.models.resolved().items():
-        if path is None:
-            continue
+    for tier, path in named_models(settings).items():
         try:
-            tokenizers[tier] = load_chat_tokenizer(settings, tier, checkpoint(path))
+            tokenizers[tier] = load_chat_tokenizer(settings, tier, path)
         except (OSError, ValueError) as error:
             raise CollectError(f"{path}: the tokenizer cannot be loaded: {error}") from error
     return tokenizers

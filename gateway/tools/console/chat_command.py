@@ -12,7 +12,9 @@ from outrider.gateway.tools.console.command import (
     DeviceOption,
     DtypeOption,
     LargeOption,
+    LargeRevision,
     Small,
+    SmallRevision,
     Tiers,
     model_flags,
     reports_user_errors,
@@ -82,6 +84,8 @@ def chat(  # noqa: PLR0913 - a flag each
     config: ConfigFile = None,
     large: LargeOption = None,
     small: Small = None,
+    large_revision: LargeRevision = None,
+    small_revision: SmallRevision = None,
     tiers: Tiers = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -120,6 +124,8 @@ def chat(  # noqa: PLR0913 - a flag each
 
     flags = {
         **model_flags(large, small),
+        "models.large_revision": large_revision,
+        "models.small_revision": small_revision,
         "engine.device": device,
         "engine.dtype": dtype,
         **tier_flags(tiers or []),

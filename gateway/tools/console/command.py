@@ -30,6 +30,18 @@ LargeOption = Annotated[
     typer.Option(help="Folder or Hugging Face id of the large model, or a server's URL."),
 ]
 Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
+LargeRevision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REVISION", help="Branch, tag or commit of the large model on the hub, not main."
+    ),
+]
+SmallRevision = Annotated[
+    str | None, typer.Option(metavar="REVISION", help="The same for the small model.")
+]
+DrafterRevision = Annotated[
+    str | None, typer.Option(metavar="REVISION", help="The same for a drafter on the hub.")
+]
 QuantizeOption = Annotated[
     str | None,
     typer.Option(

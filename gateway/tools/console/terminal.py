@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.engine.events import EngineInfo
+from outrider.engine.model.checkpoint_files import hub_commit
 from outrider.gateway.settings.tiers import UpstreamSettings
 
 _WIDEST: Final = 1000
@@ -121,8 +122,10 @@ def print_engine_banner(console: Console, endpoint: str, info: EngineInfo, key: 
 def _print_tiers(console: Console, info: EngineInfo) -> None:
     for tier, model in info.tiers.items():
         millions = model.num_parameters / 1e6
+        commit = hub_commit(model.path)
+        name = model.model_id if commit is None else f"{model.model_id} (commit {commit[:12]})"
         console.print(
-            f"  {tier:<6} {escape(model.model_id)}  {millions:,.1f} M parameters, "
+            f"  {tier:<6} {escape(name)}  {millions:,.1f} M parameters, "
             f"{model.scheme} on {model.device}"
             f"{', deterministic' if model.deterministic else ''}, context {model.max_context}",
             soft_wrap=True,

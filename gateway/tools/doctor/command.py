@@ -12,7 +12,9 @@ from outrider.gateway.tools.console.command import (
     ConfigFile,
     DeviceOption,
     LargeOption,
+    LargeRevision,
     Small,
+    SmallRevision,
     Tiers,
     assigned,
     model_flags,
@@ -30,6 +32,8 @@ def doctor(  # noqa: PLR0913 - a flag each
     config: ConfigFile = None,
     large: LargeOption = None,
     small: Small = None,
+    large_revision: LargeRevision = None,
+    small_revision: SmallRevision = None,
     device: DeviceOption = None,
     port: Annotated[int | None, typer.Option(help="Port that must be free.")] = None,
     tiers: Tiers = None,
@@ -42,6 +46,8 @@ def doctor(  # noqa: PLR0913 - a flag each
 
     flags = {
         **model_flags(large, small),
+        "models.large_revision": large_revision,
+        "models.small_revision": small_revision,
         "engine.device": device,
         "server.port": port,
         **tier_flags(tiers or []),

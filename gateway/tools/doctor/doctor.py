@@ -200,11 +200,15 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
             detail=f"{path} is not a folder",
             advice=f"Name a folder with a checkpoint, or a Hugging Face id, with --{tier}.",
         )
-    if not Path(path).expanduser().exists():
-        detail = f"{path} is fetched from the Hugging Face hub at the first start"
-        return Finding(name=name, status="ok", detail=detail)
+    revision = settings.models.revision(tier)
+    fetched = f"{path} is fetched from the Hugging Face hub at the first start"
+    if revision is None and not Path(path).expanduser().exists():
+        return Finding(name=name, status="ok", detail=fetched)
     try:
-        folder = Path(checkpoint(path)).expanduser()
+        folder = Path(checkpoint(path, revision)).expanduser()
+    except UnsupportedModelError as error:
+        return Finding(name=name, status="failed", detail=str(error))
+    try:
         config = read_model_config(folder)
         tokenizer = load_chat_tokenizer(settings, tier, str(folder))
     except SettingsError as error:
@@ -222,6 +226,9 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
             advice="Use a checkpoint of an architecture and format that docs/models.md lists.",
         )
     weights = _weight_bytes(folder)
+    if not weights and revision is not None:
+        detail = f"{config.architecture} at {folder}, without weights: {fetched}"
+        return Finding(name=name, status="ok", detail=detail)
     if not weights:
         return Finding(
             name=name,
@@ -235,7 +242,7 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
     formats = f"{tokenizer.dialect.format.name} tools" + ", reasoning" * tokenizer.may_think
     detail = (
         f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, {formats}, "
-        f"at {path}"
+        f"at {path if revision is None else folder}"
     )
     return Finding(name=name, status="ok", detail=detail)
 
@@ -269,10 +276,10 @@ def _folders(settings: Settings) -> list[Path]:
     from outrider.gateway.wiring.checkpoints import checkpoint
 
     folders = []
-    for path in settings.models.resolved().values():
+    for tier, path in settings.models.resolved().items():
         if path is not None:
             with contextlib.suppress(UnsupportedModelError):
-                path = checkpoint(path)
+                path = checkpoint(path, settings.models.revision(tier))
             folders.append(Path(path).expanduser())
     return folders
 

@@ -62,8 +62,17 @@ def need(extra: str, purpose: str) -> None:
 
 
 def draft_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
-    """Return the settings of a file and these flags. Raises SettingsError."""
-    return load_settings(config_file=config, flags=flags)
+    """Return the settings of a file and these flags. Raises SettingsError.
+
+    Training and measuring read checkpoints by their names alone, so no revision may be set.
+    """
+    settings = load_settings(config_file=config, flags=flags)
+    if settings.models.has_revision:
+        raise SettingsError(
+            "the settings pin a model's revision, which outrider draft does not take: fetch it "
+            "(hf download NAME --revision REVISION), and name the folder that this prints"
+        )
+    return settings
 
 
 def found_data(path: Path) -> Path:

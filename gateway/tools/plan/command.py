@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from outrider.gateway.settings.tree import SettingsError, load_settings
-from outrider.gateway.tools.console.command import ParallelOption, QuantizeOption, assigned
+from outrider.gateway.tools.console.command import (
+    LargeRevision,
+    ParallelOption,
+    QuantizeOption,
+    SmallRevision,
+    assigned,
+)
 from outrider.gateway.tools.console.user_errors import EXIT_USAGE, complain
 
 if TYPE_CHECKING:
@@ -45,6 +51,8 @@ def plan(  # noqa: PLR0913 - a flag each
     large: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
     quantize: QuantizeOption = None,
     small: Annotated[str | None, typer.Option(help="The same for the small model.")] = None,
+    large_revision: LargeRevision = None,
+    small_revision: SmallRevision = None,
     tensor_parallel: ParallelOption = None,
     prompt_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of a prompt.")] = 300,
     answer_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of an answer.")] = 120,
@@ -99,6 +107,8 @@ def plan(  # noqa: PLR0913 - a flag each
     flags = {
         "models.large": large,
         "models.small": small,
+        "models.large_revision": large_revision,
+        "models.small_revision": small_revision,
         "models.quantize": quantize,
         "engine.tensor_parallel": tensor_parallel,
     }

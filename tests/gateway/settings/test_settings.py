@@ -123,6 +123,8 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
     environ = base | {variable: text}
     if path == ("handoff", "small"):  # a server in the place of the model that is loaded
         environ |= {"OUTRIDER_MODELS__SMALL": "none", "OUTRIDER_MODELS__LARGE": "m"}
+    if path[-1].endswith("_revision"):  # of a model on the hub
+        environ[variable.removesuffix("_REVISION")] = "owner/name"
     if path == ("routing", "max_cost_usd"):
         environ["OUTRIDER_ROUTING__PRICES__LARGE__PROMPT"] = "1"
     found = setting_of(load_settings(environ=environ), path)

@@ -17,7 +17,7 @@ from outrider.engine.model.gguf.header import read_header
 from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.wiring import start
-from outrider.gateway.wiring.checkpoint_check import _check_on_hub, check_checkpoint
+from outrider.gateway.wiring.checkpoint_check import ask_hub, check_checkpoint
 from outrider.gateway.wiring.hardware import may_have_gpu
 from outrider.gateway.wiring.start import check_models
 
@@ -33,9 +33,9 @@ def folder(tmp_path: Path) -> Path:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
-    _check_on_hub.cache_clear()
+    ask_hub.cache_clear()
     yield monkeypatch
-    _check_on_hub.cache_clear()
+    ask_hub.cache_clear()
 
 
 def answer(hub: pytest.MonkeyPatch, result: object) -> None:
