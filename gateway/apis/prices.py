@@ -1,9 +1,11 @@
 """Prices of the models that GET /v1/models lists."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 from outrider.gateway.ledger.prices import PriceBook
+from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.sections import TierPriceSettings
 
 _TOKENS_PER_PRICE: Final = Decimal(10**6)
@@ -35,14 +37,22 @@ def _priced(tier: dict[str, Any], prices: PriceBook) -> dict[str, Any]:
     )
 
 
-def _pricing(prices: list[TierPriceSettings]) -> dict[str, str]:
+def _pricing(prices: list[UpstreamPriceSettings]) -> dict[str, Any]:
     """USD for one token, as texts: that is how other gateways list prices."""
-    cached = [p.prompt if p.cached_prompt is None else p.cached_prompt for p in prices]
+    lengths = sorted({longer.above for price in prices for longer in price.long_prompts})
+    longer = [
+        {"above": length, **_dearest([price.at(length + 1) for price in prices])}
+        for length in lengths
+    ]
+    pricing: dict[str, Any] = {"currency": "USD", **_dearest(prices)}
+    return {**pricing, "long_prompts": longer} if longer else pricing
+
+
+def _dearest(prices: Sequence[TierPriceSettings]) -> dict[str, str]:
     return {
-        "currency": "USD",
-        "prompt": _per_token(max(p.prompt for p in prices)),
-        "input_cache_read": _per_token(max(cached)),
-        "completion": _per_token(max(p.completion for p in prices)),
+        "prompt": _per_token(max(price.prompt for price in prices)),
+        "input_cache_read": _per_token(max(price.cached for price in prices)),
+        "completion": _per_token(max(price.completion for price in prices)),
     }
 
 

@@ -121,8 +121,11 @@ class CloudCalls:
 
     def _affordable(self, parsed: ParsedRequest) -> int | None:
         """The tokens that `max_cost_usd` leaves each answer; None where it sets no bound."""
-        most, price = parsed.max_cost_usd, self._tier(parsed).settings.price
-        if most is None or parsed.token_limit is not None or not price.completion:
+        most = parsed.max_cost_usd
+        if most is None or parsed.token_limit is not None:
+            return None
+        price = self._tier(parsed).settings.price.at(self._num_prompt_tokens(parsed))
+        if not price.completion:
             return None
         left_usd = most - (self._cost_of(parsed, 0) or 0.0)
         return max(int(left_usd * 1e6 / (price.completion * num_answers(parsed))), 1)

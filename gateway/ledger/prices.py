@@ -9,7 +9,7 @@ from typing import Final, get_args
 import msgspec
 
 from outrider.gateway.schema.kinds import PassedUnit, Units
-from outrider.gateway.settings.passed import UpstreamPriceSettings
+from outrider.gateway.settings.passed import LongPromptPrice, UpstreamPriceSettings
 from outrider.gateway.settings.sections import TierPriceSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
 
@@ -29,8 +29,12 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     charge_nanos: int
 
 
-class _Rate(msgspec.Struct, frozen=True):
-    """Femto-dollars per token, and per unit where units are priced in place of tokens."""
+class _Rate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Femto-dollars per token, and per unit where units are priced in place of tokens.
+
+    `long_prompts`: the prices of all tokens of requests with longer prompts than each one's
+    `above`, which rises. No price falls with it.
+    """
 
     prompt: int = 0
     cached_prompt: int = 0
@@ -38,6 +42,8 @@ class _Rate(msgspec.Struct, frozen=True):
     image: int | None = None
     audio_second: int | None = None
     speech_byte: int | None = None
+    above: int = 0
+    long_prompts: tuple["_Rate", ...] = ()
 
     def nanos(
         self,
@@ -45,16 +51,26 @@ class _Rate(msgspec.Struct, frozen=True):
         num_cached_tokens: int,
         num_completion: int,
         units: Units | None = None,
+        of_prompt: int | None = None,
     ) -> int:
-        """Return whole nano-dollars, rounded down once: priced parts never exceed the whole."""
+        """Return whole nano-dollars, rounded down once: priced parts never exceed the whole.
+
+        `of_prompt`: as in `PriceBook.money`.
+        """
         if units is not None and (price := self.of(units.unit)) is not None:
             return units.num * price // _UNITS_PER_NANO
+        rate = self._at(num_fresh_tokens + num_cached_tokens if of_prompt is None else of_prompt)
         femtos = (
-            num_fresh_tokens * self.prompt
-            + num_cached_tokens * self.cached_prompt
-            + num_completion * self.completion
+            num_fresh_tokens * rate.prompt
+            + num_cached_tokens * rate.cached_prompt
+            + num_completion * rate.completion
         )
         return femtos // _UNITS_PER_NANO
+
+    def _at(self, num_prompt_tokens: int) -> "_Rate":
+        """Return the prices of a request with such a prompt."""
+        longer = (rate for rate in reversed(self.long_prompts) if num_prompt_tokens > rate.above)
+        return next(longer, self)
 
     def of(self, unit: PassedUnit) -> int | None:
         """Return the price of one unit; None where it is not set."""
@@ -72,7 +88,7 @@ class _Rate(msgspec.Struct, frozen=True):
 
     @property
     def is_free(self) -> bool:
-        return not (self.prompt or self.cached_prompt or self.completion)
+        return not (self.prompt or self.cached_prompt or self.completion or self.long_prompts)
 
 
 class _TierRates(msgspec.Struct, frozen=True):
@@ -97,8 +113,9 @@ class PriceBook:
     """The prices of one time, under a version that is written into each row of the ledger.
 
     Amounts are sums of tokens times prices, rounded down to whole nano-dollars once for each
-    attempt. So they never fall when tokens are added, and what the parts of a request are charged
-    never exceed the reservation for the whole of it.
+    attempt. Prices may rise with the length of the prompt, and never fall. So amounts never fall
+    when tokens are added, and what the parts of a request are charged never exceeds the reservation
+    for the whole of it.
     """
 
     def __init__(self, rates: Mapping[str, _TierRates], strong_tier: str = STRONG) -> None:
@@ -152,10 +169,13 @@ class PriceBook:
         num_completion_tokens: int,
         num_cached_tokens: int = 0,
         units: Units | None = None,
+        of_prompt: int | None = None,
     ) -> Money:
         """Return the price of tokens, or of `units` where these have one; unknown tiers are free.
 
-        Prompt tokens include cached ones.
+        Prompt tokens include cached ones. `of_prompt`: length of the request's prompt, which
+        decides on the prices, where it is not `num_prompt_tokens`: these are a part of the request,
+        or of several.
 
         Raises ValueError for a negative number.
         """
@@ -163,10 +183,10 @@ class PriceBook:
             raise ValueError("numbers of tokens cannot be negative")
         rates = self._rates.get(tier, _FREE)
         num_cached = min(num_cached_tokens, num_prompt_tokens)
-        num_fresh = num_prompt_tokens - num_cached
+        parts = (num_prompt_tokens - num_cached, num_cached, num_completion_tokens)
         return Money(
-            cost_nanos=rates.cost.nanos(num_fresh, num_cached, num_completion_tokens, units),
-            charge_nanos=rates.charge.nanos(num_fresh, num_cached, num_completion_tokens, units),
+            cost_nanos=rates.cost.nanos(*parts, units, of_prompt),
+            charge_nanos=rates.charge.nanos(*parts, units, of_prompt),
         )
 
     def most(
@@ -177,7 +197,7 @@ class PriceBook:
         num_completion_tokens: int,
         units: Units | None = None,
     ) -> Money:
-        """Return the most of `money`, for any number of cached tokens."""
+        """Return the most of `money`, for any number of cached tokens and any shorter prompt."""
         if num_prompt_tokens < 0 or num_completion_tokens < 0:
             raise ValueError("numbers of tokens cannot be negative")
         rates = self._rates.get(tier, _FREE)
@@ -195,18 +215,34 @@ class PriceBook:
         """Return whether the client's charge for a tier's units is set."""
         return self._rates.get(tier, _FREE).charge.of(unit) is not None
 
-    def charge_of(self, tier: str) -> TierPriceSettings:
+    def prompt_thresholds(self, tier: str) -> frozenset[int]:
+        """Return the lengths of prompts above which this tier's tokens cost more."""
+        return frozenset(rate.above for rate in self._rates.get(tier, _FREE).cost.long_prompts)
+
+    def charge_of(self, tier: str) -> UpstreamPriceSettings:
         """Return the client's charge for this tier's tokens, in USD per million."""
         return _price(self._rates.get(tier, _FREE).charge)
 
 
 def _rate(price: TierPriceSettings) -> _Rate:
-    cached = price.prompt if price.cached_prompt is None else price.cached_prompt
-    units: dict[str, int] = {}
-    if isinstance(price, UpstreamPriceSettings):
-        known = {unit: price.of(unit) for unit in get_args(PassedUnit)}
-        units = {unit: _units(usd * 1e6) for unit, usd in known.items() if usd is not None}
-    return _Rate(_units(price.prompt), _units(cached), _units(price.completion), **units)
+    rate = _token_rate(price)
+    if not isinstance(price, UpstreamPriceSettings):
+        return rate
+    known = {unit: price.of(unit) for unit in get_args(PassedUnit)}
+    return msgspec.structs.replace(
+        rate,
+        long_prompts=tuple(_token_rate(each, each.above) for each in price.long_prompts),
+        **{unit: _units(usd * 1e6) for unit, usd in known.items() if usd is not None},
+    )
+
+
+def _token_rate(price: TierPriceSettings, above: int = 0) -> _Rate:
+    return _Rate(
+        prompt=_units(price.prompt),
+        cached_prompt=_units(price.cached),
+        completion=_units(price.completion),
+        above=above,
+    )
 
 
 def _units(usd_per_million: float) -> int:
@@ -216,12 +252,15 @@ def _units(usd_per_million: float) -> int:
     return round(Decimal(repr(usd_per_million)) * _UNITS_PER_MILLION_USD)
 
 
-def _price(rate: _Rate) -> TierPriceSettings:
-    prompt, cached, completion = (
-        float(Decimal(units) / _UNITS_PER_MILLION_USD)
-        for units in (rate.prompt, rate.cached_prompt, rate.completion)
-    )
-    return TierPriceSettings(prompt=prompt, cached_prompt=cached, completion=completion)
+def _price(rate: _Rate) -> UpstreamPriceSettings:
+    longer = (LongPromptPrice(above=each.above, **_usd(each)) for each in rate.long_prompts)
+    return UpstreamPriceSettings(**_usd(rate), long_prompts=tuple(longer))
+
+
+def _usd(rate: _Rate) -> dict[str, float]:
+    """Return USD per million tokens."""
+    names = ("prompt", "cached_prompt", "completion")
+    return {name: float(Decimal(getattr(rate, name)) / _UNITS_PER_MILLION_USD) for name in names}
 
 
 def _strong_tier(settings: Settings) -> str:

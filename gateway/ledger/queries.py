@@ -138,9 +138,12 @@ def total_usage(connection: Connection, wanted: UsageFilter) -> UsageTotals:
 def savings(connection: Connection, wanted: UsageFilter) -> Savings | None:
     """Compare with one tier that answers everything; None where its price is unknown."""
     books = _price_books(connection)
+    lengths = set[int]().union(*(b.prompt_thresholds(b.strong_tier) for b in books.values()))
     cost = always = 0
     tier: str | None = None
-    for version, spent, prompt, cached, completion in connection.execute(_delivered_query(wanted)):
+    for version, longest, spent, prompt, cached, completion in connection.execute(
+        _delivered_query(wanted, sorted(lengths))
+    ):
         book = books.get(version)
         if book is None or not book.is_known(book.strong_tier):
             continue
@@ -151,6 +154,7 @@ def savings(connection: Connection, wanted: UsageFilter) -> Savings | None:
             num_prompt_tokens=int(prompt),
             num_cached_tokens=int(cached),
             num_completion_tokens=max(0, int(completion)),
+            of_prompt=int(longest),
         ).cost_nanos
     return None if tier is None else Savings(tier=tier, cost_nanos=cost, always_nanos=always)
 
@@ -201,11 +205,13 @@ def _label(by: Dimension, value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _delivered_query(wanted: UsageFilter) -> Any:
-    """Select the cost, and the tokens of prompts and of delivered text, by version of prices.
+def _delivered_query(wanted: UsageFilter, lengths: Sequence[int]) -> Any:
+    """Select the longest prompt, the cost, and the tokens of prompts and of delivered text.
 
-    A prompt counts once for each request: not for attempts that delivered nothing, and not for
-    continuations, whose prompt contains the text delivered before.
+    They are sums by version of prices and by which of the `lengths` a row's prompt exceeds: all
+    rows of a group have the price of its longest prompt. A prompt counts once for each request:
+    not for attempts that delivered nothing, and not for continuations, whose prompt contains the
+    text delivered before.
     """
     row = ledger.c
     text = row.num_completion_tokens - row.num_discarded_tokens
@@ -216,13 +222,14 @@ def _delivered_query(wanted: UsageFilter) -> Any:
     return (
         select(
             row.price_version,
+            func.max(row.num_prompt_tokens),
             func.sum(case((row.kind != "mirror", row.cost_nanos), else_=0)),
             func.sum(case((has_prompt, row.num_prompt_tokens), else_=0)),
             func.sum(case((has_prompt, row.num_cached_tokens), else_=0)),
             func.sum(case((is_serving, text), else_=0)),
         )
         .where(wanted.condition)
-        .group_by(row.price_version)
+        .group_by(row.price_version, *(row.num_prompt_tokens > length for length in lengths))
         .order_by(func.max(row.ended_at))
     )
 

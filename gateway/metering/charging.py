@@ -38,6 +38,7 @@ def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
             num_cached_tokens=num_cached,
             num_completion_tokens=charged.num_completion,
             units=charged.units,
+            of_prompt=row.num_prompt_tokens,
         )
     return msgspec.structs.replace(
         row,

@@ -1,6 +1,5 @@
 """The usage that a request of a limited tenant reserves, and its charge."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -76,7 +75,7 @@ class ReservedUsage:
             per_choice = await self._reserve_usual(estimate)
         if per_choice >= estimate.max_tokens and not estimate.is_enforced_upstream:
             return None
-        grow = partial(self._grow, estimate.tiers)
+        grow = partial(self._grow, estimate)
         return TokenAllowance(per_choice * estimate.num_choices, grow)
 
     async def _reserve_usual(self, estimate: UsageEstimate) -> int:
@@ -124,11 +123,14 @@ class ReservedUsage:
             await self._reservation.extend(Want(by_tier=more))
             self._reserved.add(more)
 
-    async def _grow(self, tiers: Iterable[str], num_tokens: int) -> bool:
-        """Count more of the answer, whichever tier writes it."""
+    async def _grow(self, estimate: UsageEstimate, num_tokens: int) -> bool:
+        """Count more of the answer, whichever tier writes it, at the price behind its prompt."""
         more = {}
-        for tier in tiers:
-            amounts = self._amounts(tier, 0, num_tokens)
+        for tier in estimate.tiers:
+            before, after = (
+                self._amounts(tier, estimate.num_prompt_tokens, num) for num in (0, num_tokens)
+            )
+            amounts = beyond(after, before)
             # Money is rounded down; amounts reserved in parts are charged as one sum.
             more[tier] = Amounts(requests=0, tokens=amounts.tokens, usd_nanos=amounts.usd_nanos + 1)
         return await self._grow_by(more)

@@ -318,17 +318,29 @@ class UpstreamChunk(BaseModel):
     outrider: UpstreamReport | None = None
 
 
-class Pricing(ResponseModel):
+class TokenPricing(ResponseModel):
     """Prices of tokens in USD, as decimal texts.
 
     `prompt`: of a prompt's token; `input_cache_read`: of one found in the cache; `completion`: of
     an answer's token.
     """
 
-    currency: Literal["USD"]
     prompt: str
     input_cache_read: str
     completion: str
+
+
+class LongPromptPricing(TokenPricing):
+    """Prices of all tokens of a request whose prompt has more than `above` tokens."""
+
+    above: int
+
+
+class Pricing(TokenPricing):
+    """Prices of tokens. `long_prompts` is there where a long prompt makes a request dearer."""
+
+    currency: Literal["USD"]
+    long_prompts: list[LongPromptPricing] | None = None
 
 
 class TierCard(ResponseModel):

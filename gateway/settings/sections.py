@@ -344,6 +344,11 @@ class TierPriceSettings(Section):
     completion: Price = 0.0
     """Price of completion tokens."""
 
+    @property
+    def cached(self) -> float:
+        """Price of cached prompt tokens, whether it is set or not."""
+        return self.prompt if self.cached_prompt is None else self.cached_prompt
+
 
 class PriceSettings(Section):
     """Prices of tokens, for targets, limits and sticky conversations. All 0: unknown."""

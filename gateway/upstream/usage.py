@@ -173,14 +173,14 @@ def cost_usd(usage: UpstreamUsage, price: UpstreamPriceSettings) -> float | None
     """Return the cost at these prices; None where no price is named."""
     if usage.units is not None and (each := price.of(usage.units.unit)) is not None:
         return usage.units.num * each
-    if not (price.prompt or price.completion or price.cached_prompt):
+    rate = price.at(usage.num_prompt_tokens)
+    if not (rate.prompt or rate.completion or rate.cached_prompt):
         return None
-    cached_price = price.prompt if price.cached_prompt is None else price.cached_prompt
     num_cached = min(usage.num_cached_tokens, usage.num_prompt_tokens)
     return (
-        (usage.num_prompt_tokens - num_cached) * price.prompt
-        + num_cached * cached_price
-        + usage.num_completion_tokens * price.completion
+        (usage.num_prompt_tokens - num_cached) * rate.prompt
+        + num_cached * rate.cached
+        + usage.num_completion_tokens * rate.completion
     ) / _TOKENS_PER_MILLION
 
 

@@ -81,8 +81,9 @@ def _prices(settings: PriceSettings) -> dict[Tier, TokenPrices] | None:
     """Return the settings' token prices; None where they name none."""
 
     def of(tier: TierPriceSettings) -> TokenPrices:
-        cached = tier.prompt if tier.cached_prompt is None else tier.cached_prompt
-        return TokenPrices(prompt=tier.prompt, cached_prompt=cached, completion=tier.completion)
+        return TokenPrices(
+            prompt=tier.prompt, cached_prompt=tier.cached, completion=tier.completion
+        )
 
     if not settings.is_known:
         return None

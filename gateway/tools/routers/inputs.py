@@ -156,8 +156,9 @@ def prices_of(small: str | None, large: str | None, config: Path | None) -> Pric
 
 
 def _known_price(prices: TierPriceSettings) -> TokenPrices:
-    cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
-    return TokenPrices(prompt=prices.prompt, cached_prompt=cached, completion=prices.completion)
+    return TokenPrices(
+        prompt=prices.prompt, cached_prompt=prices.cached, completion=prices.completion
+    )
 
 
 def _price(text: str, flag: str) -> TokenPrices:

@@ -72,6 +72,28 @@ def test_prices_report_the_charge_and_not_the_cost() -> None:
     assert with_prices(card(tier("small", 1)), prices)["pricing"]["prompt"] == "0.000001"
 
 
+def test_long_prompts_cost_at_most_what_the_dearest_tiers_do() -> None:
+    small = {"prompt": 1, "completion": 2}
+    large = {"prompt": 0.5, "completion": 3}
+    charges = {
+        "small": {**small, "long_prompts": [{"above": 99, "prompt": 4, "completion": 4}]},
+        "large": {**large, "long_prompts": [{"above": 200, "prompt": 5, "completion": 5}]},
+    }
+    made = with_prices(card(tier("small", 1), tier("large", 1)), book(charges=charges))
+    ModelCard.model_validate(made, strict=True)
+    assert made["pricing"]["completion"] == "0.000003"
+    assert made["pricing"]["long_prompts"] == [
+        {
+            "above": above,
+            "prompt": f"0.00000{most}",
+            "input_cache_read": f"0.00000{most}",
+            "completion": f"0.00000{most}",
+        }
+        for above, most in ((99, 4), (200, 5))
+    ]
+    assert made["outrider"][0]["pricing"]["long_prompts"] == [made["pricing"]["long_prompts"][0]]
+
+
 def test_unknown_prices_are_null() -> None:
     made = with_prices(card(tier("small", 4096), CLOUD), PriceBook.free())
     ModelCard.model_validate(made, strict=True)

@@ -4,12 +4,14 @@ import random
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.gateway.ledger.prices import Money, PriceBook
 from outrider.gateway.ledger.row_ids import row_ids
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import cost_usd
 
 PRICE = st.decimals(min_value=0, max_value=1000, places=6).map(float)
 COUNT = st.integers(min_value=0, max_value=10**7)
@@ -96,6 +98,85 @@ def test_parts_never_exceed_what_was_reserved_for_the_whole(
     )
     most = prices.most("small", num_prompt_tokens=prompt, num_completion_tokens=completion)
     assert sum(part.charge_nanos for part in parts) <= most.charge_nanos
+
+
+@given(
+    prices=st.lists(st.tuples(PRICE, PRICE, PRICE), min_size=3, max_size=3),
+    lengths=st.tuples(COUNT, COUNT).map(lambda pair: (min(pair) + 1, max(pair) + 2)),
+    whole=st.tuples(COUNT, COUNT),
+    shares=st.tuples(*[st.integers(0, 100)] * 3),
+)
+@example(prices=[(1.0, 0.0, 1.0)] * 2 + [(2.0, 0.0, 9.0)], lengths=(5, 9), whole=(10, 3),
+         shares=(100, 0, 50))  # fmt: skip
+def test_what_is_reserved_for_a_long_prompt_covers_all_parts_of_shorter_ones(
+    prices: list[tuple[float, float, float]],
+    lengths: tuple[int, int],
+    whole: tuple[int, int],
+    shares: tuple[int, int, int],
+) -> None:
+    names = ("prompt", "cached_prompt", "completion")
+    columns = [sorted(column) for column in zip(*prices, strict=True)]
+    base, *longer = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+    tables = [{"above": n, **price} for n, price in zip(lengths, longer, strict=True)]
+    made = book(charges__small={**base, "long_prompts": tables})
+    prompt, first = whole[0] * shares[0] // 100, whole[1] * shares[2] // 100
+    parts = (
+        made.money(
+            "small",
+            num_prompt_tokens=prompt,
+            num_cached_tokens=prompt * shares[1] // 100,
+            num_completion_tokens=first,
+        ),
+        made.money(
+            "small",
+            num_prompt_tokens=0,
+            num_completion_tokens=whole[1] - first,
+            of_prompt=prompt,
+        ),
+    )
+    most = made.most("small", num_prompt_tokens=whole[0], num_completion_tokens=whole[1])
+    assert sum(part.charge_nanos for part in parts) <= most.charge_nanos
+
+
+LONG = {
+    "tiers.cloud.url": "http://127.0.0.1:1/v1",
+    "tiers.cloud.price.prompt": 1.25,
+    "tiers.cloud.price.cached_prompt": 0.125,
+    "tiers.cloud.price.completion": 10,
+    "tiers.cloud.price.long_prompts": [
+        {"above": 200_000, "prompt": 2.5, "cached_prompt": 0.25, "completion": 15}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_cached", "nanos"),
+    [
+        (200_000, 0, 200_000 * 1250 + 7 * 10_000),
+        (200_001, 0, 200_001 * 2500 + 7 * 15_000),
+        (200_001, 200_001, 200_001 * 250 + 7 * 15_000),  # cached tokens are part of the length
+    ],
+)
+def test_all_tokens_of_a_request_cost_more_behind_a_long_prompt(
+    num_prompt: int, num_cached: int, nanos: int
+) -> None:
+    settings = load_settings(flags=LONG, environ={})
+    for made in (
+        PriceBook.from_settings(settings),
+        PriceBook.from_document(PriceBook.from_settings(settings).document),
+    ):
+        money = made.money(
+            "cloud",
+            num_prompt_tokens=num_prompt,
+            num_cached_tokens=num_cached,
+            num_completion_tokens=7,
+        )
+        assert money == Money(cost_nanos=nanos, charge_nanos=nanos)
+        assert made.charge_of("cloud").long_prompts == settings.tiers["cloud"].price.long_prompts
+    usage = UpstreamUsage(
+        num_prompt_tokens=num_prompt, num_cached_tokens=num_cached, num_completion_tokens=7
+    )
+    assert cost_usd(usage, settings.tiers["cloud"].price) == pytest.approx(nanos / 1e9)
 
 
 def test_versions_are_of_the_prices_alone() -> None:

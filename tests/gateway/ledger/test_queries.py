@@ -1,6 +1,7 @@
 """Sums over the ledger, on every database, against sums that a person can check."""
 
 import asyncio
+import random
 
 import pytest
 
@@ -17,10 +18,22 @@ from outrider.gateway.ledger.queries import (
     usage_by,
 )
 from outrider.gateway.ledger.timestamps import parse_time
+from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import keys, teams
 from tests.gateway.ledger.ledgers import NOON, row
 from tests.gateway.ledger.rows import DAY_S, PRICES, some_rows, store
+
+
+def long_prompt_prices(*, above: int, dearer: int) -> PriceBook:
+    """Prices of whole nano-dollars of an upstream tier that takes what is hard."""
+    price = {"prompt": 1, "cached_prompt": 0.5, "completion": 4}
+    longer = {"above": above, **{name: usd * dearer for name, usd in price.items()}}
+    flags = {
+        "tiers.cloud.url": "http://127.0.0.1:1/v1",
+        "tiers.cloud.price": {**price, "long_prompts": [longer]},
+    }
+    return PriceBook.from_settings(load_settings(flags=flags, environ={}))
 
 
 def groups(database: Database, by: Dimension, **wanted: object) -> dict[str, tuple[int, ...]]:
@@ -90,6 +103,34 @@ def test_savings_price_each_answer_once_at_the_large_tier(database: Database) ->
     always = 260 * 1_000 + 40 * 500 + 40 * 4_000
     assert found == Savings(tier="large", cost_nanos=213_000, always_nanos=always)
     assert found.saved_nanos == always - 213_000
+
+
+def test_savings_are_those_of_each_request_by_itself(database: Database) -> None:
+    """Sums of tokens do not tell which requests had the prices of long prompts."""
+    rng = random.Random(5)
+    books = [
+        long_prompt_prices(above=200, dearer=3),
+        long_prompt_prices(above=300, dearer=7),
+        PRICES,  # of a time in which another tier was the strong one
+    ]
+    rows, always = [], 0
+    for number in range(200):
+        book = rng.choice(books)
+        num_prompt = rng.choice((0, 50, 199, 200, 201, 299, 300, 301, 900))
+        counts = {
+            "num_prompt_tokens": num_prompt,
+            "num_cached_tokens": rng.randint(0, num_prompt),
+            "num_completion_tokens": rng.randint(0, 90),
+        }
+        rows.append(row(number, **counts, price_version=book.version, cost_nanos=number))
+        always += book.money(book.strong_tier, **counts).cost_nanos
+    for book in books:
+        store(database, [], book)
+    store(database, rows)
+    with database.read() as connection:
+        found = savings(connection, UsageFilter())
+    assert found is not None
+    assert (found.cost_nanos, found.always_nanos) == (sum(range(200)), always)
 
 
 def test_a_continued_answers_prompt_counts_once(database: Database) -> None:

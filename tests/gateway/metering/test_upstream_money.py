@@ -103,6 +103,20 @@ def test_six_streams_under_a_small_budget_cost_no_more_than_it(opened: Open) -> 
     assert used == charged(rows)[1]
 
 
+def test_a_stream_behind_a_long_prompt_costs_no_more_than_its_budget(opened: Open) -> None:
+    """Each token counts at the price behind its prompt when it is delivered, and in the books."""
+    dear = {name: 20 * usd for name, usd in PRICE.items()}
+    tier = {"price": {**PRICE, "long_prompts": [{"above": 5, **dear}]}}
+    with opened(limits=LimitSpec(usd_per_day=20 * BROKE), tier=tier) as made:
+        answer = Streamed(ask_stream(made))
+        (row,) = made.rows(1)
+        used = made.used("usd_per_day")
+    assert (row["outcome"], row["num_prompt_tokens"] > 5) == ("limited", True)
+    assert len(answer.text.split()) <= row["num_completion_tokens"]
+    assert used == row["charge_nanos"] == row["cost_nanos"]
+    assert 0.8 * 20 * BROKE < used / NANOS_PER_USD <= 20 * BROKE
+
+
 def test_a_stream_that_max_cost_usd_bounds_ends_at_the_tenants_limit(opened: Open) -> None:
     """Issue 15, second round: it was taken for one whose whole length is reserved.
 

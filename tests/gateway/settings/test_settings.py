@@ -1,6 +1,7 @@
 """Sources of settings, their precedence, and the messages for wrong ones."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -315,6 +316,59 @@ def test_prices_are_sections_in_a_section(empty_folder: Path) -> None:
 # Tiers elsewhere.
 
 TIER = {"tiers.cloud.url": "https://cloud.example/v1"}
+
+
+LONG_PROMPTS = (
+    '[{"above": 100, "prompt": 2, "completion": 3}, {"above": 9000, "prompt": 2, "completion": 4}]'
+)
+
+
+@pytest.mark.parametrize("section", ["tiers.cloud.price", "charges.large"])
+def test_prices_of_long_prompts_in_a_file_a_variable_and_a_flag(
+    empty_folder: Path, section: str
+) -> None:
+    name = f"{section}.long_prompts"
+    variable = f"OUTRIDER_{name.upper().replace('.', '__')}"
+    url = {"tiers.cloud.url": "http://127.0.0.1:1/v1"}
+    by_flag = load_settings(flags={**url, name: LONG_PROMPTS}, environ={})
+    by_variable = load_settings(flags=url, environ={variable: LONG_PROMPTS})
+    tables = "".join(
+        f"[[{name}]]\n" + "\n".join(f"{key} = {value}" for key, value in table.items()) + "\n"
+        for table in json.loads(LONG_PROMPTS)
+    )
+    by_file = load_settings(config_file=write(empty_folder, tables), flags=url, environ={})
+    again = load_settings(
+        config_file=write(empty_folder, to_toml(by_flag), "again.toml"), environ={}
+    )
+    assert by_flag == by_variable == by_file == again
+    price = by_flag.tiers["cloud"].price if "tiers" in section else by_flag.charges["large"]
+    assert [price.at(length).completion for length in (100, 101, 9000, 9001)] == [0, 3, 3, 4]
+    assert price.at(9001).cached == 2
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ("dear", "it is no JSON; write .*above"),
+        (
+            [{"above": 9, "prompt": 3}],
+            "completion=0.0 of the table with above=9 must be at least 4.0",
+        ),
+        ([{"above": 9, "prompt": 1, "completion": 4}], "prompt=1.0 .* must be at least 3.0"),
+        (
+            [{"above": 9, "prompt": 3, "cached_prompt": 1, "completion": 4}],
+            "cached_prompt=1.0 .* must be at least 2.0: thresholds rise, and no price falls",
+        ),
+        ([{"above": n, "prompt": 3, "completion": 4} for n in (9, 9)], "above=9 .* least 10:"),
+        ([{"prompt": 3, "completion": 4}], r"long_prompts\.0\.above is missing"),
+        ([{"above": 0, "prompt": 3, "completion": 4}], "above .* greater than or equal to 1"),
+        ([{"above": 9, "image": 3}], "image .* is not a setting"),
+    ],
+)
+def test_wrong_prices_of_long_prompts_are_refused(tables: object, expected: str) -> None:
+    price = {"prompt": 3, "cached_prompt": 2, "completion": 4, "long_prompts": tables}
+    told = complaint(flags={f"charges.large.{name}": value for name, value in price.items()})
+    assert re.search(rf"^charges\.large.*{expected}", told), told
 
 
 def test_a_tier_in_a_file_variables_and_flags(empty_folder: Path) -> None:

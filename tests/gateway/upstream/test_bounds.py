@@ -87,3 +87,21 @@ def test_the_bodys_maximum_is_reserved_before_it_is_sent(
     assert fine.status_code == 200
     affordable = sent["max_completion_tokens"]
     assert 0 < affordable <= 300 - len(json.dumps(sent["messages"], separators=(",", ":")))
+
+
+def test_max_cost_usd_pays_for_the_dearer_tokens_behind_a_long_prompt(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
+) -> None:
+    long = {"above": 100, "prompt": 10.0, "completion": 100.0}
+    tier = {"price": {"prompt": 1.0, "completion": 1.0, "long_prompts": [long]}}
+    short, longer = ([{"role": "user", "content": "x" * length}] for length in (5, 200))
+    with books(tokenizer, encode, tmp_path, tier=tier) as made:
+        options = {"model": "cloud", "outrider": {"max_cost_usd": 0.01}}
+        for messages in (short, longer):
+            assert made.world.chat(messages=messages, **options).status_code == 200
+        too_long = made.world.chat(messages=longer, max_tokens=100, **options)
+        sent = [request.document for request in made.world.cloud.requests]
+    cheap, dear = (document["max_completion_tokens"] for document in sent)
+    assert (0.01 - 200 * 10e-6) / 100e-6 > dear > (0.01 - 300 * 10e-6) / 100e-6
+    assert cheap > 9000
+    assert too_long.status_code == 400
