@@ -4,14 +4,23 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from genai_prices.types import ConditionalPrice, MatchLogic, ModelInfo, ModelPrice, Provider
+    from decimal import Decimal
+
+    from genai_prices.types import (
+        ConditionalPrice,
+        MatchLogic,
+        ModelInfo,
+        ModelPrice,
+        Provider,
+        TieredPrices,
+    )
 
 PROVIDERS: Final[Mapping[str, str]] = {
     "openai": "openai",
@@ -34,6 +43,15 @@ _FREE_OF: Final = ("audio", "image", "video", "reasoning", "hours", "mchars", "p
 """Parts of the names of prices that our books have no counts for."""
 
 
+class LongPrice(NamedTuple):
+    """USD per million tokens of requests whose prompt has more than `above` tokens."""
+
+    above: int
+    prompt: str
+    cached_prompt: str | None
+    completion: str
+
+
 class DatedPrice(NamedTuple):
     """USD per million tokens from a day on, as decimals. `cached_prompt` None: as other tokens."""
 
@@ -41,6 +59,7 @@ class DatedPrice(NamedTuple):
     prompt: str
     cached_prompt: str | None
     completion: str
+    long_prompts: Sequence[LongPrice] = ()
 
 
 def at(prices: list[DatedPrice], today: date) -> DatedPrice | None:
@@ -70,7 +89,7 @@ def _provider(service: str) -> "Provider":
 
 
 def _prices(model: "ModelInfo") -> list[DatedPrice]:
-    """Return the prices by date. None for long prompts, hours of the day, sound or images."""
+    """Return the prices by date. None for hours of the day, sound or images."""
     from genai_prices.types import ModelPrice
 
     listed = model.prices
@@ -96,11 +115,31 @@ def _price(since: str | None, price: "ModelPrice") -> DatedPrice | None:
 
     amounts = (price.input_mtok, price.cache_read_mtok, price.output_mtok)
     is_other = any(part in name for name, set_ in vars(price).items() if set_ for part in _FREE_OF)
-    is_tiered = any(isinstance(amount, TieredPrices) for amount in amounts)
-    if since is None or is_other or is_tiered or not (amounts[0] and amounts[2]):
+    if since is None or is_other or not (amounts[0] and amounts[2]):
         return None
-    prompt, cached, completion = (None if each is None else f"{each:f}" for each in amounts)
-    return DatedPrice(since, prompt or "", cached, completion or "")
+    tiered = [amount for amount in amounts if isinstance(amount, TieredPrices)]
+    lengths = sorted({tier.start for amount in tiered for tier in amount.tiers})
+    longer = [LongPrice(above, *_rate(amounts, above + 1)) for above in lengths]
+    return DatedPrice(since, *_rate(amounts, 0), longer)
+
+
+def _rate(
+    amounts: "Iterable[Decimal | TieredPrices | None]", num_prompt_tokens: int
+) -> tuple[str, str | None, str]:
+    """Return what all tokens of a request cost: prompt, cached prompt, completion."""
+    found = (_at(amount, num_prompt_tokens) for amount in amounts)
+    prompt, cached, completion = (None if each is None else f"{each:f}" for each in found)
+    return prompt or "", cached, completion or ""
+
+
+def _at(amount: "Decimal | TieredPrices | None", num_prompt_tokens: int) -> "Decimal | None":
+    """Return the amount for all tokens of a request, of the last tier that its prompt exceeds."""
+    from genai_prices.types import TieredPrices
+
+    if not isinstance(amount, TieredPrices):
+        return amount
+    reached = (tier.price for tier in reversed(amount.tiers) if num_prompt_tokens > tier.start)
+    return next(reached, amount.base)
 
 
 def _named(service: str) -> "Iterator[tuple[str, ModelInfo]]":
@@ -127,7 +166,9 @@ def snapshot(today: date) -> str:
     """Return the installed list as JSON, a model a line."""
     prices = {
         service: {
-            name: found for name, model in sorted(_named(service)) if (found := _prices(model))
+            name: [_row(price) for price in found]
+            for name, model in sorted(_named(service))
+            if (found := _prices(model))
         }
         for service in PROVIDERS
     }
@@ -139,6 +180,11 @@ def snapshot(today: date) -> str:
     )
     source = json.dumps(f"{library_source()} of {today}")
     return f'{{"source": {source}, "prices": {{\n{lines}\n}}}}\n'
+
+
+def _row(price: DatedPrice) -> tuple[object, ...]:
+    """Return a price without the part that most have not."""
+    return price if price.long_prompts else price[:-1]
 
 
 if __name__ == "__main__":

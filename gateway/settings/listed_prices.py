@@ -10,14 +10,18 @@ from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from outrider.gateway.settings.genai_prices import (
     PROVIDERS,
     SNAPSHOT,
     DatedPrice,
+    LongPrice,
     at,
     library_prices,
     library_source,
 )
+from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.presets import PRESETS
 from outrider.gateway.settings.sections import split_list
 
@@ -26,14 +30,9 @@ _DATE: Final = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2})$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedPrice:
-    """Prices of a model's tokens in USD per million, as `source` has them.
+    """Prices of a model's tokens, as `source` has them."""
 
-    `cached_prompt` None: cached tokens cost as others.
-    """
-
-    prompt: float
-    cached_prompt: float | None = None
-    completion: float
+    price: UpstreamPriceSettings
     source: str
 
 
@@ -60,14 +59,18 @@ def listed_price(
         return None
     prices, source = _listed(service, model)
     found = at(prices, today or datetime.now(UTC).date())
-    if found is None:
+    price = None if found is None else _settings(found)
+    return None if price is None else ListedPrice(price=price, source=source)
+
+
+def _settings(listed: DatedPrice) -> UpstreamPriceSettings | None:
+    """Return a listed price; None for one that no tier may have: one that falls with the length."""
+    longer = [LongPrice(*each)._asdict() for each in listed.long_prompts]
+    amounts = {name: value for name, value in listed._asdict().items() if name != "since"}
+    try:
+        return UpstreamPriceSettings.model_validate({**amounts, "long_prompts": longer})
+    except ValidationError:
         return None
-    return ListedPrice(
-        prompt=float(found.prompt),
-        cached_prompt=None if found.cached_prompt is None else float(found.cached_prompt),
-        completion=float(found.completion),
-        source=source,
-    )
 
 
 def _listed(service: str, model: str) -> tuple[list[DatedPrice], str]:
@@ -87,10 +90,7 @@ def with_listed_price(values: Mapping[str, Any]) -> dict[str, Any]:
     if "price" in filled or not isinstance(preset, str | None) or not isinstance(model, str):
         return filled
     listed = listed_price(preset, urls if isinstance(urls, list | tuple) else (), model)
-    if listed is not None:
-        names = ("prompt", "cached_prompt", "completion")
-        filled["price"] = {name: getattr(listed, name) for name in names}
-    return filled
+    return filled if listed is None else {**filled, "price": listed.price}
 
 
 def _service_of(urls: Iterable[object]) -> str | None:

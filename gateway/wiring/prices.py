@@ -23,10 +23,7 @@ _PAID_KINDS: Final = ("openai", "anthropic")
 def listed_price_of(tier: UpstreamSettings) -> ListedPrice | None:
     """Return the listed price that a tier uses; None where its price is another one."""
     listed = listed_price(tier.preset, tier.url, tier.model)
-    if listed is None:
-        return None
-    used, names = tier.price, ("prompt", "cached_prompt", "completion")
-    return listed if all(getattr(used, n) == getattr(listed, n) for n in names) else None
+    return listed if listed is not None and listed.price == tier.price else None
 
 
 def unpriced_tiers(settings: Settings) -> tuple[str, ...]:
@@ -43,8 +40,10 @@ def log_prices(settings: Settings) -> None:
         if listed is not None:
             log.info(
                 "listed price tier=%s model=%s source=%r usd_per_million_prompt=%g "
-                "usd_per_million_completion=%g; tiers.%s.price overrides it",
-                *(name, tier.model, listed.source, listed.prompt, listed.completion, name),
+                "usd_per_million_completion=%g dearer_above_tokens=%s; tiers.%s.price overrides it",
+                *(name, tier.model, listed.source, listed.price.prompt, listed.price.completion),
+                ",".join(str(longer.above) for longer in listed.price.long_prompts) or "never",
+                name,
             )
     if unpriced := unpriced_tiers(settings):
         log.warning(
