@@ -41,7 +41,7 @@ _QUIET: Final[tuple[str, ...]] = (
     "aiohttp",
     "alembic",
     "asyncio",
-    "httpcore",
+    "httpcore2",
     "httpx2",
     "huggingface_hub",
     "psycopg",

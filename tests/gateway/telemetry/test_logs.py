@@ -233,7 +233,8 @@ def test_access_lines_are_without_the_query(monkeypatch: pytest.MonkeyPatch) -> 
 def test_libraries_are_quiet_even_where_we_are_not() -> None:
     stream = set_up("json", level="DEBUG")
     log.debug("ours")
-    for name in ("httpx2", "sqlalchemy.engine.Engine", "urllib3.connectionpool", "uvicorn.error"):
+    database, http = "sqlalchemy.engine.Engine", ("httpcore2.http11", "urllib3.connectionpool")
+    for name in (database, *http, "httpx2", "uvicorn.error"):
         logging.getLogger(name).info("INSERT %s", SECRET)
     assert [line["event"] for line in lines(stream)] == ["ours"]
 
