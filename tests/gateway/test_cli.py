@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import httpx2
 import pytest
 from rich.console import Console
 from rich.table import Table
@@ -29,8 +28,7 @@ from outrider.gateway.tools.console.terminal import (
     print_whole,
     token_text,
 )
-from outrider.gateway.tools.console.terminal_chat import ChatAnswer, ChatOptions, stream_answer
-from outrider.gateway.tools.console.user_errors import ChatError
+from outrider.gateway.tools.console.terminal_chat import ChatAnswer, ChatOptions
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 
@@ -357,38 +355,6 @@ def test_an_answer_that_breaks_off_is_an_error_behind_its_beginning(with_cloud: 
     answer, error = result.output.strip().split("\n")
     assert answer == "One two "
     assert error == "outrider: The cloud tier broke the connection off."
-
-
-def answer_of(body: bytes) -> ChatAnswer:
-    """Return what is understood of a stream of events. Raises ChatError."""
-    answer = ChatAnswer()
-    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
-    with httpx2.Client(base_url="http://gateway", transport=transport) as client:
-        for _ in stream_answer(client, ChatOptions().body([]), answer):
-            pass
-    return answer
-
-
-def test_events_are_read_however_a_server_writes_them() -> None:
-    said = "\N{LINE SEPARATOR}a\N{NEXT LINE}b"
-    chunk = f'{{"choices":[{{"delta":{{"content":"{said}"}}}}]}}'.encode()
-    answer = answer_of(b": ping\r\n\r\ndata:" + chunk + b"\r\n\r\ndata: [DONE]\r\n\r\n")
-    assert answer.text == said
-
-
-@pytest.mark.parametrize(
-    ("body", "complaint"),
-    [
-        (b"", "closed before the answer was complete"),
-        (b'data: {"choices":[]}\n\n', "closed before the answer was complete"),
-        (b"data: <html>\n\n", "not JSON"),
-        (b'data: {"error":{"message":"It died."}}\n\n', "It died."),
-        (b'data: {"error":"It died."}\n\n', "It died."),
-    ],
-)
-def test_a_stream_that_ends_badly_is_an_error(body: bytes, complaint: str) -> None:
-    with pytest.raises(ChatError, match=complaint):
-        answer_of(body)
 
 
 def test_drafted_tokens_have_their_colour() -> None:

@@ -91,11 +91,10 @@ def chat(  # noqa: PLR0913 - a flag each
     dtype: DtypeOption = None,
 ) -> None:
     """Chat in the terminal; the help is `_CHAT_HELP`."""
-    import httpx2
-
     from outrider.gateway.tools.console.terminal import make_console
     from outrider.gateway.tools.console.terminal_chat import (
         ChatOptions,
+        Gateway,
         converse,
         is_reachable,
         say,
@@ -114,13 +113,11 @@ def chat(  # noqa: PLR0913 - a flag each
     )
 
     def talk(base_url: str) -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx2.Timeout(30.0, read=None)
-        with httpx2.Client(base_url=base_url, timeout=timeout, headers=headers) as client:
-            if prompt is None:
-                converse(console, client, options)
-            else:
-                say(console, client, options, [{"role": "user", "content": prompt}])
+        gateway = Gateway(url=base_url, key=key)
+        if prompt is None:
+            converse(console, gateway, options)
+        else:
+            say(console, gateway, options, [{"role": "user", "content": prompt}])
 
     flags = {
         **model_flags(large, small),

@@ -1,15 +1,17 @@
 """`outrider chat`: a conversation over HTTP, with the drafted tokens in colour."""
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import httpx2
+import aiohttp
 from rich.console import Console
 
 from outrider.gateway.schema.kinds import Policy
+from outrider.gateway.tools.console.session import HTTP_ERRORS, open_session
 from outrider.gateway.tools.console.terminal import DRAFTED_STYLE, token_text
 from outrider.gateway.tools.console.user_errors import ChatError
 from outrider.gateway.upstream.event_stream import EventSplitter, event_data
@@ -18,6 +20,9 @@ _DEGRADED: Final = "degraded: an upstream tier should have answered and could no
 _HELP: Final = "Type a message; /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 # Servers call thinking by either name.
 _THINKING_FIELDS: Final = ("reasoning_content", "reasoning")
+_HEALTH_TIMEOUT: Final = aiohttp.ClientTimeout(connect=1.0, sock_read=1.0)
+_TIMEOUT: Final = aiohttp.ClientTimeout(connect=30.0)  # an answer may take any time
+_CUT_OFF: Final = "the connection was closed before the answer was complete"
 _DRAFTED_HELP: Final = (
     f"[{DRAFTED_STYLE}]green[/] [dim]tokens were drafted by the small model[/dim]"
 )
@@ -120,27 +125,35 @@ class ChatAnswer:
 
 def is_reachable(url: str) -> bool:
     """Return whether a gateway answers at this URL."""
+
+    async def status() -> int:
+        async with (
+            open_session(url, timeout=_HEALTH_TIMEOUT) as session,
+            session.get(f"{url}/health", allow_redirects=False) as response,
+        ):
+            return response.status
+
     try:
-        return httpx2.get(f"{url}/health", timeout=1.0).status_code == 200
-    except (httpx2.HTTPError, httpx2.InvalidURL):
+        return asyncio.run(status()) == 200
+    except HTTP_ERRORS:
         return False
 
 
-def stream_answer(
-    client: httpx2.Client, body: dict[str, Any], answer: ChatAnswer
-) -> Iterator[TimedPiece]:
-    """Send one request; yields its pieces as they come and fills `answer`. Raises ChatError.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A running gateway."""
 
-    Closing the iterator hangs up, which ends the answer in the engine too.
-    """
-    started_s = time.perf_counter()
-    try:
-        with client.stream(
-            "POST", "/v1/chat/completions", json=body, headers={"x-outrider-trace": "1"}
-        ) as response:
-            if response.status_code != 200:
-                raise ChatError(_error_message(response))
-            for chunk in _chunks(response):
+    url: str
+    key: str | None = None  # where the gateway requires one
+
+    async def stream(self, body: dict[str, Any], answer: ChatAnswer) -> AsyncIterator[TimedPiece]:
+        """Send one request; yield its pieces as they come, and fill `answer`. Raises ChatError.
+
+        Cancellation closes the connection, which ends the answer in the engine too.
+        """
+        started_s = time.perf_counter()
+        try:
+            async for chunk in self._chunks(body):
                 for piece in _pieces(chunk):
                     now_s = time.perf_counter() - started_s
                     answer.ttft_s = now_s if answer.ttft_s is None else answer.ttft_s
@@ -151,25 +164,37 @@ def stream_answer(
                     answer.num_tokens = usage["completion_tokens"]
                 if (report := chunk.get("outrider")) and "tier" in report:
                     answer.report = report
-    except httpx2.HTTPError as error:
-        raise ChatError(f"the connection to {client.base_url} broke: {error}") from error
+        except aiohttp.ClientPayloadError as error:
+            raise ChatError(_CUT_OFF) from error
+        except HTTP_ERRORS as error:
+            raise ChatError(f"the connection to {self.url} broke: {error}") from error
 
+    async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the JSON of each server-sent event.
 
-def _chunks(response: httpx2.Response) -> Iterator[dict[str, Any]]:
-    """Yield the JSON of each server-sent event.
-
-    Answers of upstream servers are relayed byte for byte, so events are split by the standard's
-    rules. Raises ChatError for an error in mid-stream, and for a stream without an end.
-    """
-    splitter = EventSplitter()
-    for data in response.iter_bytes():
-        for event in splitter.push(data):
-            said = event_data(event)
-            if said == b"[DONE]":
-                return
-            if said is not None:
-                yield _chunk(said)
-    raise ChatError("the connection was closed before the answer was complete")
+        Answers of upstream servers are relayed byte for byte, so events are split by the standard's
+        rules. Raises ChatError for a refusal, an error in mid-stream, and a stream without an end.
+        """
+        splitter = EventSplitter()
+        async with (
+            open_session(self.url, key=self.key, timeout=_TIMEOUT) as session,
+            session.post(
+                f"{self.url}/v1/chat/completions",
+                json=body,
+                headers={"x-outrider-trace": "1"},
+                allow_redirects=False,
+            ) as response,
+        ):
+            if response.status != 200:
+                raise ChatError(_refusal(response.status, await response.text("utf-8", "replace")))
+            async for data in response.content.iter_any():
+                for event in splitter.push(data):
+                    said = event_data(event)
+                    if said == b"[DONE]":
+                        return
+                    if said is not None:
+                        yield _chunk(said)
+        raise ChatError(_CUT_OFF)
 
 
 def _chunk(data: bytes) -> dict[str, Any]:
@@ -204,28 +229,30 @@ def _pieces(chunk: dict[str, Any]) -> list[TimedPiece]:
     ]
 
 
-def _error_message(response: httpx2.Response) -> str:
-    response.read()
+def _refusal(status: int, text: str) -> str:
     try:
-        message = _said_of(response.json()["error"])
+        message = _said_of(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
-        message = response.text[:200]
-    return f"{message} (status {response.status_code})"
+        message = text[:200]
+    return f"{message} (status {status})"
 
 
 def say(
-    console: Console, client: httpx2.Client, options: ChatOptions, messages: list[dict[str, str]]
+    console: Console, gateway: Gateway, options: ChatOptions, messages: list[dict[str, str]]
 ) -> ChatAnswer:
     """Stream one answer to the terminal and add it to the conversation. Raises ChatError."""
     answer = ChatAnswer()
-    stream = stream_answer(client, options.body(messages), answer)
-    try:
-        for piece in stream:
+
+    async def show() -> None:
+        async for piece in gateway.stream(options.body(messages), answer):
             _show(console, piece, answer.pieces[-2:-1])
+
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(show())
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/dim]", end="" if answer.pieces else "\n")
     finally:
-        stream.close()  # type: ignore[attr-defined]
         if answer.pieces:
             console.print()
     messages.append({"role": "assistant", "content": answer.text})
@@ -244,7 +271,7 @@ def _show(console: Console, piece: TimedPiece, before: Sequence[TimedPiece]) -> 
     console.print(text, end="", soft_wrap=True, style="dim" if piece.is_thinking else None)
 
 
-def converse(console: Console, client: httpx2.Client, options: ChatOptions) -> None:
+def converse(console: Console, gateway: Gateway, options: ChatOptions) -> None:
     """Read messages until the end of input. Errors end an answer, not the conversation."""
     console.print(f"[dim]{_HELP}[/dim]")
     messages: list[dict[str, str]] = []
@@ -266,7 +293,7 @@ def converse(console: Console, client: httpx2.Client, options: ChatOptions) -> N
                 continue
         messages.append({"role": "user", "content": text})
         try:
-            answer = say(console, client, options, messages)
+            answer = say(console, gateway, options, messages)
         except ChatError as error:
             messages.pop()
             console.print(str(error), style="red", markup=False, soft_wrap=True)
