@@ -8,7 +8,7 @@ large one, never by both at once, so that each one's seconds are its own.
 import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
@@ -41,8 +41,8 @@ from outrider.gateway.tools.collect.data import (
 
 _SHOWN_CHARS = 60
 
-JudgeFn = Callable[[str, str | None, str], bool]
-"""A judge: question, what is expected, answer -> whether it is right. May block."""
+JudgeFn = Callable[[str, str | None, str], Awaitable[bool]]
+"""A judge: question, what is expected, answer -> whether it is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class Collector:
         if check.is_right is not None:
             return check.is_right(answer.text)
         assert self._ask is not None
-        return await asyncio.to_thread(self._ask, question.prompt, check.expected, answer.text)
+        return await self._ask(question.prompt, check.expected, answer.text)
 
     def _row(
         self,

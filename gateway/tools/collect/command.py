@@ -119,11 +119,8 @@ def collect(  # noqa: PLR0913 - a flag each
         plan = CollectPlan(
             max_tokens=max_tokens, temperature=temperature, seed=seed, batch_size=batch
         )
-        with contextlib.ExitStack() as stack:
-            judge = _judge(judge_url, judge_model, judge_key_env)
-            if judge is not None:
-                stack.enter_context(judge)
-            done = asyncio.run(_run(settings, questions, out, plan, judge))
+        judge = _judge(judge_url, judge_model, judge_key_env)
+        done = asyncio.run(_run(settings, questions, out, plan, judge))
     _say(done, out)
 
 
@@ -149,12 +146,12 @@ async def _run(
         )
         tokenizers = _tokenizers(settings)
         await engine.start()
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
+        ask = (await stack.enter_async_context(judge)).is_right if judge else None
         info = await engine.info()
         labels = LabelFile(out, pair=pair_of(info))
-        collector = Collector(
-            engine, info, tokenizers, plan, None if judge is None else judge.is_right
-        )
+        collector = Collector(engine, info, tokenizers, plan, ask)
         with _bars() as bars:
             task = bars.add_task("collecting", total=len(questions), right="")
 
@@ -167,8 +164,6 @@ async def _run(
                 )
 
             return await collector.collect(questions, labels, show)
-    finally:
-        await engine.close()
 
 
 def _bars() -> Bars:

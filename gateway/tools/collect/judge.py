@@ -1,11 +1,13 @@
 """A judge model behind an OpenAI-compatible URL: is an answer correct?"""
 
-import time
-from collections.abc import Callable
-from types import TracebackType
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
 
-import httpx2
+import aiohttp
+
+from outrider.gateway.tools.console.session import HTTP_ERRORS, open_session
 
 _INSTRUCTION: Final = (
     "You grade answers. Compare the answer with the reference, where there is one, and judge only "
@@ -14,6 +16,7 @@ _INSTRUCTION: Final = (
 )
 _VERDICTS: Final = {"CORRECT": True, "INCORRECT": False}
 _TIMEOUT_S: Final = 60.0
+_MAX_CONNECTIONS: Final = 8  # services limit requests
 _NUM_ATTEMPTS: Final = 4
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 30.0
@@ -25,7 +28,7 @@ class JudgeError(Exception):
 
 
 class Judge:
-    """Asks for verdicts over HTTP; several threads may ask at once."""
+    """Asks for verdicts over HTTP, several at once. A context manager closes the connections."""
 
     def __init__(
         self,
@@ -33,30 +36,31 @@ class Judge:
         url: str,
         model: str,
         key: str | None = None,
-        transport: httpx2.BaseTransport | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        timeout_s: float = _TIMEOUT_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`url` ends in /v1 as OpenAI clients have it. `key` is sent as a bearer token."""
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._client = httpx2.Client(timeout=_TIMEOUT_S, headers=headers, transport=transport)
         self._url = url.rstrip("/") + "/chat/completions"
         self._model = model
+        self._key = key
+        self._timeout = aiohttp.ClientTimeout(sock_connect=timeout_s, sock_read=timeout_s)
         self._sleep = sleep
 
-    def __enter__(self) -> Self:
-        """Close the connections at the end."""
+    async def __aenter__(self) -> Self:
+        """Get ready; nothing is sent yet. Raises JudgeError for a URL that is none."""
+        try:
+            self._session = open_session(
+                self._url, key=self._key, timeout=self._timeout, max_connections=_MAX_CONNECTIONS
+            )
+        except ValueError as error:
+            raise self._unaskable(error) from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connections."""
-        self._client.close()
+        await self._session.close()
 
-    def is_right(self, question: str, expected: str | None, answer: str) -> bool:
+    async def is_right(self, question: str, expected: str | None, answer: str) -> bool:
         """The verdict. Busy servers, broken connections and other words are tried again.
 
         Raises JudgeError when the last attempt failed, and at once where the server refuses.
@@ -74,23 +78,23 @@ class Judge:
         problem = ""
         for attempt in range(_NUM_ATTEMPTS):
             if attempt:
-                self._sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
+                await self._sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
             try:
-                reply = self._client.post(self._url, json=body)
-            except httpx2.InvalidURL as error:
-                raise JudgeError(f"the judge's URL {self._url} is not one: {error}") from error
-            except httpx2.HTTPError as error:
+                status, said = await self._post(body)
+            except (ValueError, aiohttp.NonHttpUrlClientError) as error:
+                raise self._unaskable(error) from error
+            except HTTP_ERRORS as error:
                 problem = f"it cannot be reached ({type(error).__name__}: {error})"
                 continue
-            if reply.status_code == 429 or reply.status_code >= 500:
-                problem = f"it answered with status {reply.status_code}"
+            if status == 429 or status >= 500:
+                problem = f"it answered with status {status}"
                 continue
-            if not reply.is_success:
+            if status >= 300:
                 raise JudgeError(
-                    f"the judge at {self._url} refused with status {reply.status_code}: "
-                    f"{reply.text[:_SHOWN_CHARS]!r}. Look at --judge-url, --judge-model and the key"
+                    f"the judge at {self._url} refused with status {status}: "
+                    f"{said[:_SHOWN_CHARS]!r}. Look at --judge-url, --judge-model and the key"
                 )
-            said = _content(reply)
+            said = _content(said)
             verdict = _VERDICTS.get(said.strip().removesuffix("."))
             if verdict is not None:
                 return verdict
@@ -100,11 +104,20 @@ class Judge:
             f"at last {problem}"
         )
 
+    async def _post(self, body: dict[str, Any]) -> tuple[int, str]:
+        """Return status and body of one reply. Raises HTTP_ERRORS."""
+        async with self._session.post(self._url, json=body, allow_redirects=False) as reply:
+            return reply.status, await reply.text("utf-8", "replace")
 
-def _content(reply: httpx2.Response) -> str:
+    def _unaskable(self, error: Exception) -> JudgeError:
+        return JudgeError(
+            f"the judge at {self._url} cannot be asked: {error}. Look at --judge-url and the key"
+        )
+
+
+def _content(reply: str) -> str:
     """The message of a reply; empty where it has none."""
     try:
-        body: Any = reply.json()
-        return str(body["choices"][0]["message"]["content"] or "")
+        return str(json.loads(reply)["choices"][0]["message"]["content"] or "")
     except (ValueError, LookupError, TypeError):
         return ""

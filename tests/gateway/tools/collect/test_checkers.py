@@ -1,12 +1,14 @@
 """Checkers of answers, and a judge that is busy, wordy or wrong."""
 
+import asyncio
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import httpx2
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,7 +146,8 @@ def test_without_the_validator_a_sentence_says_what_to_install(
         make_check("json_schema", {})
 
 
-Reply = tuple[int, str] | Exception
+Reply = tuple[int, str] | None
+"""Status and body; None breaks the connection off."""
 
 
 def says(text: str) -> Reply:
@@ -154,72 +157,90 @@ def says(text: str) -> Reply:
 class Script:
     """Plays replies and remembers what was sent, and how long was waited."""
 
-    def __init__(self, *replies: Reply) -> None:
+    def __init__(self, *replies: Reply, delay_s: float = 0.0) -> None:
         self.replies = list(replies)
-        self.sent: list[httpx2.Request] = []
+        self.delay_s = delay_s
+        self.sent: list[tuple[web.BaseRequest, Any]] = []
         self.waits_s: list[float] = []
 
-    def __call__(self, request: httpx2.Request) -> httpx2.Response:
-        self.sent.append(request)
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        self.sent.append((request, await request.json()))
+        await asyncio.sleep(self.delay_s)
         reply = self.replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        return httpx2.Response(reply[0], text=reply[1])
+        if reply is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return web.Response(status=reply[0], text=reply[1], headers={"location": "/elsewhere"})
 
-    def judge(self, **options: Any) -> Judge:
-        return Judge(
-            url="http://judge.test/v1/",
-            model="wise",
-            transport=httpx2.MockTransport(self),
-            sleep=self.waits_s.append,
-            **options,
-        )
+    async def wait(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+
+    def verdicts(self, *asked: tuple[str, str | None, str], **options: Any) -> list[bool]:
+        """Return the verdicts of a judge that is asked in turn."""
+
+        async def ask() -> list[bool]:
+            async with (
+                RawTestServer(self.answer) as server,
+                Judge(
+                    url=str(server.make_url("/v1/")), model="wise", sleep=self.wait, **options
+                ) as judge,
+            ):
+                return [await judge.is_right(*one) for one in asked]
+
+        return asyncio.run(ask())
 
 
 def test_a_judge_is_asked_with_key_question_reference_and_answer() -> None:
     script = Script(says("CORRECT"), says(" INCORRECT.\n"))
-    with script.judge(key="secret") as judge:
-        assert judge.is_right("2 + 2?", "4", "four")
-        assert not judge.is_right("2 + 2?", None, "five")
-    first, second = script.sent
-    assert str(first.url) == "http://judge.test/v1/chat/completions"
+    asked = ("2 + 2?", "4", "four"), ("2 + 2?", None, "five")
+    assert script.verdicts(*asked, key="secret") == [True, False]
+    (first, body), (_, second) = script.sent
+    assert first.path == "/v1/chat/completions"
     assert first.headers["authorization"] == "Bearer secret"
-    body = json.loads(first.content)
     assert body["model"] == "wise"
     assert all(text in body["messages"][-1]["content"] for text in ("2 + 2?", "4", "four"))
-    assert "<reference>" not in json.loads(second.content)["messages"][-1]["content"]
+    assert "<reference>" not in second["messages"][-1]["content"]
     assert script.waits_s == []
 
 
 def test_busy_broken_and_wordy_judges_are_asked_again() -> None:
-    script = Script(
-        (429, ""), httpx2.ConnectError("gone"), says("I think CORRECT"), says("CORRECT")
-    )
-    with script.judge() as judge:
-        assert judge.is_right("q", "e", "a")
+    script = Script((429, ""), None, says("I think CORRECT"), says("CORRECT"))
+    assert script.verdicts(("q", "e", "a")) == [True]
     assert script.waits_s == [1.0, 2.0, 4.0]
-    assert "authorization" not in script.sent[0].headers
+    assert "authorization" not in script.sent[0][0].headers
 
 
 @pytest.mark.parametrize(
-    ("reply", "why"),
+    ("reply", "delay_s", "why"),
     [
-        (lambda: (503, ""), "no verdict in 4 attempts; at last it answered with status 503"),
-        (lambda: says("correct"), "it said 'correct' instead of CORRECT"),
-        (lambda: (200, "[]"), "it said '' instead of"),
-        (lambda: httpx2.ReadTimeout("slow"), "cannot be reached .ReadTimeout"),
+        ((503, ""), 0.0, "no verdict in 4 attempts; at last it answered with status 503"),
+        (says("correct"), 0.0, "it said 'correct' instead of CORRECT"),
+        ((200, "[]"), 0.0, "it said '' instead of"),
+        (says("CORRECT"), 10.0, "cannot be reached .SocketTimeoutError"),
     ],
 )
-def test_a_judge_without_a_verdict_is_an_error(reply: Callable[[], Reply], why: str) -> None:
-    script = Script(*(reply() for _ in range(4)))
-    with script.judge() as judge, pytest.raises(JudgeError, match=why):
-        judge.is_right("q", "e", "a")
-    assert not script.replies
+def test_a_judge_without_a_verdict_is_an_error(reply: Reply, delay_s: float, why: str) -> None:
+    script = Script(*[reply] * 4, delay_s=delay_s)
+    with pytest.raises(JudgeError, match=why):
+        script.verdicts(("q", "e", "a"), timeout_s=0.1 if delay_s else 60.0)
+    assert len(script.sent) == 4
 
 
-def test_a_refusal_is_not_tried_again_and_shows_no_key() -> None:
-    script = Script((401, "bad key"))
-    with script.judge(key="secret") as judge, pytest.raises(JudgeError, match="401") as caught:
-        judge.is_right("q", "e", "a")
+@pytest.mark.parametrize("status", [401, 307])
+def test_a_refusal_is_not_tried_again_and_shows_no_key(status: int) -> None:
+    script = Script((status, "bad key"))
+    with pytest.raises(JudgeError, match=str(status)) as caught:
+        script.verdicts(("q", "e", "a"), key="secret")
     assert "--judge-model" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://[/v1", "ftp://a/v1", "nonsense", "http://a..b/v1"])
+def test_what_is_no_url_is_asked_only_once(url: str) -> None:
+    async def ask() -> None:
+        async with Judge(url=url, model="wise") as judge:
+            await judge.is_right("q", "e", "a")
+
+    with pytest.raises(JudgeError, match=r"cannot be asked: .*--judge-url"):
+        asyncio.run(ask())

@@ -26,6 +26,7 @@ from outrider.gateway.tools.collect.collecting import (
     Collector,
     CollectPlan,
     CollectProgress,
+    JudgeFn,
     pair_of,
 )
 from outrider.gateway.tools.collect.command import collect
@@ -67,7 +68,7 @@ def run(
     out: Path,
     *,
     plan: CollectPlan | None = None,
-    ask: Callable[[str, str | None, str], bool] | None = None,
+    ask: JudgeFn | None = None,
 ) -> tuple[CollectProgress, list[dict[str, Any]], list[CollectProgress]]:
     """Return what is reported at the end, the rows, and what was reported on the way."""
 
@@ -219,7 +220,7 @@ def test_a_judge_decides_where_the_row_says_so(
     data = write_lines(tmp_path / "q.jsonl", rows_in)
     asked: list[tuple[str, str | None, str]] = []
 
-    def ask(*what: Any) -> bool:
+    async def ask(*what: Any) -> bool:
         asked.append(what)
         return bool(what[2] == "dog")
 
