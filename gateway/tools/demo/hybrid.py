@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import urlopen
 
-import httpx2
 import openai
 from rich.console import Console
 from rich.table import Table
@@ -134,14 +134,14 @@ class DeviceApp:
                     reply.text += choice.delta.content
                     num_pieces += 1
                     on_chunk(num_pieces)
-        except (openai.OpenAIError, httpx2.HTTPError) as error:
+        except openai.OpenAIError as error:
             reply.error = str(error)
         return reply
 
     def breaker(self) -> str:
         """The state of the cloud's breaker, as the metrics tell it."""
-        metrics = httpx2.get(str(self._client.base_url.join("/metrics")), timeout=_TIMEOUT_S).text
-        found = _BREAKER.search(metrics)
+        with urlopen(str(self._client.base_url.join("/metrics")), timeout=_TIMEOUT_S) as metrics:
+            found = _BREAKER.search(metrics.read().decode())
         return found.group(1).replace("_", "-") if found else "unknown"
 
     def _stream(self, question: HybridQuestion) -> Iterator[Any]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
 import openai
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -324,7 +323,7 @@ def main(arguments: Sequence[str]) -> int:
                 soft_wrap=True,
             )
             status = run(console, url)
-    except (DemoError, OSError, openai.OpenAIError, httpx2.HTTPError) as error:
+    except (DemoError, OSError, openai.OpenAIError) as error:
         console.print(f"[red]The demo failed:[/red] {error}", soft_wrap=True, markup=True)
         return 1
     console.print(f"Done in {time.perf_counter() - started_s:.1f} s.")

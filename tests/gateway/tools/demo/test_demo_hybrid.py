@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from rich.console import Console
 from starlette.applications import Starlette
@@ -14,8 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from benchmarks.mock_upstream import MockScript, mock_in_thread
+from benchmarks.toxics import Toxic
 from outrider.gateway.tools.demo import hybrid as demo_hybrid
-from outrider.gateway.tools.demo.hybrid import Cloud, HybridReply
+from outrider.gateway.tools.demo.hybrid import Cloud, DeviceApp, HybridQuestion, HybridReply
 from outrider.gateway.tools.demo.process import GatewayProcess
 from tests.gateway.conftest import serve
 
@@ -153,6 +156,18 @@ def test_a_wrong_answer_is_marked_with_the_right_one() -> None:
     ]
     Console(file=text, width=120).print(demo_hybrid.table("title", replies))
     assert text.getvalue().count("wrong, it is 8743") == 1
+
+
+def test_an_answer_whose_connection_breaks_is_an_error_of_its_own() -> None:
+    toxic = Toxic(kind="half_closed", after_events=1)
+    with (
+        mock_in_thread(MockScript(toxic=toxic)) as mock,
+        openai.OpenAI(base_url=mock.url, api_key="none", max_retries=0) as client,
+    ):
+        reply = DeviceApp(client).ask(HybridQuestion(prompt="Hi"))
+    assert reply.text
+    assert reply.error
+    assert not reply.is_answered
 
 
 @pytest.mark.slow
