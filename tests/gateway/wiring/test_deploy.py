@@ -32,6 +32,7 @@ from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.telemetry.otel import SpanCounts
 from outrider.gateway.tenants.loopback import listen_host
 from outrider.gateway.tenants.metrics import TenantMetrics
+from outrider.gateway.tools.console.command import tier_flags
 from outrider.gateway.tools.doctor.gpu_compiler import triton_of_torch
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 
@@ -350,6 +351,20 @@ def test_the_gateways_image_is_small_and_otherwise_as_the_engines() -> None:
     sources = {part for word, rest in own if word == "COPY" for part in rest.split()[:-1]}
     sent = {line[1:] for line in ignored if line.startswith("!")}
     assert {part for part in sources if not part.startswith(("--", "/"))} == sent
+
+
+def test_the_gateways_image_holds_little_that_it_does_not_run() -> None:
+    """pip compiles nothing; a run does, with settings that are valid."""
+    runs = [rest for word, rest in instructions("Dockerfile.gateway") if word == "RUN"]
+    installs = re.findall(r"pip install (\S+)", " ".join(runs))
+    assert set(installs) == {"--no-compile", '"setuptools>=77";'}
+    (served,) = [run for run in runs if " serve " in run]
+    assert "PYTHONDONTWRITEBYTECODE= timeout --preserve-status" in served
+    words = served.partition(" serve ")[2].split()
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    tiers = tier_flags([options.pop("--tier")])
+    models = {f"models.{name[2:]}": value for name, value in options.items()}
+    assert not load_settings(flags={**models, **tiers}, environ={}).models.is_any
 
 
 def test_gateways_take_the_small_image_and_engines_the_other() -> None:
