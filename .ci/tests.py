@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO
 
 WATCHING = [
-    *("tests/benchmarks", "tests/pages"),
-    *("tests/gateway/backends", "tests/gateway/edge", "tests/gateway/handoff"),
-    *("tests/gateway/server", "tests/gateway/telemetry", "tests/gateway/tools/bench"),
-    *("tests/gateway/upstream", "tests/gateway/ray_fleet"),
+    *("tests/benchmarks", "tests/pages", "tests/gateway/telemetry", "tests/gateway/upstream"),
+    *("tests/gateway/answering/candidates", "tests/gateway/engines/backends"),
+    *("tests/gateway/http/edge", "tests/gateway/http/server"),
+    *("tests/gateway/tools/measuring/bench", "tests/gateway/wiring/ray"),
 ]
 MOST_TRIED_AGAIN = 5
 CACHE = Path(".pytest_cache")

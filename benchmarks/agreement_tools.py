@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks.harness import without_engine_environment
 from benchmarks.record import ROOT
-from outrider.gateway.tools.bench.results import read_result
+from outrider.gateway.tools.measuring.bench.results import read_result
 
 OURS: Final = "outrider bench"
 GUIDELLM: Final = "guidellm"

@@ -26,10 +26,10 @@ from benchmarks.record import RESULTS
 from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
 from outrider.engine.events import TierInfo
 from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
-from outrider.gateway.fleet.block_index import BlockIndex, Keys
-from outrider.gateway.fleet.cache_aware import CacheAware
-from outrider.gateway.fleet.placement import Loads, ReplicaLoad
+from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.engines.fleet.block_index import BlockIndex, Keys
+from outrider.gateway.engines.fleet.cache_aware import CacheAware
+from outrider.gateway.engines.fleet.placement import Loads, ReplicaLoad
 
 _BLOCK = 16
 _SHARED_BLOCKS = 6000

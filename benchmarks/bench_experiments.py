@@ -23,14 +23,14 @@ from typing import Any, Final
 
 from benchmarks.harness import measure_in_turn, show_table, verdict, write_results
 from benchmarks.record import RESULTS, Summary, percentile
-from outrider.gateway.answers.outcomes import RequestOutcome
+from outrider.gateway.contract.answers.outcomes import RequestOutcome
+from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.experiments.assigner import Assigner, Assignment, NullAssigner, Subject
 from outrider.gateway.experiments.assignment import HashAssigner
 from outrider.gateway.experiments.lifecycle import created, started
 from outrider.gateway.experiments.measures import ArmMeasures
 from outrider.gateway.experiments.recent import RecentRequests
 from outrider.gateway.experiments.records import ExperimentRecord
-from outrider.gateway.schema.common import OutriderOptions
 from outrider.gateway.settings.experiments import ExperimentSpec
 
 ASSIGNMENT_GOAL_US: Final = 20.0

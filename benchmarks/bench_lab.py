@@ -44,15 +44,19 @@ from outrider.gateway.experiments.statistics.report_text import print_report
 from outrider.gateway.experiments.store import ExperimentStore
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.open import open_database
-from outrider.gateway.tools.bench.client import TargetSettings
-from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings
-from outrider.gateway.tools.bench.progress import LiveProgress
-from outrider.gateway.tools.bench.report_html import ReportSection, report_page, write_page
-from outrider.gateway.tools.bench.results import BenchResult, Objectives, write_result
-from outrider.gateway.tools.bench.runner import Session, run_bench
-from outrider.gateway.tools.bench.tables import print_result
-from outrider.gateway.tools.bench.workloads import PlannedRequest, WorkloadSettings
 from outrider.gateway.tools.demo.process import GatewayProcess
+from outrider.gateway.tools.measuring.bench.client import TargetSettings
+from outrider.gateway.tools.measuring.bench.plan import BenchPlan, LoadSettings
+from outrider.gateway.tools.measuring.bench.progress import LiveProgress
+from outrider.gateway.tools.measuring.bench.report_html import (
+    ReportSection,
+    report_page,
+    write_page,
+)
+from outrider.gateway.tools.measuring.bench.results import BenchResult, Objectives, write_result
+from outrider.gateway.tools.measuring.bench.runner import Session, run_bench
+from outrider.gateway.tools.measuring.bench.tables import print_result
+from outrider.gateway.tools.measuring.bench.workloads import PlannedRequest, WorkloadSettings
 
 NAME: Final = "draft-budget"
 DECIDED: Final = ("better", "worse", "equivalent")

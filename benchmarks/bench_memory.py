@@ -35,7 +35,7 @@ from outrider.engine.events import TokensEmitted
 from outrider.engine.model.kv_cache import KVCache
 from outrider.engine.model.read_config import read_model_config
 from outrider.engine.request import EngineRequest
-from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.build import build_client
 

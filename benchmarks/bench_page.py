@@ -46,9 +46,9 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.paced_engine import PacedEngine
-from outrider.gateway.planning.gateway_limits import GatewayLimits
-from outrider.gateway.server.pages import load_page
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.http.server.pages import load_page
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.policy import FixedPolicy

@@ -30,15 +30,15 @@ from benchmarks.harness import (
     write_results,
 )
 from outrider.gateway.settings.tree import Settings, load_settings
-from outrider.gateway.tools.bench.client import TargetSettings
-from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings
-from outrider.gateway.tools.bench.results import BenchResult
-from outrider.gateway.tools.bench.runner import run_bench
-from outrider.gateway.tools.bench.workloads import WorkloadSettings
 from outrider.gateway.tools.demo.process import GatewayProcess
-from outrider.gateway.tools.plan.check import Compared, compare
-from outrider.gateway.tools.plan.measure import Measurement, measure
-from outrider.gateway.tools.plan.simulate import System
+from outrider.gateway.tools.measuring.bench.client import TargetSettings
+from outrider.gateway.tools.measuring.bench.plan import BenchPlan, LoadSettings
+from outrider.gateway.tools.measuring.bench.results import BenchResult
+from outrider.gateway.tools.measuring.bench.runner import run_bench
+from outrider.gateway.tools.measuring.bench.workloads import WorkloadSettings
+from outrider.gateway.tools.measuring.plan.check import Compared, compare
+from outrider.gateway.tools.measuring.plan.measure import Measurement, measure
+from outrider.gateway.tools.measuring.plan.simulate import System
 
 # The model that is asked for, and what each request says beside.
 WAYS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {

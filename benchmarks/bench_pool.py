@@ -34,9 +34,9 @@ from benchmarks.mock_engine import MockEngine
 from benchmarks.record import percentile
 from outrider.engine.events import TokensEmitted
 from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.gateway.backends.client import EngineClient
-from outrider.gateway.fleet.pool import EnginePool
-from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.engines.backends.client import EngineClient
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.engines.fleet.replica import Replica
 
 _FIRST_GOAL_S: Final = 0.3e-3
 _CHUNK_GOAL_S: Final = 0.1e-3

@@ -39,19 +39,19 @@ from benchmarks.record import percentile
 from benchmarks.stamped_engine import TOKENS_A_CHUNK, StampedEngine, age_s
 from outrider.engine.events import TokensEmitted
 from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.gateway.backends.client import EngineClient
-from outrider.gateway.backends.connected_gateway import ListenerBounds
-from outrider.gateway.backends.engine_listener import EngineListener
-from outrider.gateway.backends.fleet_keys import FleetKeys, KeyPair
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.backends.remote_client import RemoteEngineClient
-from outrider.gateway.backends.spawning import EngineRecipe
-from outrider.gateway.backends.step_loop import serve_loaded
-from outrider.gateway.backends.watched_client import Patience
-from outrider.gateway.fleet.block_index import BlockIndex
-from outrider.gateway.fleet.cache_aware import CacheAware
-from outrider.gateway.fleet.pool import EnginePool
-from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.engines.backends.client import EngineClient
+from outrider.gateway.engines.backends.connected_gateway import ListenerBounds
+from outrider.gateway.engines.backends.engine_listener import EngineListener
+from outrider.gateway.engines.backends.fleet_keys import FleetKeys, KeyPair
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
+from outrider.gateway.engines.backends.spawning import EngineRecipe
+from outrider.gateway.engines.backends.step_loop import serve_loaded
+from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.fleet.block_index import BlockIndex
+from outrider.gateway.engines.fleet.cache_aware import CacheAware
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.engines.fleet.replica import Replica
 
 _FIRST_GOAL_S: Final = 0.3e-3
 _CHUNK_GOAL_S: Final = 0.1e-3

@@ -37,11 +37,11 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.upstream_servers import cores, mock_server
-from outrider.gateway.tools.bench.answer import RawAnswer
-from outrider.gateway.tools.bench.client import BenchClient, TargetSettings
-from outrider.gateway.tools.bench.plan import BenchPlan, LoadSettings
-from outrider.gateway.tools.bench.runner import Session
-from outrider.gateway.tools.bench.workloads import WorkloadSettings
+from outrider.gateway.tools.measuring.bench.answer import RawAnswer
+from outrider.gateway.tools.measuring.bench.client import BenchClient, TargetSettings
+from outrider.gateway.tools.measuring.bench.plan import BenchPlan, LoadSettings
+from outrider.gateway.tools.measuring.bench.runner import Session
+from outrider.gateway.tools.measuring.bench.workloads import WorkloadSettings
 
 GOAL_P99_MS: Final = 2.0
 _TRACE: Final = "traces/azure_2023_conv_first_half.csv"

@@ -47,7 +47,7 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import load_prompts, load_tokenizer
 from benchmarks.record import ROOT
-from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import bundled_pair, load_settings
 from outrider.gateway.wiring.build import build_parts
 from outrider.gateway.wiring.serving import background_gateway

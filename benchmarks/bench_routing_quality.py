@@ -73,7 +73,7 @@ from benchmarks.routing_runs import (
 )
 from outrider.draft.training.tasks.files import write_tasks
 from outrider.gateway.settings.tree import bundled_pair
-from outrider.gateway.tools.collect.data import CollectQuestion, read_questions
+from outrider.gateway.tools.learning.collect.data import CollectQuestion, read_questions
 from outrider.router.calibration import CalibrationTarget, Prices, Stage, StageRows
 from outrider.router.costs import prices_by_size
 from outrider.router.dataset import read_labelled_prompts

@@ -57,10 +57,10 @@ from benchmarks.intervals import bootstrap
 from benchmarks.record import ROOT
 from benchmarks.routing_runs import HOLD_BACK_TOKENS, collecting, label
 from benchmarks.upstream_servers import HOST, Server, free_port, gateway_server
-from outrider.gateway.generation.second_look import shared_tokens
+from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.settings.tree import bundled_pair, load_settings
-from outrider.gateway.tools.collect.collecting import Collector
-from outrider.gateway.tools.collect.data import CollectQuestion
+from outrider.gateway.tools.learning.collect.collecting import Collector
+from outrider.gateway.tools.learning.collect.data import CollectQuestion
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.logprob_check import LogprobCheck
 from outrider.gateway.wiring.upstream import build_upstreams

@@ -46,10 +46,10 @@ from benchmarks.record import RESULTS, ROOT, package_version
 from benchmarks.upstream_servers import Server, cores, tenant_server
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.open import open_database
-from outrider.gateway.tenants.amounts import LimitSpec
-from outrider.gateway.tenants.keys import Scopes
-from outrider.gateway.tenants.parts import key_store
-from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.tenancy.keys.amounts import LimitSpec
+from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.gateway.tenancy.keys.parts import key_store
+from outrider.gateway.tenancy.keys.records import KeyOrder
 
 EVERYTHING: Final = "everything"
 NOTHING: Final = "nothing of it"

@@ -93,7 +93,7 @@ def busy_s(server: Server) -> dict[int, float]:
     parent = psutil.Process(server.pid)
     times = {}
     for process in (parent, *parent.children()):
-        if "outrider.gateway.backends.engine_process" not in process.cmdline():
+        if "outrider.gateway.engines.backends.engine_process" not in process.cmdline():
             cpu = process.cpu_times()
             times[process.pid] = cpu.user + cpu.system
     return times

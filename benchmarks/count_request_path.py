@@ -29,10 +29,10 @@ from typing import Any, Final
 
 from benchmarks.harness import DEMO_PAIR, quiet_transformers
 from benchmarks.mock_engine import MockEngine
-from outrider.gateway.metering.metrics import GatewayMetrics
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.tenants.records import KeyOrder
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.keys.records import KeyOrder
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy

@@ -38,9 +38,9 @@ from outrider.engine.model.load import load_model
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import TIERS, EngineRequest, SamplingParams, Tier
-from outrider.gateway.backends.in_process import InProcessEngineClient
-from outrider.gateway.fleet.pool import EnginePool
-from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.engines.fleet.replica import Replica
 from outrider.verifier.coupled import CoupledVerifier
 
 _NUM_REQUESTS = 32

@@ -18,7 +18,7 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import AdapterRef, EngineRequest, Tier
-from outrider.gateway.backends.client import OnEnd, PausedRequests, tell_end
+from outrider.gateway.engines.backends.client import OnEnd, PausedRequests, tell_end
 
 _TOKEN_ID = 20
 _VOCAB_SIZE = 512

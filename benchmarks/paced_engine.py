@@ -17,7 +17,7 @@ from outrider.engine.events import (
 )
 from outrider.engine.request import EngineRequest
 from outrider.engine.trace import StepTrace, TokenOrigin, TraceNode
-from outrider.gateway.backends.client import OnEnd, tell_end
+from outrider.gateway.engines.backends.client import OnEnd, tell_end
 
 _DRAFTED: tuple[TokenOrigin, ...] = ("model", "suffix", "model", "prediction")
 

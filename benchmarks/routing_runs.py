@@ -22,12 +22,16 @@ from benchmarks.turns import Turn
 from outrider.engine.core import Engine
 from outrider.engine.events import EngineInfo, TierInfo
 from outrider.engine.request import CascadeParams, EngineRequest, Tier
-from outrider.gateway.backends.in_process import InProcessEngineClient
-from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
+from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import Settings, load_settings
-from outrider.gateway.text.chat import ChatTokenizer
-from outrider.gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress
-from outrider.gateway.tools.collect.data import CollectQuestion, LabelFile
+from outrider.gateway.tools.learning.collect.collecting import (
+    Collector,
+    CollectPlan,
+    CollectProgress,
+)
+from outrider.gateway.tools.learning.collect.data import CollectQuestion, LabelFile
 from outrider.gateway.wiring import build as wiring
 from outrider.gateway.wiring import engine as engine_wiring
 from outrider.gateway.wiring.drafter import measure_budget

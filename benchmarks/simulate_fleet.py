@@ -32,7 +32,7 @@ from benchmarks.record import RESULTS
 from benchmarks.simulate_slo import MACHINES
 from benchmarks.slo_trace import DEFAULT_TRACE, read_trace
 from benchmarks.virtual_fleet import Job, Objective, VirtualFleet
-from outrider.gateway.fleet.autoscaling import ScaleToLatency, ScalingLimits
+from outrider.gateway.engines.fleet.autoscaling import ScaleToLatency, ScalingLimits
 
 POLICIES: Final = ("round robin", "least work", "cache aware", "oracle")
 MACHINE: Final = replace(MACHINES["8 B, a GPU"], tokens=1.0)

@@ -16,7 +16,7 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import AdapterRef, EngineRequest, Tier
-from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.engines.backends.step_loop import LoadingCallback
 
 TOKENS_A_CHUNK = 4
 

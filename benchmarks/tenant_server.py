@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from benchmarks.mock_engine import MockEngine
-from outrider.gateway.server.listening import listen
+from outrider.gateway.http.server.listening import listen
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.telemetry.logs import configure_logging
 from outrider.gateway.wiring.serving import GatewayRun

@@ -14,11 +14,17 @@ from benchmarks.fleet_trace import BLOCK, Call
 from benchmarks.simulate_slo import Machine
 from outrider.engine.events import TierInfo
 from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
-from outrider.gateway.fleet.autoscaling import FleetFigures, ScaleToLatency
-from outrider.gateway.fleet.block_index import BlockIndex, Depths, Keys
-from outrider.gateway.fleet.cache_aware import CacheAware
-from outrider.gateway.fleet.placement import LeastWork, LoadBoard, Loads, Placement, ReplicaLoad
+from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.engines.fleet.autoscaling import FleetFigures, ScaleToLatency
+from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths, Keys
+from outrider.gateway.engines.fleet.cache_aware import CacheAware
+from outrider.gateway.engines.fleet.placement import (
+    LeastWork,
+    LoadBoard,
+    Loads,
+    Placement,
+    ReplicaLoad,
+)
 
 TICK_S: Final = 0.05
 """Between two looks at all replicas, and the delay of their news."""

@@ -17,57 +17,57 @@ class _Entry(NamedTuple):
 
 COMMANDS: Final[Mapping[str, _Entry]] = {
     "serve": _Entry(
-        "outrider.gateway.tools.console.serve_command",
+        "outrider.gateway.tools.commands.serve_command",
         "Start the gateway and keep it up.",
     ),
     "engine": _Entry(
-        "outrider.gateway.tools.console.engine_command",
+        "outrider.gateway.tools.commands.engine_command",
         "Run an engine that gateways on this and other machines share.",
     ),
     "fleet": _Entry(
-        "outrider.gateway.tools.fleet.command",
+        "outrider.gateway.tools.commands.fleet.command",
         "Engines on one or many machines, started, watched and scaled by Ray Serve.",
     ),
     "chat": _Entry(
-        "outrider.gateway.tools.console.chat_command",
+        "outrider.gateway.tools.commands.chat_command",
         "Ask one question, or chat if none is given. Tokens that the small model drafted are "
         "green.",
     ),
     "doctor": _Entry(
-        "outrider.gateway.tools.doctor.command",
+        "outrider.gateway.tools.commands.doctor.command",
         "Check whether Outrider can run here; exit status 1 if something stands in its way.",
     ),
     "config": _Entry(
-        "outrider.gateway.tools.console.config_command",
+        "outrider.gateway.tools.commands.config_command",
         "Show and write settings.",
     ),
     "keys": _Entry(
-        "outrider.gateway.tools.admin.keys_cli",
+        "outrider.gateway.tools.commands.keys_cli",
         "API keys and teams: create, list, change and revoke them.",
     ),
     "usage": _Entry(
-        "outrider.gateway.tools.admin.usage_cli",
+        "outrider.gateway.tools.commands.usage_cli",
         "Show usage, its cost and the clients' charges.",
     ),
     "experiment": _Entry(
-        "outrider.gateway.tools.admin.experiments_cli",
+        "outrider.gateway.tools.commands.experiments_cli",
         "A/B experiments: create, run and evaluate them.",
     ),
     "bench": _Entry(
-        "outrider.gateway.tools.bench.options",
+        "outrider.gateway.tools.measuring.bench.options",
         "Measure an OpenAI-compatible server: latencies, throughput, and the rate that it carries.",
     ),
     "plan": _Entry(
-        "outrider.gateway.tools.plan.command",
+        "outrider.gateway.tools.measuring.plan.command",
         "Plan capacity: users, latency and cost, simulated from step times that are measured on "
         "this machine, or from a GPU's data sheet.",
     ),
     "router": _Entry(
-        "outrider.gateway.tools.routers.commands",
+        "outrider.gateway.tools.learning.routers.commands",
         "Train and evaluate the router, which picks the model for a request.",
     ),
     "draft": _Entry(
-        "outrider.gateway.tools.drafters.commands",
+        "outrider.gateway.tools.learning.drafters.commands",
         "Train a drafter for a large model, tune how it drafts, compare several.",
     ),
 }

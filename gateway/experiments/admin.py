@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from outrider.gateway.errors.tree import BadRequestError, StorageError
-from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.contract.errors.tree import BadRequestError, StorageError
+from outrider.gateway.contract.errors.validation import bad_request
 from outrider.gateway.experiments.admin_routes import MAX_VERSION
 from outrider.gateway.experiments.admin_schema import (
     ExperimentCreate,
@@ -25,8 +25,8 @@ from outrider.gateway.experiments.records import ExperimentRecord
 from outrider.gateway.experiments.rows import spec_document
 from outrider.gateway.settings.experiments import ExperimentSpec
 from outrider.gateway.settings.extras import MissingExtraError, need_extra
-from outrider.gateway.tenants.authenticator import Authenticator
-from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.tenancy.keys.authenticator import Authenticator
+from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)

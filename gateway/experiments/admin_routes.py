@@ -11,7 +11,7 @@ from outrider.gateway.experiments.admin_schema import (
     ExperimentReport,
     ExperimentUpdate,
 )
-from outrider.gateway.tenants.admin_routes import AdminRoute, HttpMethod, admin_operation
+from outrider.gateway.tenancy.keys.admin_routes import AdminRoute, HttpMethod, admin_operation
 
 MAX_VERSION: Final = 2**31 - 1
 

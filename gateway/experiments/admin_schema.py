@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
+from outrider.gateway.contract.schema.common import RequestModel
 from outrider.gateway.experiments.records import ExperimentEvent, ExperimentRecord, VersionRecord
 from outrider.gateway.experiments.rows import spec_document
-from outrider.gateway.schema.common import RequestModel
 from outrider.gateway.settings.experiments import ExperimentName, ExperimentSpec, ExperimentState
 from outrider.gateway.settings.sections import Share
 

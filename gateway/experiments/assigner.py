@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Literal, Protocol
 
-from outrider.gateway.answers.outcomes import ArmRef
-from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.contract.answers.outcomes import ArmRef
+from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.settings.arm_overlay import NO_OVERLAY, Overlay
 
 ARM_HEADER: Final = "x-outrider-arm"

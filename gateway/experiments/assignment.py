@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.contract.answers.outcomes import ArmRef
 from outrider.gateway.experiments.assigner import (
     ARM_HEADER,
     Assignment,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from outrider.gateway.errors.tree import GatewayError, StorageError
+from outrider.gateway.contract.errors.tree import GatewayError, StorageError
 from outrider.gateway.experiments.measure_store import TotalsStore
 from outrider.gateway.experiments.totals import ArmTotals
 from outrider.gateway.settings.experiment_rules import (

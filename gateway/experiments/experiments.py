@@ -9,8 +9,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.answers.outcomes import OutcomeSink
-from outrider.gateway.errors.tree import ConflictError, StorageError
+from outrider.gateway.contract.answers.outcomes import OutcomeSink
+from outrider.gateway.contract.errors.tree import ConflictError, StorageError
 from outrider.gateway.experiments.actions import ExperimentActions
 from outrider.gateway.experiments.arm_control import StoredArmControl
 from outrider.gateway.experiments.assigner import Assigner, Assignment, Subject

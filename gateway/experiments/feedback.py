@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Counter
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
-from outrider.gateway.answers.outcomes import ArmRef
-from outrider.gateway.errors.tree import BadRequestError, NotFoundError
-from outrider.gateway.errors.validation import bad_request
+from outrider.gateway.contract.answers.outcomes import ArmRef
+from outrider.gateway.contract.errors.tree import BadRequestError, NotFoundError
+from outrider.gateway.contract.errors.validation import bad_request
 from outrider.gateway.experiments.feedback_schema import (
     AnyFeedback,
     FeedbackReceipt,
@@ -30,7 +30,7 @@ from outrider.gateway.experiments.recent import (
 )
 from outrider.gateway.experiments.totals import FeedbackKind
 from outrider.gateway.storage.database import Database
-from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from outrider.gateway.schema.common import RequestModel
+from outrider.gateway.contract.schema.common import RequestModel
 
 _MAX_SCORE: Final = 1e9
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from outrider.gateway.errors.tree import BadRequestError, ConflictError
+from outrider.gateway.contract.errors.tree import BadRequestError, ConflictError
 from outrider.gateway.experiments.records import (
     ExperimentRecord,
     ExperimentSource,

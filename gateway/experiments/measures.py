@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from outrider.gateway.answers.outcomes import RequestOutcome
-from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.contract.answers.outcomes import RequestOutcome
+from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.experiments.assigner import PassedOver
 from outrider.gateway.experiments.measure_store import PASSED_MARK, ArmKey, TotalsStore
 from outrider.gateway.experiments.sketch import QuantileSketch

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.experiments import lifecycle
 from outrider.gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
 from outrider.gateway.experiments.records import (

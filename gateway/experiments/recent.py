@@ -9,11 +9,11 @@ from typing import Final
 
 from sqlalchemy import and_, or_, select
 
-from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.contract.answers.outcomes import ArmRef, RequestOutcome
 from outrider.gateway.experiments.totals import NUM_UNIT_BUCKETS
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import ledger
-from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.tenancy.keys.keys import Principal
 
 MAX_RECENT: Final = 50_000
 """Requests in memory; 40 to 50 MB."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.gateway.errors.tree import NotFoundError
+from outrider.gateway.contract.errors.tree import NotFoundError
 from outrider.gateway.experiments.actions import ExperimentActions
 from outrider.gateway.experiments.measure_store import TotalsStore
 from outrider.gateway.experiments.records import ExperimentRecord, VersionRecord

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
-from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.experiments import lifecycle
 from outrider.gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
 from outrider.gateway.experiments.records import (

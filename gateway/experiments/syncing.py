@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from hashlib import blake2b
 
-from outrider.gateway.errors.tree import ConflictError
+from outrider.gateway.contract.errors.tree import ConflictError
 from outrider.gateway.experiments.actions import ExperimentActions
 from outrider.gateway.settings.experiments import ExperimentSettings
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import NoDecode
 
-from outrider.gateway.schema.kinds import FallbackKind, Reveals
+from outrider.gateway.contract.schema.kinds import FallbackKind, Reveals
 from outrider.gateway.settings.paths import did_you_mean
 from outrider.gateway.settings.sections import ModelSettings, Section, split_list
 from outrider.gateway.settings.tiers import RESERVED_NAMES, Complaint, UpstreamSettings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError, create_model, model_validator
 
-from outrider.gateway.schema.common import (
+from outrider.gateway.contract.schema.common import (
     GenerationFields,
     OutriderOptions,
     RequestModel,

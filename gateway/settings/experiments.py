@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from outrider.gateway.schema.common import WHOLE, RequestModel, SloOptions
+from outrider.gateway.contract.schema.common import WHOLE, RequestModel, SloOptions
 from outrider.gateway.settings.arm_overlay import ArmOverlay, Overlay, contradictions
 from outrider.gateway.settings.experiment_rules import AllocationKind
 from outrider.gateway.settings.sections import Share

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, model_validator
 from pydantic_settings import NoDecode
 
-from outrider.gateway.schema.kinds import PassedUnit
+from outrider.gateway.contract.schema.kinds import PassedUnit
 from outrider.gateway.settings.sections import Count, NotNegative, Price, Section, TierPriceSettings
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from outrider.gateway.schema.kinds import ServerKind
+from outrider.gateway.contract.schema.kinds import ServerKind
 
 SignIn = Literal["key", "api_key_header", "entra", "google", "aws"]
 """key: a bearer token. api_key_header: Azure's header. The others fetch tokens or sign requests."""

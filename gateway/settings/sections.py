@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode
 
 from outrider.engine.model.quantised.formats import DECODE, SCHEMES, Decode, SchemeName
 from outrider.engine.request import SOURCES, TIERS, Source, Tier
-from outrider.gateway.schema.kinds import ToolFormatName
+from outrider.gateway.contract.schema.kinds import ToolFormatName
 from outrider.router.words import CascadeMode
 
 NONE = "none"

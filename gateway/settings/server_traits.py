@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from outrider.gateway.schema.kinds import ServerKind
+from outrider.gateway.contract.schema.kinds import ServerKind
 
 DialectName = Literal["openai", "anthropic"]
 ContinuationStrategy = Literal["replay", "final_message", "none"]

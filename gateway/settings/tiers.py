@@ -10,7 +10,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_settings import NoDecode
 
-from outrider.gateway.schema.kinds import Capability, PassedEndpoint, ServerKind, UnknownFields
+from outrider.gateway.contract.schema.kinds import (
+    Capability,
+    PassedEndpoint,
+    ServerKind,
+    UnknownFields,
+)
 from outrider.gateway.settings.listed_prices import with_listed_price
 from outrider.gateway.settings.passed import PassedBounds, UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean

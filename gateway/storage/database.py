@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sqlalchemy import URL, Connection, CursorResult, Engine, Table, create_engine, event, exc
 
-from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.storage.migrating import migrate
 from outrider.gateway.storage.urls import describe, read_url

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from outrider.gateway.errors.tree import StorageError
+from outrider.gateway.contract.errors.tree import StorageError
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.settings.errors import SettingsError
 from outrider.gateway.telemetry.otel import done_by, make_resource
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
-from outrider.gateway.errors.tree import DeadlineExceededError, GatewayError, UpstreamError
+from outrider.gateway.contract.errors.tree import DeadlineExceededError, GatewayError, UpstreamError
 from outrider.gateway.upstream.attempts import AttemptKind
 from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from outrider.gateway.upstream.continuing import (

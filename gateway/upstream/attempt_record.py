@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Final
 
-from outrider.gateway.errors.tree import DeadlineExceededError
+from outrider.gateway.contract.errors.tree import DeadlineExceededError
 from outrider.gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
 from outrider.gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
 from outrider.gateway.upstream.call import UpstreamCall, WholeAnswer, num_answers

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal
 
-from outrider.gateway.errors.tree import BLAMELESS_FAILURES, FailureKind
+from outrider.gateway.contract.errors.tree import BLAMELESS_FAILURES, FailureKind
 
 logger = logging.getLogger(__name__)
 

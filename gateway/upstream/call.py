@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
 from outrider.gateway.upstream.attempts import OnAttempt
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage

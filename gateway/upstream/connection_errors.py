@@ -8,7 +8,7 @@ from typing import Final
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 
-from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.upstream.addresses import PrivateAddressError
 from outrider.gateway.upstream.waits import ExchangeLimits
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
-from outrider.gateway.errors.tree import BadRequestError
-from outrider.gateway.schema.common import OutriderOptions
-from outrider.gateway.schema.kinds import ServerKind, UnknownFields
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.common import OutriderOptions
+from outrider.gateway.contract.schema.kinds import ServerKind, UnknownFields
 from outrider.gateway.settings.tiers import UpstreamSettings
 
 SALT_FIELD: Final = "cache_salt"

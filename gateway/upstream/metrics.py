@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.gateway.answers.responder import HandOffKind
+from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.telemetry.children import Children
 from outrider.gateway.upstream.attempts import Attempt
 from outrider.gateway.upstream.breaker import BreakerState

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.settings.tiers import MirrorSettings
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.metrics import UpstreamMetrics

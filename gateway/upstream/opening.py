@@ -12,7 +12,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from outrider.gateway.errors.tree import (
+from outrider.gateway.contract.errors.tree import (
     DeadlineExceededError,
     GatewayError,
     ThrottledError,

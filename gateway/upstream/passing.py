@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.schema.kinds import Endpoint, Units
+from outrider.gateway.contract.schema.kinds import Endpoint, Units
 from outrider.gateway.settings.server_traits import ServerTraits
 from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from outrider.gateway.upstream.dialects.base import Resume, ServerRefusal, garbage, read_refusal

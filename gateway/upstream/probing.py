@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.upstream.replicas import Replica, ReplicaSet
 
 if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from outrider.gateway.errors.tree import FailureKind, UpstreamError, UpstreamRefusalError
+from outrider.gateway.contract.errors.tree import FailureKind, UpstreamError, UpstreamRefusalError
 from outrider.gateway.upstream.breaker import Breaker
 from outrider.gateway.upstream.latency import LatencyEstimate
 from outrider.gateway.upstream.outliers import RecentTimes, low_median, outliers

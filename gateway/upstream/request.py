@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from outrider.gateway.errors.tree import (
+from outrider.gateway.contract.errors.tree import (
     DeadlineExceededError,
     FailureKind,
     GatewayError,

@@ -7,7 +7,7 @@ from typing import Final
 
 import aiohttp
 
-from outrider.gateway.errors.tree import FailureKind, UpstreamError
+from outrider.gateway.contract.errors.tree import FailureKind, UpstreamError
 from outrider.gateway.upstream.connection_errors import error_of
 from outrider.gateway.upstream.event_stream import EventSplitter
 from outrider.gateway.upstream.waits import ExchangeLimits, Watch

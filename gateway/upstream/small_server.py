@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Final
 
-from outrider.gateway.errors.tree import GatewayError, UpstreamRefusalError
+from outrider.gateway.contract.errors.tree import GatewayError, UpstreamRefusalError
 from outrider.gateway.upstream.call import TokenLogprob, UpstreamCall
 from outrider.gateway.upstream.logprob_check import LogprobCheck
 from outrider.gateway.upstream.tier import UpstreamTier

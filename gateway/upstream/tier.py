@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.settings.server_traits import ServerTraits, traits_of
 from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.upstream.answer import UpstreamAnswer

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import aiohttp
 from aiohttp import AddrInfoType
 
-from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.settings.tiers import TimeoutSettings
 from outrider.gateway.upstream.addresses import socket_maker
 from outrider.gateway.upstream.connection_errors import error_of

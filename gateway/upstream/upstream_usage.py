@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outrider.gateway.schema.kinds import Units, UsageSource
+from outrider.gateway.contract.schema.kinds import Units, UsageSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
+from outrider.gateway.contract.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
 from outrider.gateway.settings.tiers import TimeoutSettings
 
 # Event loops round to milliseconds, so a timer may fire a little before its time.

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.errors.tree import BadRequestError
-from outrider.gateway.schema.chat import ChatRequest
-from outrider.gateway.schema.parsing import parse
-from outrider.gateway.schema.unknown_fields import HINTS
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.parsing import parse
+from outrider.gateway.contract.schema.unknown_fields import HINTS
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
 

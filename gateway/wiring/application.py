@@ -7,51 +7,51 @@ from hashlib import blake2b
 from prometheus_client import CollectorRegistry
 
 from outrider.engine.request import Tier
-from outrider.gateway.adapters.admin import AdapterApi
-from outrider.gateway.adapters.registry import AdapterChange, AdapterRegistry
-from outrider.gateway.adapters.watcher import AdapterWatcher
-from outrider.gateway.apis.messages.api import MessagesApi
-from outrider.gateway.apis.responses.api import ResponsesApi
-from outrider.gateway.apis.tokenize import Tokenizing
-from outrider.gateway.backends.metrics import PauseMetrics
-from outrider.gateway.caching.answers import AnswerCache
-from outrider.gateway.caching.metrics import CacheMetrics
-from outrider.gateway.dashboard.api import DashboardApi, DashboardSources
-from outrider.gateway.dashboard.experiments import experiment_documents
-from outrider.gateway.dashboard.recent import RecentOutcomes
-from outrider.gateway.edge.bodies import BodyBudget
-from outrider.gateway.edge.foreign_pages import ForeignPages
-from outrider.gateway.edge.idempotency import IdempotentAnswers
+from outrider.gateway.answering.caching.answers import AnswerCache
+from outrider.gateway.answering.caching.metrics import CacheMetrics
+from outrider.gateway.answering.candidates.arm_check import arm_check
+from outrider.gateway.answering.candidates.chains import ChainBook
+from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
+from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
+from outrider.gateway.answering.candidates.local_responder import LocalLoad
+from outrider.gateway.answering.candidates.pass_through import PassThrough
+from outrider.gateway.answering.candidates.planner import Planner
+from outrider.gateway.answering.candidates.reading import RequestReader
+from outrider.gateway.answering.candidates.small_calls import SmallCalls
+from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.jobs.tier_choice import TierChooser
+from outrider.gateway.answering.reading.model_catalog import LocalFormats
+from outrider.gateway.engines.adapters.admin import AdapterApi
+from outrider.gateway.engines.adapters.registry import AdapterChange, AdapterRegistry
+from outrider.gateway.engines.adapters.watcher import AdapterWatcher
+from outrider.gateway.engines.backends.metrics import PauseMetrics
+from outrider.gateway.engines.fleet.admin import GroupChange, ReplicaApi
+from outrider.gateway.engines.fleet.metrics import FleetMetrics
+from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
-from outrider.gateway.fleet.admin import GroupChange, ReplicaApi
-from outrider.gateway.fleet.metrics import FleetMetrics
-from outrider.gateway.fleet.pool import EnginePool
-from outrider.gateway.handoff.arm_check import arm_check
-from outrider.gateway.handoff.chains import ChainBook
-from outrider.gateway.handoff.cloud_calls import CloudCalls
-from outrider.gateway.handoff.live_model_catalog import LiveModelCatalog
-from outrider.gateway.handoff.local_responder import LocalLoad
-from outrider.gateway.handoff.pass_through import PassThrough
-from outrider.gateway.handoff.planner import Planner
-from outrider.gateway.handoff.reading import RequestReader
-from outrider.gateway.handoff.small_calls import SmallCalls
-from outrider.gateway.ledger.usage_api import UsageApi
-from outrider.gateway.planning.jobs import JobBuilder
-from outrider.gateway.planning.model_catalog import LocalFormats
-from outrider.gateway.planning.tier_choice import TierChooser
-from outrider.gateway.server.app import Routes, create_app
-from outrider.gateway.server.auth_dispatcher import AuthDispatcher
-from outrider.gateway.server.endpoints import AnswerEndpoints, RequestIntake
-from outrider.gateway.server.lifespan import Lifespan
-from outrider.gateway.server.pages import Pages
-from outrider.gateway.server.pass_through import PassThroughEndpoints
-from outrider.gateway.server.route_metrics import RouteCollector
-from outrider.gateway.server.status import StatusEndpoints
+from outrider.gateway.http.apis.messages.api import MessagesApi
+from outrider.gateway.http.apis.responses.api import ResponsesApi
+from outrider.gateway.http.apis.tokenize import Tokenizing
+from outrider.gateway.http.dashboard.api import DashboardApi, DashboardSources
+from outrider.gateway.http.dashboard.experiments import experiment_documents
+from outrider.gateway.http.dashboard.recent import RecentOutcomes
+from outrider.gateway.http.edge.bodies import BodyBudget
+from outrider.gateway.http.edge.foreign_pages import ForeignPages
+from outrider.gateway.http.edge.idempotency import IdempotentAnswers
+from outrider.gateway.http.server.app import Routes, create_app
+from outrider.gateway.http.server.auth_dispatcher import AuthDispatcher
+from outrider.gateway.http.server.endpoints import AnswerEndpoints, RequestIntake
+from outrider.gateway.http.server.lifespan import Lifespan
+from outrider.gateway.http.server.pages import Pages
+from outrider.gateway.http.server.pass_through import PassThroughEndpoints
+from outrider.gateway.http.server.route_metrics import RouteCollector
+from outrider.gateway.http.server.status import StatusEndpoints
 from outrider.gateway.settings.adapters import parse_adapter
 from outrider.gateway.settings.tiers import RESERVED_NAMES
 from outrider.gateway.telemetry.loop_lag import LoopLag
-from outrider.gateway.tenants.admin import AdminApi
+from outrider.gateway.tenancy.keys.admin import AdminApi
+from outrider.gateway.tenancy.ledger.usage_api import UsageApi
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.workers.line import Handler
 from outrider.gateway.workers.merging import Families, collected

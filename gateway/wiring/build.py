@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from outrider.engine.errors import EngineError
 from outrider.engine.request import GrammarSpec, Tier
-from outrider.gateway.backends.absent import AbsentEngine
-from outrider.gateway.backends.in_process import InProcessEngineClient
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.backends.spawning import EngineProcess
-from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.schema.parsing import JsonBounds
+from outrider.gateway.contract.schema.parsing import JsonBounds
+from outrider.gateway.engines.backends.absent import AbsentEngine
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.spawning import EngineProcess
+from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from outrider.gateway.wiring.checkpoints import named_models
@@ -97,14 +97,14 @@ def build_parts(
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.
     """
-    from outrider.gateway.edge.metrics import EdgeMetrics
+    from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
     from outrider.gateway.experiments.experiments import build_experiments
-    from outrider.gateway.metering.metrics import GatewayMetrics
-    from outrider.gateway.planning.gateway_limits import GatewayLimits
-    from outrider.gateway.slo.parts import build_slo
+    from outrider.gateway.experiments.slo.parts import build_slo
+    from outrider.gateway.http.edge.metrics import EdgeMetrics
     from outrider.gateway.telemetry.capture import build_capture
     from outrider.gateway.telemetry.tracer import NULL_TRACER
     from outrider.gateway.telemetry.tracing import build_tracer, wants_content
+    from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
     from outrider.gateway.upstream.metrics import UpstreamMetrics
     from outrider.gateway.wiring.aliases import checked_aliases
     from outrider.gateway.wiring.caching import build_cache
@@ -214,9 +214,9 @@ def import_engine() -> None:
         "outrider.engine.passes.saved_times",
         "outrider.engine.passes.step_times",
         "outrider.engine.warm_up",
-        "outrider.gateway.text.plain_tokenizer",
+        "outrider.gateway.answering.text.plain_tokenizer",
         "outrider.gateway.wiring.chat_tokenizers",
-        "outrider.gateway.text.chat",
+        "outrider.gateway.answering.text.chat",
         "outrider.verifier.coupled",
         "llguidance",
     ):

@@ -4,9 +4,9 @@ import hashlib
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-from outrider.gateway.caching.answers import CacheRules
-from outrider.gateway.caching.entry import CacheStore
-from outrider.gateway.caching.memory_store import MemoryStore
+from outrider.gateway.answering.caching.answers import CacheRules
+from outrider.gateway.answering.caching.entry import CacheStore
+from outrider.gateway.answering.caching.memory_store import MemoryStore
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.parts import CacheParts
 
@@ -37,8 +37,8 @@ def _store(settings: Settings) -> CacheStore | None:
         return None
     if options.store == "memory":
         return MemoryStore(ttl_s=options.ttl_s, max_bytes=options.max_bytes, clock=time.monotonic)
-    from outrider.gateway.caching.redis_store import RedisEntries
-    from outrider.gateway.limits.redis_store import redis_client
+    from outrider.gateway.answering.caching.redis_store import RedisEntries
+    from outrider.gateway.tenancy.limits.redis_store import redis_client
 
     assert settings.redis_url is not None, "checked with the settings"
     return RedisEntries(

@@ -6,7 +6,7 @@ from outrider.engine.request import Tier
 from outrider.gateway.settings.tree import Settings, SettingsError
 
 if TYPE_CHECKING:
-    from outrider.gateway.text.chat import ChatTokenizer
+    from outrider.gateway.answering.text.chat import ChatTokenizer
 
 
 def load_chat_tokenizer(settings: Settings, tier: Tier, path: str) -> "ChatTokenizer":
@@ -14,7 +14,7 @@ def load_chat_tokenizer(settings: Settings, tier: Tier, path: str) -> "ChatToken
 
     Raises SettingsError for the template, and as `ChatTokenizer.load` does.
     """
-    from outrider.gateway.text.chat import ChatTokenizer
+    from outrider.gateway.answering.text.chat import ChatTokenizer
 
     wanted = settings.models.tool_format
     return ChatTokenizer.load(
@@ -48,7 +48,7 @@ def chat_template(settings: Settings, tier: Tier) -> str | None:
 def _check_syntax(where: str, text: str) -> None:
     import jinja2
 
-    from outrider.gateway.text.template_language import check_syntax
+    from outrider.gateway.answering.text.template_language import check_syntax
 
     try:
         check_syntax(text)

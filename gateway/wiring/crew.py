@@ -15,15 +15,15 @@ from prometheus_client import CollectorRegistry
 
 from outrider.engine.errors import EngineDiedError, EngineError
 from outrider.engine.events import EngineInfo
-from outrider.gateway.backends.process_client import STABLE_AFTER_S
-from outrider.gateway.backends.spawning import EngineProcess
-from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S
+from outrider.gateway.engines.backends.process_client import STABLE_AFTER_S
+from outrider.gateway.engines.backends.spawning import EngineProcess
+from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
+from outrider.gateway.engines.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S
 from outrider.gateway.experiments.experiments import build_experiments
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.storage.database import DatabaseError
 from outrider.gateway.storage.open import open_database
-from outrider.gateway.tenants.parts import key_store
+from outrider.gateway.tenancy.keys.parts import key_store
 from outrider.gateway.wiring.process import process_client
 from outrider.gateway.workers.connections import Dispatcher
 from outrider.gateway.workers.line import CallFailedError, Handler, LineClosedError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outrider.engine.errors import EngineError
 from outrider.engine.request import TIERS, Source, Tier
-from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.checkpoints import named_models
 
@@ -269,7 +269,7 @@ def _both_models(settings: Settings) -> tuple[str, str]:
 
 def _load_tokenizer(path: str) -> Any:
     """Load the fast tokenizer of a folder or hub id. Raises EngineError."""
-    from outrider.gateway.text.plain_tokenizer import load_tokenizer
+    from outrider.gateway.answering.text.plain_tokenizer import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(path)

@@ -16,8 +16,8 @@ from outrider.engine.errors import EngineError, InvalidAdapterError
 from outrider.engine.events import AdapterInfo
 from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding
 from outrider.engine.request import Tier
-from outrider.gateway.adapters.files import adapter_ref
-from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.engines.adapters.files import adapter_ref
+from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.gateway.settings.adapters import parse_adapter
 from outrider.gateway.settings.paths import cache_folder
 from outrider.gateway.settings.tree import Settings
@@ -306,8 +306,8 @@ def publish_blocks(settings: Settings, engine: "Engine") -> None:
     options = settings.engine
     if options.kv_events is None:
         return
-    from outrider.gateway.backends.fleet_keys import read_fleet_keys
-    from outrider.gateway.backends.kv_events import KvEventPublisher
+    from outrider.gateway.engines.backends.fleet_keys import read_fleet_keys
+    from outrider.gateway.engines.backends.kv_events import KvEventPublisher
 
     keys = None if options.replicas_key is None else read_fleet_keys(options.replicas_key)
     tiers = engine.info().tiers

@@ -7,16 +7,16 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from outrider.engine.request import Tier
-from outrider.gateway.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
-from outrider.gateway.backends.remote_client import RemoteEngineClient
-from outrider.gateway.backends.watched_client import Patience
-from outrider.gateway.backends.wire import BlocksChanged, BlocksReset
-from outrider.gateway.fleet.addresses import DNS, LISTS, is_looked_up
-from outrider.gateway.fleet.block_index import BlockIndex
-from outrider.gateway.fleet.cache_aware import CacheAware
-from outrider.gateway.fleet.demand import Demand
-from outrider.gateway.fleet.discovery import DiscoveredPool
-from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.engines.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
+from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
+from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
+from outrider.gateway.engines.fleet.addresses import DNS, LISTS, is_looked_up
+from outrider.gateway.engines.fleet.block_index import BlockIndex
+from outrider.gateway.engines.fleet.cache_aware import CacheAware
+from outrider.gateway.engines.fleet.demand import Demand
+from outrider.gateway.engines.fleet.discovery import DiscoveredPool
+from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.process import patience_of
 

@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.engine.request import Tier
-from outrider.gateway.backends.client import EngineClient
-from outrider.gateway.caching.answers import CacheRules
-from outrider.gateway.caching.entry import CacheStore
-from outrider.gateway.edge.metrics import EdgeMetrics
+from outrider.gateway.answering.caching.answers import CacheRules
+from outrider.gateway.answering.caching.entry import CacheStore
+from outrider.gateway.answering.candidates.cloud_parts import CloudParts
+from outrider.gateway.answering.jobs.routing_parts import RoutingParts
+from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.prompt_work import PromptSlots
+from outrider.gateway.contract.schema.kinds import UnknownFields
+from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
-from outrider.gateway.handoff.cloud_parts import CloudParts
-from outrider.gateway.metering.metrics import GatewayMetrics
-from outrider.gateway.metering.tenancy import Tenancy
-from outrider.gateway.planning.gateway_limits import GatewayLimits
-from outrider.gateway.planning.routing_parts import RoutingParts
-from outrider.gateway.schema.kinds import UnknownFields
+from outrider.gateway.experiments.slo.parts import SloParts
+from outrider.gateway.http.edge.metrics import EdgeMetrics
 from outrider.gateway.settings.adapters import AdapterSettings
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.http_bounds import HttpSettings
-from outrider.gateway.slo.parts import SloParts
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
-from outrider.gateway.text.chat import ChatTokenizer
-from outrider.gateway.text.prompt_work import PromptSlots
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.workers.siblings import Siblings
 from outrider.router.policy import RoutePolicy
 

@@ -1,11 +1,11 @@
 """The client of an engine's own process, and one of an engine that another process has started."""
 
-from outrider.gateway.backends.client import LOADING_REASON
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.backends.remote_client import RemoteEngineClient
-from outrider.gateway.backends.spawning import EngineProcess
-from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.backends.watched_client import Patience
+from outrider.gateway.engines.backends.client import LOADING_REASON
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
+from outrider.gateway.engines.backends.spawning import EngineProcess
+from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
+from outrider.gateway.engines.backends.watched_client import Patience
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.start import engine_recipe
 

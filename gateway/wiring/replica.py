@@ -8,10 +8,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from outrider.engine.events import EngineInfo
-from outrider.gateway.backends.connected_gateway import ListenerBounds
-from outrider.gateway.backends.engine_listener import EngineListener
-from outrider.gateway.backends.fleet_keys import FleetKeys
-from outrider.gateway.backends.step_loop import LoadingCallback, serve_loaded
+from outrider.gateway.engines.backends.connected_gateway import ListenerBounds
+from outrider.gateway.engines.backends.engine_listener import EngineListener
+from outrider.gateway.engines.backends.fleet_keys import FleetKeys
+from outrider.gateway.engines.backends.step_loop import LoadingCallback, serve_loaded
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from outrider.gateway.wiring.checkpoints import named_models

@@ -20,18 +20,18 @@ from starlette.types import ASGIApp
 from outrider.engine.errors import EngineError, EngineNotStartedError
 from outrider.engine.events import EngineInfo
 from outrider.engine.request import Tier
-from outrider.gateway.backends.spawning import EngineProcess
-from outrider.gateway.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.edge.connection_class import (
+from outrider.gateway.engines.backends.spawning import EngineProcess
+from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.http.edge.connection_class import (
     check_uvicorn,
     connection_class,
     log_unbounded,
 )
-from outrider.gateway.edge.cors import CorsPolicy
-from outrider.gateway.edge.headers import EdgeHeaders
-from outrider.gateway.fleet.pool import EnginePool
-from outrider.gateway.server.draining import DrainGate, Draining, watch_draining
-from outrider.gateway.server.listening import listen, url_of
+from outrider.gateway.http.edge.cors import CorsPolicy
+from outrider.gateway.http.edge.headers import EdgeHeaders
+from outrider.gateway.http.server.draining import DrainGate, Draining, watch_draining
+from outrider.gateway.http.server.listening import listen, url_of
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.urls import NO_DATABASE

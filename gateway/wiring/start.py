@@ -11,7 +11,7 @@ from outrider.engine.adapters.peft_config import check_kind
 from outrider.engine.errors import InvalidAdapterError
 from outrider.engine.model.checkpoint_files import read_object
 from outrider.engine.request import TIERS, Tier
-from outrider.gateway.backends.spawning import EngineProcess, EngineRecipe
+from outrider.gateway.engines.backends.spawning import EngineProcess, EngineRecipe
 from outrider.gateway.settings.adapters import parse_adapter
 from outrider.gateway.settings.caching import CacheSettings
 from outrider.gateway.settings.extras import need_extra
@@ -19,7 +19,7 @@ from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.loopback import is_loopback
 from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
 from outrider.gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
-from outrider.gateway.tenants.loopback import listen_host
+from outrider.gateway.tenancy.keys.loopback import listen_host
 from outrider.gateway.wiring.chat_tokenizers import chat_template
 from outrider.gateway.wiring.checkpoint_check import ask_hub, check_checkpoint
 from outrider.gateway.wiring.checkpoints import at_commits, named_models
@@ -220,7 +220,7 @@ def serving_host(settings: Settings) -> tuple[str, str | None]:
     # Most starts need no database to know their address, and it takes half a second to import.
     from outrider.gateway.storage.database import DatabaseError
     from outrider.gateway.storage.open import open_database
-    from outrider.gateway.tenants.parts import key_store
+    from outrider.gateway.tenancy.keys.parts import key_store
 
     database = open_database(settings)
     if database is None:

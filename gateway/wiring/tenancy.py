@@ -4,25 +4,25 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.ledger.book import Ledger
-from outrider.gateway.ledger.history import usage_history
-from outrider.gateway.ledger.journal_place import journal_folder
-from outrider.gateway.ledger.metrics import LedgerMetrics
-from outrider.gateway.ledger.null import NullLedger
-from outrider.gateway.ledger.prices import PriceBook
-from outrider.gateway.ledger.writer import JournaledLedger
-from outrider.gateway.limits.limiter import Limiter
-from outrider.gateway.limits.memory_limiter import MemoryLimiter
-from outrider.gateway.limits.metrics import LimitMetrics
-from outrider.gateway.limits.presence import GatewayPresence
-from outrider.gateway.limits.redis_limiter import RedisLimiter
-from outrider.gateway.limits.uncounted import UncountedLimits
-from outrider.gateway.metering.tenancy import Tenancy
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.open import open_database
-from outrider.gateway.tenants.metrics import TenantMetrics
-from outrider.gateway.tenants.parts import build_key_parts
+from outrider.gateway.tenancy.keys.metrics import TenantMetrics
+from outrider.gateway.tenancy.keys.parts import build_key_parts
+from outrider.gateway.tenancy.ledger.book import Ledger
+from outrider.gateway.tenancy.ledger.history import usage_history
+from outrider.gateway.tenancy.ledger.journal_place import journal_folder
+from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
+from outrider.gateway.tenancy.ledger.null import NullLedger
+from outrider.gateway.tenancy.ledger.prices import PriceBook
+from outrider.gateway.tenancy.ledger.writer import JournaledLedger
+from outrider.gateway.tenancy.limits.limiter import Limiter
+from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
+from outrider.gateway.tenancy.limits.metrics import LimitMetrics
+from outrider.gateway.tenancy.limits.presence import GatewayPresence
+from outrider.gateway.tenancy.limits.redis_limiter import RedisLimiter
+from outrider.gateway.tenancy.limits.uncounted import UncountedLimits
+from outrider.gateway.tenancy.metering.tenancy import Tenancy
 
 
 def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from outrider.engine.errors import EngineError
 from outrider.engine.request import Tier
-from outrider.gateway.handoff.cloud_parts import CloudParts
-from outrider.gateway.planning.placement import PlacementPolicy
+from outrider.gateway.answering.candidates.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.placement import PlacementPolicy
+from outrider.gateway.answering.text.token_counts import TokenCounter
 from outrider.gateway.settings.server_traits import TRAITS
 from outrider.gateway.settings.tiers import MirrorSettings, UpstreamSettings
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
@@ -23,7 +24,6 @@ from outrider.gateway.upstream.parts import TierParts
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.small_server import SmallServer
 from outrider.gateway.upstream.tier import UpstreamTier
-from outrider.gateway.upstream.token_counts import TokenCounter
 from outrider.gateway.wiring.checkpoints import checkpoint
 from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from outrider.gateway.errors.tree import UnavailableError
+from outrider.gateway.contract.errors.tree import UnavailableError
 from outrider.gateway.workers.connections import Receiver
 from outrider.gateway.workers.line import CallFailedError, Handler, Line, LineClosedError
 from outrider.gateway.workers.merging import Families

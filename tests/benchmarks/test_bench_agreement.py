@@ -23,8 +23,8 @@ from benchmarks.agreement_tools import (
     write_prompts,
 )
 from benchmarks.bench_agreement import check, compared, figures, main, tools
-from outrider.gateway.tools.bench.results import write_result
-from tests.gateway.tools.bench.made_results import made_result, made_rows
+from outrider.gateway.tools.measuring.bench.results import write_result
+from tests.gateway.tools.measuring.bench.made_results import made_result, made_rows
 
 _ENVIRONMENTS = {
     name: os.environ.get(f"OUTRIDER_{name.upper()}_ENV") for name in (GUIDELLM, AIPERF)

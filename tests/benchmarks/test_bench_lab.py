@@ -8,9 +8,9 @@ import numpy as np
 from benchmarks.bench_lab import experiment_section, of_users, summary_figures, write_trace
 from outrider.gateway.experiments.statistics.plan import SamplePlan
 from outrider.gateway.experiments.statistics.report import analyse
-from outrider.gateway.tools.bench.traces import load_trace
-from outrider.gateway.tools.bench.workloads import PlannedRequest
-from tests.gateway.tools.bench.made_results import made_result, made_rows
+from outrider.gateway.tools.measuring.bench.traces import load_trace
+from outrider.gateway.tools.measuring.bench.workloads import PlannedRequest
+from tests.gateway.tools.measuring.bench.made_results import made_result, made_rows
 
 
 def test_its_trace_is_one(tmp_path: Path) -> None:

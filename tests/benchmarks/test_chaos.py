@@ -36,7 +36,7 @@ from benchmarks.chaos_traffic import Clients, Exchange
 from benchmarks.mock_upstream import MockScript, mock_in_thread
 from benchmarks.record import ROOT
 from benchmarks.toxics import Toxic
-from outrider.gateway.answers.outcomes import ArmRef, RequestEnding, RequestOutcome
+from outrider.gateway.contract.answers.outcomes import ArmRef, RequestEnding, RequestOutcome
 from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures
 from outrider.gateway.storage.database import Database

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import engine_ends
 from outrider.engine.events import EngineEvent, TokensEmitted
-from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.engines.fleet.pool import EnginePool
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from benchmarks.routing_policies import (
 from benchmarks.routing_runs import SPECULATIVE, Labels, by_way, select_rows
 from outrider.engine.events import TierInfo
 from outrider.engine.request import Tier
-from outrider.gateway.tools.collect.data import read_questions
+from outrider.gateway.tools.learning.collect.data import read_questions
 from outrider.router.scorer import RouterScorer, prompt_hashes
 from tests.benchmarks.routed_rows import PRICES, ROWS, TARGET
 from tests.benchmarks.scorers import make_scorer

@@ -17,16 +17,16 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outrider.gateway.edge.connection_class import connection_class
-from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.http.edge.connection_class import connection_class
 from outrider.gateway.settings.http_bounds import HttpSettings
-from outrider.gateway.text.chat import ChatTokenizer
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
-# As `outrider serve` reads it: tests/gateway/server/test_stock_uvicorn.py sets it.
+# As `outrider serve` reads it: tests/gateway/http/server/test_stock_uvicorn.py sets it.
 HTTP = HttpSettings(edge=os.environ.get("OUTRIDER_HTTP__EDGE") != "false")
 CORPUS = (
     "Hello there, how are you today? I am fine, thank you.",

@@ -12,15 +12,15 @@ import httpx
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
 from outrider.engine.request import Tier
+from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.experiments.experiments import build_experiments
-from outrider.gateway.metering.metrics import GatewayMetrics
-from outrider.gateway.metering.tenancy import Tenancy
-from outrider.gateway.planning.gateway_limits import GatewayLimits
+from outrider.gateway.experiments.slo.parts import build_slo
 from outrider.gateway.settings.tree import Settings
-from outrider.gateway.slo.parts import build_slo
 from outrider.gateway.telemetry.capture import build_capture
 from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.caching import build_cache

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from outrider.gateway.schema.errors import ErrorResponse
-from outrider.gateway.tenants.admin_routes import AdminRoute
+from outrider.gateway.contract.schema.errors import ErrorResponse
+from outrider.gateway.tenancy.keys.admin_routes import AdminRoute
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from outrider.engine.events import (
 )
 from outrider.engine.request import AdapterRef, EngineRequest, Tier
 from outrider.engine.trace import StepTrace, TokenOrigin
-from outrider.gateway.backends.client import OnEnd, PausedRequests, tell_end
-from outrider.gateway.backends.seen_work import SeenWork
+from outrider.gateway.engines.backends.client import OnEnd, PausedRequests, tell_end
+from outrider.gateway.engines.backends.seen_work import SeenWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

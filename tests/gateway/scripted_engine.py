@@ -33,8 +33,8 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import EngineRequest, SamplingParams, Tier
-from outrider.gateway.backends.seen_work import SeenWork
-from outrider.gateway.backends.step_loop import LoadingCallback
+from outrider.gateway.engines.backends.seen_work import SeenWork
+from outrider.gateway.engines.backends.step_loop import LoadingCallback
 
 CRASH_IN_STEP = 900_001
 WEDGE_IN_STEP = 900_002

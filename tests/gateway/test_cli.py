@@ -18,17 +18,17 @@ from typer.testing import CliRunner, Result
 from benchmarks.mock_upstream import MockScript
 from benchmarks.toxics import Toxic
 from outrider.engine.events import EngineInfo
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.cli import app, main
 from outrider.gateway.settings.tree import Settings, load_settings
-from outrider.gateway.text.chat import ChatTokenizer
-from outrider.gateway.tools.console.terminal import (
+from outrider.gateway.tools.commands.terminal import (
     DRAFTED_STYLE,
     LoadingProgress,
     print_banner,
     print_whole,
     token_text,
 )
-from outrider.gateway.tools.console.terminal_chat import ChatAnswer, ChatOptions
+from outrider.gateway.tools.commands.terminal_chat import ChatAnswer, ChatOptions
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 
@@ -176,7 +176,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> Non
 
 def test_a_tier_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("outrider.gateway.tools.console.serve_command._serve", served.append)
+    monkeypatch.setattr("outrider.gateway.tools.commands.serve_command._serve", served.append)
     result = invoke(
         *("serve", "--large", "none", "--small", "none"),
         *(
@@ -201,7 +201,7 @@ def test_a_tier_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_revisions_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("outrider.gateway.tools.console.serve_command._serve", served.append)
+    monkeypatch.setattr("outrider.gateway.tools.commands.serve_command._serve", served.append)
     names = ("large", "small", "drafter")
     flags = [(f"--{name}", "a/b", f"--{name}-revision", name) for name in names]
     result = invoke("serve", *(word for words in flags for word in words))

@@ -18,32 +18,32 @@ import pytest
 
 from outrider import gateway
 from outrider.engine.grammar import json_pattern
-from outrider.gateway.apis.responses.paths import in_own_words, own_path
-from outrider.gateway.apis.responses.writer import _SANE_TAIL
-from outrider.gateway.caching.answers import _WITHHELD
-from outrider.gateway.edge import forms
-from outrider.gateway.edge.bodies import _JSON_TYPE
-from outrider.gateway.edge.cors import _HEADER_NAMES
-from outrider.gateway.edge.foreign_pages import _LOCAL_HOST, _PORT
-from outrider.gateway.edge.framing import complaint
-from outrider.gateway.edge.idempotency import _KEY as IDEMPOTENCY_KEY
-from outrider.gateway.errors.http import INVALID_REQUEST, Problem
-from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.answering.caching.answers import _WITHHELD
+from outrider.gateway.answering.reading.misplaced_options import _OTHER_SIGNS
+from outrider.gateway.answering.reading.required_capabilities import _PLAIN_PATH
+from outrider.gateway.answering.text import channels, tool_parser
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.control_tokens import ControlTokens
+from outrider.gateway.answering.text.tool_prompt import _SHORT_ID
+from outrider.gateway.contract.errors.http import INVALID_REQUEST, Problem
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema import forms
+from outrider.gateway.contract.schema.tools import FUNCTION_NAME
+from outrider.gateway.contract.schema.unknown_fields import _OTHER_SIGNS as UNKNOWN_SIGNS
 from outrider.gateway.experiments.feedback import _ID as FEEDBACK_ID
-from outrider.gateway.handoff.misplaced_options import _OTHER_SIGNS
-from outrider.gateway.handoff.required_capabilities import _PLAIN_PATH
-from outrider.gateway.ledger.timestamps import parse_time
-from outrider.gateway.schema.tools import FUNCTION_NAME
-from outrider.gateway.schema.unknown_fields import _OTHER_SIGNS as UNKNOWN_SIGNS
-from outrider.gateway.server.auth_dispatcher import _SANE_ID
-from outrider.gateway.server.endpoints import _HOP
-from outrider.gateway.server.veil import _TIER_NAMED
+from outrider.gateway.http.apis.responses.paths import in_own_words, own_path
+from outrider.gateway.http.apis.responses.writer import _SANE_TAIL
+from outrider.gateway.http.edge.bodies import _JSON_TYPE
+from outrider.gateway.http.edge.cors import _HEADER_NAMES
+from outrider.gateway.http.edge.foreign_pages import _LOCAL_HOST, _PORT
+from outrider.gateway.http.edge.framing import complaint
+from outrider.gateway.http.edge.idempotency import _KEY as IDEMPOTENCY_KEY
+from outrider.gateway.http.server.auth_dispatcher import _SANE_ID
+from outrider.gateway.http.server.endpoints import _HOP
+from outrider.gateway.http.server.veil import _TIER_NAMED
 from outrider.gateway.telemetry.redaction import redact_text
-from outrider.gateway.tenants.keys import id_in
-from outrider.gateway.text import channels, tool_parser
-from outrider.gateway.text.chat import ChatTokenizer
-from outrider.gateway.text.control_tokens import ControlTokens
-from outrider.gateway.text.tool_prompt import _SHORT_ID
+from outrider.gateway.tenancy.keys.keys import id_in
+from outrider.gateway.tenancy.ledger.timestamps import parse_time
 from outrider.gateway.upstream.dialects.anthropic_messages import _FOREIGN_CHARS
 from outrider.router.answer_text import text_fault
 from tests.engines import PAIR_FOLDER
@@ -113,18 +113,21 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         (lambda text: json_pattern.javascript(text, is_quoted=True), "[^a"),
         (lambda text: json_pattern.javascript(f"[^{text}", is_quoted=True), r"\x"),
     ),
-    "gateway/apis/responses/paths.py:_RENAMED": ((own_path, "tools.1"), (own_path, "messages")),
-    "gateway/apis/responses/paths.py:in_own_words": ((own_words, "-"), (own_words, " -")),
-    "gateway/apis/responses/writer.py:_SANE_TAIL": ((fullmatch(_SANE_TAIL), "a"),),
-    "gateway/caching/answers.py:_WITHHELD": (
+    "gateway/http/apis/responses/paths.py:_RENAMED": (
+        (own_path, "tools.1"),
+        (own_path, "messages"),
+    ),
+    "gateway/http/apis/responses/paths.py:in_own_words": ((own_words, "-"), (own_words, " -")),
+    "gateway/http/apis/responses/writer.py:_SANE_TAIL": ((fullmatch(_SANE_TAIL), "a"),),
+    "gateway/answering/caching/answers.py:_WITHHELD": (
         (in_bytes(_WITHHELD.search), '"finish_reason": '),
         (in_bytes(_WITHHELD.search), '"finish_reason":' + " " * 99),
     ),
-    "gateway/schema/unknown_fields.py:_OTHER_SIGNS": (
+    "gateway/contract/schema/unknown_fields.py:_OTHER_SIGNS": (
         (lambda text: UNKNOWN_SIGNS.sub("", text), "A"),
         (lambda text: UNKNOWN_SIGNS.sub("", text), "_a"),
     ),
-    "gateway/server/veil.py:_TIER_NAMED": (
+    "gateway/http/server/veil.py:_TIER_NAMED": (
         (lambda text: _TIER_NAMED.sub("", text), "the "),
         (lambda text: _TIER_NAMED.sub("", f"The {text}"), "the"),
         (lambda text: _TIER_NAMED.sub("", text), "the or "),
@@ -132,19 +135,19 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         (lambda text: _TIER_NAMED.sub("", text), "tiers."),
         (lambda text: _TIER_NAMED.sub("", text), "tiers.a "),
     ),
-    "gateway/edge/bodies.py:_JSON_TYPE": (
+    "gateway/http/edge/bodies.py:_JSON_TYPE": (
         (lambda text: _JSON_TYPE.fullmatch(f"application/{text}"), "+"),
         (lambda text: _JSON_TYPE.fullmatch(f"application/{text}"), "+json"),
     ),
-    "gateway/edge/cors.py:_HEADER_NAMES": (
+    "gateway/http/edge/cors.py:_HEADER_NAMES": (
         (in_bytes(_HEADER_NAMES.fullmatch), "a"),
         (in_bytes(_HEADER_NAMES.fullmatch), "a, "),
     ),
-    "gateway/edge/foreign_pages.py:_PORT": (
+    "gateway/http/edge/foreign_pages.py:_PORT": (
         (lambda text: _PORT.sub("", text), ":"),
         (lambda text: _PORT.sub("", text), ":1"),
     ),
-    "gateway/edge/forms.py:_PARAMETER": (
+    "gateway/contract/schema/forms.py:_PARAMETER": (
         (forms.header_parameters, 'a; name="'),
         (forms.header_parameters, ";"),
         (forms.header_parameters, " ; "),
@@ -152,40 +155,46 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         (lambda text: forms.header_parameters(f'a; b="{text}'), "\\a"),
         (lambda text: forms.header_parameters(f"a{text}b"), " "),
     ),
-    "gateway/edge/forms.py:_ESCAPED": (
+    "gateway/contract/schema/forms.py:_ESCAPED": (
         (lambda text: forms.header_parameters(f'a; b="{text}"'), "\\a"),
     ),
-    "gateway/edge/forms.py:_HEADER_NAME": (
+    "gateway/contract/schema/forms.py:_HEADER_NAME": (
         (form, "content-disposition:"),
         (form, "content-disposition: form-data; name=\r\n"),
         (form, "a"),
     ),
-    "gateway/edge/forms.py:_CONTROL": ((form, "a: b\t"), (form, "a:\r\n"), (contents, "\r\n--a")),
-    "gateway/edge/forms.py:_FIELD_NAME": (
+    "gateway/contract/schema/forms.py:_CONTROL": (
+        (form, "a: b\t"),
+        (form, "a:\r\n"),
+        (contents, "\r\n--a"),
+    ),
+    "gateway/contract/schema/forms.py:_FIELD_NAME": (
         (lambda text: form(f"content-disposition: form-data; name={text}"), "a"),
         (contents, "\r\n--aaaaaaa"),
     ),
-    "gateway/edge/framing.py:_HOST": ((headers, "a"), (headers, "a:"), (headers, "[")),
-    "gateway/edge/framing.py:_CONTROL": ((headers, "%41"), (headers, "%")),
-    "gateway/edge/foreign_pages.py:_LOCAL_HOST": (
+    "gateway/http/edge/framing.py:_HOST": ((headers, "a"), (headers, "a:"), (headers, "[")),
+    "gateway/http/edge/framing.py:_CONTROL": ((headers, "%41"), (headers, "%")),
+    "gateway/http/edge/foreign_pages.py:_LOCAL_HOST": (
         (fullmatch(_LOCAL_HOST), "a"),
         (fullmatch(_LOCAL_HOST), "a."),
         (fullmatch(_LOCAL_HOST), "localhost."),
         (fullmatch(_LOCAL_HOST), "internal."),
     ),
-    "gateway/edge/idempotency.py:_KEY": ((fullmatch(IDEMPOTENCY_KEY), "a"),),
+    "gateway/http/edge/idempotency.py:_KEY": ((fullmatch(IDEMPOTENCY_KEY), "a"),),
     "gateway/experiments/feedback.py:_ID": ((fullmatch(FEEDBACK_ID), "a"),),
-    "gateway/handoff/misplaced_options.py:_OTHER_SIGNS": (
+    "gateway/answering/reading/misplaced_options.py:_OTHER_SIGNS": (
         (lambda text: _OTHER_SIGNS.sub("", text), "-"),
     ),
-    "gateway/handoff/required_capabilities.py:_PLAIN_PATH": ((fullmatch(_PLAIN_PATH), "a"),),
-    "gateway/ledger/timestamps.py:parse_time": (
+    "gateway/answering/reading/required_capabilities.py:_PLAIN_PATH": (
+        (fullmatch(_PLAIN_PATH), "a"),
+    ),
+    "gateway/tenancy/ledger/timestamps.py:parse_time": (
         (lambda text: parse_time(text, 0.0), "1"),
         (lambda text: parse_time(text, 0.0), "2026-01-01T00:00:00"),
     ),
-    "gateway/schema/tools.py:FUNCTION_NAME": ((fullmatch(FUNCTION_NAME), "a"),),
-    "gateway/server/auth_dispatcher.py:_SANE_ID": ((fullmatch(_SANE_ID), "a"),),
-    "gateway/server/endpoints.py:_HOP": ((fullmatch(_HOP), "a"),),
+    "gateway/contract/schema/tools.py:FUNCTION_NAME": ((fullmatch(FUNCTION_NAME), "a"),),
+    "gateway/http/server/auth_dispatcher.py:_SANE_ID": ((fullmatch(_SANE_ID), "a"),),
+    "gateway/http/server/endpoints.py:_HOP": ((fullmatch(_HOP), "a"),),
     "gateway/telemetry/redaction.py:_FORMS": tuple(
         (redact_text, worst)
         for worst in (
@@ -215,26 +224,26 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         )
     ),
     "gateway/telemetry/redaction.py:_account": ((redact_text, "gb82 west 1234 5698 7654 32 "),),
-    "gateway/tenants/keys.py:KEY_ID": ((id_in, "or-"),),
-    "gateway/tenants/keys.py:_KEY": ((id_in, "a"),),
-    "gateway/text/channels.py:_BODY_END": ((search(channels._BODY_END), "<|"),),
-    "gateway/text/channels.py:_NAME": (
+    "gateway/tenancy/keys/keys.py:KEY_ID": ((id_in, "or-"),),
+    "gateway/tenancy/keys/keys.py:_KEY": ((id_in, "a"),),
+    "gateway/answering/text/channels.py:_BODY_END": ((search(channels._BODY_END), "<|"),),
+    "gateway/answering/text/channels.py:_NAME": (
         (search(channels._NAME), "<|channel|>"),
         (search(channels._NAME), "<|channel|>" + " " * 99),
     ),
-    "gateway/text/channels.py:_RECIPIENT": (
+    "gateway/answering/text/channels.py:_RECIPIENT": (
         (search(channels._RECIPIENT), "to="),
         (search(channels._RECIPIENT), " to=<"),
     ),
-    "gateway/text/control_tokens.py:ControlTokens": (
+    "gateway/answering/text/control_tokens.py:ControlTokens": (
         (CONTROL.is_in, "<|en"),
         (CONTROL.mark, "<|end|"),
         (CONTROL.mark, "<|end|>"),
         (CONTROL._marked.split, "\U000f0000<|end|>"),
         (CONTROL._marked.split, "\U000f0000<|end|>\U000f0001"),
     ),
-    "gateway/text/tool_parser.py:_NAME": ((tool_parser._NAME.match, "a"),),
-    "gateway/text/tool_prompt.py:_SHORT_ID": ((fullmatch(_SHORT_ID), "a"),),
+    "gateway/answering/text/tool_parser.py:_NAME": ((tool_parser._NAME.match, "a"),),
+    "gateway/answering/text/tool_prompt.py:_SHORT_ID": ((fullmatch(_SHORT_ID), "a"),),
     "gateway/upstream/dialects/anthropic_messages.py:_FOREIGN_CHARS": (
         (lambda text: _FOREIGN_CHARS.sub("_", text), "/"),
     ),
@@ -264,12 +273,12 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "gateway/settings/tiers.py:_base_url",
         "gateway/settings/toml_text.py:_BARE_KEY",
         "gateway/telemetry/capture.py:_FILE",
-        "gateway/tenants/admin_token.py:_ALPHABETS",
-        "gateway/tenants/admin_token.py:_VISIBLE",
-        "gateway/tenants/timestamps.py:_DURATION",
-        "gateway/text/tool_formats.py:_deepseek",
-        "gateway/text/tool_formats.py:_phi4",
-        "gateway/text/tool_formats.py:_shows_tools",
+        "gateway/tenancy/keys/admin_token.py:_ALPHABETS",
+        "gateway/tenancy/keys/admin_token.py:_VISIBLE",
+        "gateway/tenancy/keys/timestamps.py:_DURATION",
+        "gateway/answering/text/tool_formats.py:_deepseek",
+        "gateway/answering/text/tool_formats.py:_phi4",
+        "gateway/answering/text/tool_formats.py:_shows_tools",
         "gateway/wiring/start.py:_check_templates",
         "router/mistakes.py:_DIGIT",
         "router/mistakes.py:_WORD",
@@ -279,14 +288,14 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "engine/grammar/vocabulary.py:_PLACE",
         "engine/grammar/vocabulary.py:_WORDS",
         "gateway/experiments/recent.py:_ARM",
-        "gateway/server/pages.py:_INCLUDE",
-        "gateway/server/pages.py:_SCRIPT",
+        "gateway/http/server/pages.py:_INCLUDE",
+        "gateway/http/server/pages.py:_SCRIPT",
         "gateway/telemetry/logs.py:_PART",
-        "gateway/text/grammar_parts.py:Literals",
+        "gateway/answering/text/grammar_parts.py:Literals",
     ),
     "an upstream server or an engine wrote it, within bounds of size": (
-        "gateway/fleet/addresses.py:_ADDRESS",
-        "gateway/ray_fleet/engine_child.py:_ENDPOINT",
+        "gateway/engines/fleet/addresses.py:_ADDRESS",
+        "gateway/wiring/ray/engine_child.py:_ENDPOINT",
         "gateway/upstream/dialects/openai.py:_ERROR_NAME",
         "gateway/upstream/dialects/rewriting.py:_PLAIN_EVENT",
         "gateway/upstream/event_stream.py:_BLANK_LINE",

@@ -15,14 +15,14 @@ FOLDERS = {"gateway", "router", "draft", "verifier", "engine", "kernels"}
 PROGRAM = """
 import sys
 import outrider.gateway.cli, outrider.gateway.wiring.serving
-import outrider.gateway.backends.engine_process
+import outrider.gateway.engines.backends.engine_process
 from outrider.gateway.wiring.build import import_engine
 import_engine()
 print(*sys.modules)
 """
 DATA = (
-    *("gateway/settings/*.json", "gateway/server/static/*.html"),
-    *("gateway/tools/*/*.html", "gateway/storage/migrations/script.py.mako"),
+    *("gateway/settings/*.json", "gateway/http/server/static/*.html"),
+    *("gateway/tools/*/*/*.html", "gateway/storage/migrations/script.py.mako"),
     *("draft/pair/*/model.safetensors", "draft/pair/*/tokenizer.json"),
 )
 

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from outrider.engine.request import EngineRequest, SamplingParams, Tier
-from outrider.gateway.generation.generation import Generation
-from outrider.gateway.generation.sse import Delta
-from outrider.gateway.metering.metrics import GatewayMetrics
-from outrider.gateway.planning.job import ChoicePlan, EscalationTarget, Job
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.jobs.job import ChoicePlan, EscalationTarget, Job
+from outrider.gateway.answering.streaming.generation import Generation
+from outrider.gateway.answering.streaming.sse import Delta
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.router.cascade import Action, CascadePlan, Judgement
 from tests.gateway.scripted_client import ScriptedClient
 

@@ -17,14 +17,14 @@ from sqlalchemy import select
 from outrider.draft.training.tasks.families import stream
 from outrider.engine.events import EngineStats
 from outrider.engine.request import TIERS
-from outrider.gateway.backends.in_process import InProcessEngineClient
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.ledger.book import Ledger
-from outrider.gateway.ledger.writer import JournaledLedger
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.storage import tables
-from outrider.gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from outrider.gateway.tenants.keys import Scopes
-from outrider.gateway.tenants.records import KeyOrder, TeamOrder
+from outrider.gateway.tenancy.keys.amounts import NO_LIMITS, LimitSpec
+from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.gateway.tenancy.keys.records import KeyOrder, TeamOrder
+from outrider.gateway.tenancy.ledger.book import Ledger
+from outrider.gateway.tenancy.ledger.writer import JournaledLedger
 from outrider.router.policy import RoutePolicy
 from tests.databases import with_tables
 from tests.laws.gateways import Gateway, gateway

@@ -12,9 +12,9 @@ import pytest
 from outrider.engine.model.load import load_model
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import Tier
-from outrider.gateway.backends.in_process import InProcessEngineClient
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.fleet.pool import EnginePool
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.build import build_client, build_parts

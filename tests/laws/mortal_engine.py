@@ -21,7 +21,7 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import EngineRequest, Tier
-from outrider.gateway.backends.step_loop import LoadingCallback, StepEngine
+from outrider.gateway.engines.backends.step_loop import LoadingCallback, StepEngine
 from outrider.gateway.wiring.build import build_engine_from_json
 from tests.gateway.scripted_engine import ScriptedEngine
 

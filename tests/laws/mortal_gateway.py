@@ -23,14 +23,14 @@ import alembic.command  # noqa: F401 - what each gateway imports while it starts
 import outrider.gateway.upstream.transport
 import outrider.gateway.wiring.routing
 import outrider.gateway.wiring.tenancy  # noqa: F401 - as above
-from outrider.gateway.ledger.journal import Journal
-from outrider.gateway.ledger.row import LedgerRow
-from outrider.gateway.ledger.storing import RowStore
-from outrider.gateway.ledger.writer import JournaledLedger
-from outrider.gateway.metering.meter import RequestMeter
-from outrider.gateway.metering.reserved_usage import ReservedUsage
-from outrider.gateway.server.listening import listen, url_of
+from outrider.gateway.http.server.listening import listen, url_of
 from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.tenancy.ledger.journal import Journal
+from outrider.gateway.tenancy.ledger.row import LedgerRow
+from outrider.gateway.tenancy.ledger.storing import RowStore
+from outrider.gateway.tenancy.ledger.writer import JournaledLedger
+from outrider.gateway.tenancy.metering.meter import RequestMeter
+from outrider.gateway.tenancy.metering.reserved_usage import ReservedUsage
 from outrider.gateway.wiring.serving import GatewayRun
 from outrider.gateway.wiring.start import keep_torch_out, start_engine
 from outrider.gateway.wiring.until_signalled import serve_until_signalled

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.serving import background_gateway

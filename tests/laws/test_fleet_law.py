@@ -25,16 +25,16 @@ from outrider.engine.events import (
 )
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import CascadeParams, EngineRequest, Tier
-from outrider.gateway.backends.in_process import InProcessEngineClient
-from outrider.gateway.fleet.pool import EnginePool
-from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.engines.fleet.replica import Replica
 from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import Answer, make_request, random_prompt, serve, tiny_pair
 from tests.engines import make_engine as engine_of_pair
-from tests.gateway.backends.clients import started
-from tests.gateway.backends.clients import tokens as tokens_of
-from tests.gateway.backends.test_resuming import Reader
-from tests.gateway.fleet.replicas import all_up, mortal, pool_of
+from tests.gateway.engines.backends.clients import started
+from tests.gateway.engines.backends.clients import tokens as tokens_of
+from tests.gateway.engines.backends.test_resuming import Reader
+from tests.gateway.engines.fleet.replicas import all_up, mortal, pool_of
 from tests.gateway.scripted_engine import make_request as scripted_request
 from tests.laws.options import OPTIONS
 from tests.laws.test_resumed_law import LOGPROB_ERROR, requests_of

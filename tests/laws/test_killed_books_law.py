@@ -21,13 +21,13 @@ import pytest
 from sqlalchemy import select
 
 from benchmarks.mock_upstream import MockScript, mock_in_thread
-from outrider.gateway.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database
-from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from outrider.gateway.tenants.parts import key_store
-from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.tenancy.keys.parts import key_store
+from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.upstream.bounds import most_prompt_tokens
 from tests.laws.accounts import (
     BOOKS,

@@ -4,7 +4,7 @@ The gateway, and in the second half its engine, end by SIGKILL at a named moment
 request and are started again. From then on a charge is what is booked, once and within what was
 reserved; the tenant's only place is free, its limit has what it had less what is booked; other
 tenants are answered. An answer whose engine ended is whole, and is paid for once. Leases in Redis
-are in tests/gateway/limits/test_redis_limiter.py.
+are in tests/gateway/tenancy/limits/test_redis_limiter.py.
 """
 
 import json
@@ -24,15 +24,15 @@ import pytest
 from sqlalchemy import select
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.backends.spawning import EngineRecipe
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.spawning import EngineRecipe
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database
-from outrider.gateway.tenants.amounts import LimitSpec
-from outrider.gateway.tenants.keys import Scopes
-from outrider.gateway.tenants.parts import key_store
-from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.tenancy.keys.amounts import LimitSpec
+from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.gateway.tenancy.keys.parts import key_store
+from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.upstream.bounds import most_prompt_tokens
 from tests.databases import with_tables
 from tests.laws import mortal_engine

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.backends.spawning import EngineRecipe
-from outrider.gateway.fleet.pool import EnginePool
-from outrider.gateway.fleet.replica import Replica
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.spawning import EngineRecipe
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.settings.tree import load_settings
 from tests.gateway.conftest import wait_for
 from tests.laws.gateways import ENGINE, gateway

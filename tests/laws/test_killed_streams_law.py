@@ -15,8 +15,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.backends.spawning import EngineRecipe
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.spawning import EngineRecipe
 from outrider.gateway.settings.tree import load_settings
 from outrider.router.cascade import CascadePlan
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints

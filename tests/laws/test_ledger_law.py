@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from outrider.draft.training.tasks.families import stream
-from outrider.gateway.tenants.amounts import LimitSpec
+from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.router.cascade import CascadePlan
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.watches import PlannedWatch

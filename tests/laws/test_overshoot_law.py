@@ -20,15 +20,15 @@ import pytest
 from sqlalchemy import select
 
 from outrider.engine.request import EngineRequest
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.storage import tables
-from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from outrider.gateway.tenants.records import KeyOrder
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.databases import with_tables
 from tests.engines import PAIR_FOLDER, shipped_tokenizer
 from tests.gateway.hybrid import World, hybrid
-from tests.gateway.metering.tenants import PRICES
 from tests.gateway.scripted_client import Script, Step
+from tests.gateway.tenancy.metering.tenants import PRICES
 from tests.laws.accounts import (
     PATHS,
     Ask,

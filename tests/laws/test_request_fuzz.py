@@ -27,7 +27,7 @@ from outrider.engine.request import (
     SamplingParams,
     SpeculationParams,
 )
-from outrider.gateway.backends.wire import Events, encode
+from outrider.gateway.engines.backends.wire import Events, encode
 from tests.engines import (
     assert_idle,
     heldout_prompts,

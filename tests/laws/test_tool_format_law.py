@@ -13,9 +13,8 @@ import pytest
 
 from benchmarks.fuzzed_schemas import random_schema
 from outrider.engine.request import EngineRequest
-from outrider.gateway.schema.tools import FunctionDefinition, Tool
-from outrider.gateway.text.reasoning_formats import PLAIN
-from outrider.gateway.text.tool_formats import (
+from outrider.gateway.answering.text.reasoning_formats import PLAIN
+from outrider.gateway.answering.text.tool_formats import (
     COHERE,
     GLM45,
     HERMES,
@@ -23,8 +22,9 @@ from outrider.gateway.text.tool_formats import (
     QWEN3_CODER,
     ToolDialect,
 )
-from outrider.gateway.text.tool_parser import ToolParser
-from outrider.gateway.text.tools import ToolPlan
+from outrider.gateway.answering.text.tool_parser import ToolParser
+from outrider.gateway.answering.text.tools import ToolPlan
+from outrider.gateway.contract.schema.tools import FunctionDefinition, Tool
 from tests.engines import (
     heldout_prompts,
     make_engine,

@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript
-from outrider.gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
 from tests.engines import PAIR_FOLDER, shipped_tokenizer
 from tests.gateway.hybrid import CHAT
-from tests.gateway.metering.tenants import Books, books
+from tests.gateway.tenancy.metering.tenants import Books, books
 
 TOKENS: Final = 5_000
 USD: Final = 0.5

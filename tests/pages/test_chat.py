@@ -11,10 +11,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from outrider.engine.request import EngineRequest
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tools.demo.process import GatewayProcess
 from tests.gateway.conftest import serve
-from tests.gateway.edge.gateways import Whole, keyed_gateway, whole_gateway
+from tests.gateway.http.edge.gateways import Whole, keyed_gateway, whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import PHONE, NewPage
 

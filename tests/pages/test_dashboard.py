@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from outrider.engine.events import EngineStats, TierStats
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
-from tests.gateway.edge.gateways import ADMIN_TOKEN, keyed_gateway, whole_gateway
+from tests.gateway.http.edge.gateways import ADMIN_TOKEN, keyed_gateway, whole_gateway
 from tests.pages.conftest import PHONE, NewPage
 
 MAX_PAGE_BYTES = 60_000

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
-from tests.gateway.edge.gateways import Whole, whole_gateway
+from tests.gateway.http.edge.gateways import Whole, whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import NewPage
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Page
 
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
-from tests.gateway.edge.gateways import whole_gateway
+from tests.gateway.http.edge.gateways import whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import NewPage
 

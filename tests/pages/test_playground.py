@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Page
 
 from outrider.engine.trace import StepTrace, TraceNode
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
-from tests.gateway.edge.gateways import Whole, keyed_gateway, whole_gateway
+from tests.gateway.http.edge.gateways import Whole, keyed_gateway, whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import PHONE, NewPage
 
@@ -230,5 +230,5 @@ def test_a_key_is_asked_for(tokenizer: ChatTokenizer, tmp_path: Path, new_page: 
 
 
 def test_it_is_small() -> None:
-    page = Path(__file__).parents[2] / "gateway" / "server" / "static" / "index.html"
+    page = Path(__file__).parents[2] / "gateway" / "http" / "server" / "static" / "index.html"
     assert page.stat().st_size < 150_000

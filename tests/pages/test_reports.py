@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.gateway.tools.bench.compare import compare_results
-from outrider.gateway.tools.bench.report_html import write_comparison_report
-from tests.gateway.tools.bench.made_results import made_result, made_rows
+from outrider.gateway.tools.measuring.bench.compare import compare_results
+from outrider.gateway.tools.measuring.bench.report_html import write_comparison_report
+from tests.gateway.tools.measuring.bench.made_results import made_result, made_rows
 from tests.pages.conftest import PHONE, NewPage
 
 DESK = {"width": 1280, "height": 900}

@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from outrider.gateway.settings import extras
-from outrider.gateway.tools.routers.commands import app
+from outrider.gateway.tools.learning.routers.commands import app
 from outrider.router.scorer import RouterScorer
 from tests.router.conftest import labelled_sums, write_jsonl
 

@@ -1,7 +1,7 @@
 """A folder that stands for a GGUF file: its config.json, and a link to the file as model.gguf.
 
 So all that reads checkpoints from folders reads this one, too. A tokenizer comes from beside the
-file, or is made by who loads text (gateway/text/gguf_tokenizer.py).
+file, or is made by who loads text (gateway/answering/text/gguf_tokenizer.py).
 """
 
 import hashlib

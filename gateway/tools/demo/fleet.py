@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.gateway.backends.fleet_keys import write_fleet_keys
+from outrider.gateway.engines.backends.fleet_keys import write_fleet_keys
 from outrider.gateway.tools.demo.process import DemoError, GatewayProcess
 
 _PAIR: Final = Path(__file__).parents[3] / "draft" / "pair"
@@ -122,9 +122,9 @@ class RayFleet:
         import ray
         from ray import serve
 
-        from outrider.gateway.ray_fleet.deployments import build_application
-        from outrider.gateway.ray_fleet.patience import be_patient, be_quiet
-        from outrider.gateway.ray_fleet.plan import EnginePlan, FleetPlan
+        from outrider.gateway.wiring.ray.deployments import build_application
+        from outrider.gateway.wiring.ray.patience import be_patient, be_quiet
+        from outrider.gateway.wiring.ray.plan import EnginePlan, FleetPlan
 
         be_patient()
         be_quiet()

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.errors.tree import BadRequestError
-from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.settings.server_traits import ServerTraits
 from outrider.gateway.upstream.call import UpstreamCall, WholeAnswer
 from outrider.gateway.upstream.dialects.anthropic_request import request_body, wants_thinking

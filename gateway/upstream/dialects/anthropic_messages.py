@@ -11,8 +11,8 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from outrider.gateway.errors.tree import BadRequestError
-from outrider.gateway.schema.parsing import JsonBounds, check_json_bounds
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.parsing import JsonBounds, check_json_bounds
 from outrider.gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 BlockDict = dict[str, Any]

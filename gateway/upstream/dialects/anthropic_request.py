@@ -7,7 +7,7 @@ name; mere hints (seed, prediction, user metadata of OpenAI's own) are left out.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.dialects.anthropic_messages import (
     translate_messages,

@@ -6,10 +6,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from outrider.gateway.errors.http import INVALID_REQUEST
-from outrider.gateway.errors.tree import UpstreamError
-from outrider.gateway.schema.kinds import Endpoint
-from outrider.gateway.schema.line_ends import escape_line_ends
+from outrider.gateway.contract.errors.http import INVALID_REQUEST
+from outrider.gateway.contract.errors.tree import UpstreamError
+from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.line_ends import escape_line_ends
 from outrider.gateway.settings.server_traits import ContinuationStrategy, ServerTraits
 from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.errors.tree import UpstreamError
-from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.contract.errors.tree import UpstreamError
+from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.settings.server_traits import ServerTraits
 from outrider.gateway.upstream.call import (
     Chunk,

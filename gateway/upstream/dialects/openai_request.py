@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.errors.tree import BadRequestError
-from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.settings.server_traits import ContinuationStrategy, ServerTraits
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.dialects.base import Resume

@@ -10,7 +10,7 @@ from outrider.draft.training.tune import DraftLimits, RunFigures, Traffic
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import SamplingParams, Tier
-from outrider.gateway.tools.drafters.tables import print_comparison
+from outrider.gateway.tools.learning.drafters.tables import print_comparison
 from tests.engines import make_engine, random_prompt, tiny_pair
 
 FIGURES = RunFigures(

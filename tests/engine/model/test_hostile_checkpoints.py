@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.load import load_model
 from outrider.engine.model.read_config import read_model_config
-from outrider.gateway.text.plain_tokenizer import load_tokenizer
+from outrider.gateway.answering.text.plain_tokenizer import load_tokenizer
 from tests.engines import PAIR_FOLDER
 from tests.sizes import repeats
 from tests.transformers_models import make_transformers_model

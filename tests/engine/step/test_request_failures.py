@@ -15,8 +15,15 @@ from outrider.engine.request import (
     EngineRequest,
     SamplingParams,
 )
-from outrider.gateway.backends.step_loop import _apply
-from outrider.gateway.backends.wire import Events, Refused, Reply, Submit, decode_reply, encode
+from outrider.gateway.engines.backends.step_loop import _apply
+from outrider.gateway.engines.backends.wire import (
+    Events,
+    Refused,
+    Reply,
+    Submit,
+    decode_reply,
+    encode,
+)
 from tests.engines import assert_idle, make_engine, make_request, serve, shipped_pair, tiny_pair
 from tests.grammars import schema_spec, shipped_compiler
 
@@ -139,7 +146,7 @@ def test_a_refusal_with_half_a_surrogate_can_be_sent(
     engine = make_engine(tiny_pair())
     monkeypatch.setattr(engine, "submit", _breaks_in_no_text)
     # The logged traceback has the surrogate too, which pytest-xdist cannot send in a report.
-    with caplog.at_level(logging.CRITICAL, logger="outrider.gateway.backends.step_loop"):
+    with caplog.at_level(logging.CRITICAL, logger="outrider.gateway.engines.backends.step_loop"):
         (reply,) = told(engine, make_request("a", [5]))
     assert isinstance(decode_reply(encode(reply)), Refused)
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.contract.answers.outcomes import ArmRef, RequestOutcome
 from outrider.gateway.experiments.measures import ArmMeasures
 from outrider.gateway.experiments.totals import METRIC_NAMES, SKETCH_NAMES, ArmTotals
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.contract.answers.outcomes import ArmRef
 from outrider.gateway.experiments.allocation import next_weights
 from outrider.gateway.experiments.totals import ArmTotals
 from outrider.gateway.settings.experiment_rules import AllocationRule

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest, chi2_contingency
 
-from outrider.gateway.errors.tree import BadRequestError
+from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.experiments.assigner import NullAssigner, Subject, conversation_unit
 from outrider.gateway.experiments.assignment import HashAssigner
 from outrider.gateway.experiments.lifecycle import arm_stopped, edited, ramped, reweighted, started

@@ -15,20 +15,20 @@ from rich.console import Console
 
 from outrider.engine.errors import EngineError, InfeasibleObjectiveError
 from outrider.engine.request import EngineRequest
-from outrider.gateway.edge.cors import CorsPolicy
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.experiments.controller import ExperimentController
 from outrider.gateway.experiments.measures import MeasureWriter
 from outrider.gateway.experiments.recent import find_in_ledger
 from outrider.gateway.experiments.registry import ExperimentRegistry
 from outrider.gateway.experiments.statistics.report_text import print_report
 from outrider.gateway.experiments.totals import ArmTotals
+from outrider.gateway.http.edge.cors import CorsPolicy
 from outrider.gateway.settings.experiments import ExperimentSpec
-from outrider.gateway.tenants.keys import Principal, Scopes
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.keys.keys import Principal, Scopes
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraintError, RouteConstraints
 from tests.gateway.hybrid import CHAT, TestPolicy, World, hybrid
-from tests.gateway.metering.tenants import Books, books
 from tests.gateway.scripted_client import Script
+from tests.gateway.tenancy.metering.tenants import Books, books
 
 ADMIN = "the-administrators-token"
 BOSS = {"authorization": f"Bearer {ADMIN}"}

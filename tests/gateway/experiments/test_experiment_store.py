@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, update
 
-from outrider.gateway.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.experiments.actions import ExperimentActions
 from outrider.gateway.experiments.memory_store import MemoryExperimentStore
 from outrider.gateway.experiments.registry import ExperimentRegistry

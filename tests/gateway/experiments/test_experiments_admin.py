@@ -12,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from outrider.gateway.errors.http import handle_exception
-from outrider.gateway.errors.tree import GatewayError
+from outrider.gateway.contract.errors.http import handle_exception
+from outrider.gateway.contract.errors.tree import GatewayError
+from outrider.gateway.contract.schema.errors import ErrorResponse
 from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from outrider.gateway.experiments.admin_schema import (
@@ -24,12 +25,11 @@ from outrider.gateway.experiments.admin_schema import (
     ExperimentReport,
 )
 from outrider.gateway.experiments.experiments import Experiments
-from outrider.gateway.schema.errors import ErrorResponse
-from outrider.gateway.tenants.keys import ANONYMOUS, Principal
-from tests.gateway.edge.reading import read_small_body
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
 from tests.gateway.experiments.making import SECRET, spec, user
+from tests.gateway.http.edge.reading import read_small_body
 from tests.gateway.route_fuzzing import document_of, fuzz_routes
-from tests.gateway.tenants.world import ADMIN_TOKEN, World
+from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
 
 BOSS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 ARMS = {"control": {}, "deep": {"set": {"max_draft_nodes": 32}}}

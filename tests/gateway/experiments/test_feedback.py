@@ -10,17 +10,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
-from outrider.gateway.errors.tree import BadRequestError, NotFoundError
+from outrider.gateway.contract.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.contract.errors.tree import BadRequestError, NotFoundError
 from outrider.gateway.experiments.feedback import FeedbackApi, FeedbackDesk
 from outrider.gateway.experiments.measure_store import MAX_NAMES, MemoryMeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures
 from outrider.gateway.experiments.recent import LEDGER_AGE_S, RecentRequests
 from outrider.gateway.experiments.totals import FeedbackTotals
-from outrider.gateway.ledger.row import LedgerRow
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import ledger
-from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.ledger.row import LedgerRow
 from tests.gateway.experiments.measuring import NOON, outcome, posted
 
 _ALICE = Principal(key_id="key00001", name="alice", tenant="key00001")

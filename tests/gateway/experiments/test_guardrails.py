@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
-from outrider.gateway.errors.tree import ConflictError
+from outrider.gateway.contract.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.contract.errors.tree import ConflictError
 from outrider.gateway.experiments.controller import (
     ControllerMetrics,
     ExperimentController,

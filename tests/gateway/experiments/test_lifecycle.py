@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from outrider.gateway.errors.tree import BadRequestError, ConflictError
+from outrider.gateway.contract.errors.tree import BadRequestError, ConflictError
 from outrider.gateway.experiments.lifecycle import (
     arm_stopped,
     edited,

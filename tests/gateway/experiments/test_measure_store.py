@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-from outrider.gateway.answers.outcomes import ArmRef, RequestOutcome
+from outrider.gateway.contract.answers.outcomes import ArmRef, RequestOutcome
 from outrider.gateway.experiments.feedback_totals import FeedbackRow
 from outrider.gateway.experiments.measure_document import decode_totals, encode_totals
 from outrider.gateway.experiments.measure_store import (

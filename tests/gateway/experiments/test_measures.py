@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from outrider.gateway.answers.outcomes import ArmRef
+from outrider.gateway.contract.answers.outcomes import ArmRef
 from outrider.gateway.experiments.measure_store import ArmKey, MemoryMeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
 from outrider.gateway.experiments.totals import ArmTotals

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.gateway.schema.common import OutriderOptions
+from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.settings.arm_overlay import (
     NO_OVERLAY,
     OPTION_FIELDS,

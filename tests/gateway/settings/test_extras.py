@@ -8,7 +8,7 @@ import pytest
 
 from outrider.gateway.settings.extras import MissingExtraError, need_extra
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.tools.doctor.doctor import examine
+from outrider.gateway.tools.commands.doctor.doctor import examine
 from outrider.gateway.wiring.start import check_extras
 
 UPSTREAM = {"models.large": "none", "models.small": "none", "tiers.a.url": "http://127.0.0.1:9/v1"}
@@ -20,7 +20,7 @@ import sys
 for name in {OPTIONAL.split()}:
     sys.modules[name] = None
 import outrider.gateway.cli, outrider.gateway.wiring.serving, outrider.gateway.wiring.upstream
-import outrider.gateway.tools.admin.keys_cli
+import outrider.gateway.tools.commands.keys_cli
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.start import check_models
 check_models(load_settings(flags={UPSTREAM}, environ={{}}, config_file=None))

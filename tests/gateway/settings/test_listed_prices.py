@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import pytest
 
-from outrider.gateway.ledger.prices import PriceBook
 from outrider.gateway.settings import listed_prices
 from outrider.gateway.settings.genai_prices import (
     PROVIDERS,
@@ -24,6 +23,7 @@ from outrider.gateway.settings.passed import LongPromptPrice, UpstreamPriceSetti
 from outrider.gateway.settings.presets import PresetName
 from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tenancy.ledger.prices import PriceBook
 
 MINI = UpstreamPriceSettings(prompt=0.15, cached_prompt=0.075, completion=0.6)
 MINI_MODEL = {"model": "gpt-4o-mini"}

@@ -15,11 +15,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import func, insert, inspect, select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from outrider.gateway.ledger.row import LedgerRow
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database, DatabaseError, insert_new
 from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenancy.ledger.row import LedgerRow
 from tests.services import PostgresServer
 
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 
-from outrider.gateway.errors.tree import UnavailableError
+from outrider.gateway.contract.errors.tree import UnavailableError
 from outrider.gateway.settings.errors import SettingsError
 from outrider.gateway.telemetry.otel import make_resource
 from outrider.gateway.telemetry.otlp_metrics import MetricsPush, build_push

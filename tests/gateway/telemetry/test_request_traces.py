@@ -16,9 +16,9 @@ from opentelemetry.trace import StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry
 
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.telemetry.logs import JsonFormatter
 from outrider.gateway.telemetry.otel import OtelTracer, SpanCounts, make_provider
-from outrider.gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
 from tests.gateway.scripted_client import Script, Step
@@ -234,9 +234,9 @@ def test_lines_of_a_request_name_its_trace(make: Make, caplog: pytest.LogCapture
 
     handler = Keep()
     handler.setFormatter(JsonFormatter("gateway"))
-    logger = logging.getLogger("outrider.gateway.server.responses")
+    logger = logging.getLogger("outrider.gateway.http.server.responses")
     logger.addHandler(handler)
-    caplog.set_level(logging.INFO, "outrider.gateway.server.responses")
+    caplog.set_level(logging.INFO, "outrider.gateway.http.server.responses")
     try:
         with make() as world:
             ask(world, headers={"traceparent": PARENT, "x-request-id": "my-id"})

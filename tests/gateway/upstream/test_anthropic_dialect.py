@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from outrider.gateway.errors.tree import BadRequestError, BodyTooComplexError, UpstreamError
+from outrider.gateway.contract.errors.tree import (
+    BadRequestError,
+    BodyTooComplexError,
+    UpstreamError,
+)
 from outrider.gateway.settings.server_traits import TRAITS
 from outrider.gateway.upstream.call import Chunk, UpstreamCall
 from outrider.gateway.upstream.dialects import dialect_for

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from outrider.gateway.errors.tree import BadRequestError, UpstreamError, UpstreamRefusalError
+from outrider.gateway.contract.errors.tree import (
+    BadRequestError,
+    UpstreamError,
+    UpstreamRefusalError,
+)
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
     LAST_CHUNK,

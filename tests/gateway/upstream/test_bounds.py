@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.gateway.tenants.amounts import LimitSpec
-from outrider.gateway.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from tests.engines import shipped_tokenizer
-from tests.gateway.metering.tenants import books
+from tests.gateway.tenancy.metering.tenants import books
 
 LONG = "word " * 6_000
 USER = {"role": "user", "content": "Hi"}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.gateway.errors.tree import BLAMELESS_FAILURES, FailureKind, UpstreamError
+from outrider.gateway.contract.errors.tree import BLAMELESS_FAILURES, FailureKind, UpstreamError
 from outrider.gateway.upstream.breaker import Breaker
 from tests.gateway.upstream.hand_clock import HandClock
 

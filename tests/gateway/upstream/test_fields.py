@@ -8,14 +8,14 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
-from outrider.gateway.errors.tree import BadRequestError
-from outrider.gateway.schema.kinds import ServerKind
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.kinds import ServerKind
 from outrider.gateway.settings.server_traits import TRAITS
 from outrider.gateway.settings.tiers import UpstreamSettings
-from outrider.gateway.text.chat import ChatTokenizer
 from outrider.gateway.upstream.fields import FieldFilter
 from tests.gateway.hybrid import LOCAL_TEXT
-from tests.gateway.metering.tenants import books
+from tests.gateway.tenancy.metering.tenants import books
 
 PLAIN: Final = {"model": "cloud", "messages": [{"role": "user", "content": "Hi"}]}
 REFUSED: Final[dict[str, Any]] = {

@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.mock_upstream import MockRequest, MockScript, Toxic
-from outrider.gateway.errors.tree import ThrottledError, UpstreamError, UpstreamRefusalError
+from outrider.gateway.contract.errors.tree import (
+    ThrottledError,
+    UpstreamError,
+    UpstreamRefusalError,
+)
 from outrider.gateway.upstream.hedging import HedgeBudget
 from outrider.gateway.upstream.request import UpstreamRequest
 from tests.gateway.upstream.tiers import (

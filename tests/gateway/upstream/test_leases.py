@@ -5,7 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.gateway.errors.tree import DeadlineExceededError, UpstreamError, UpstreamRefusalError
+from outrider.gateway.contract.errors.tree import (
+    DeadlineExceededError,
+    UpstreamError,
+    UpstreamRefusalError,
+)
 from outrider.gateway.upstream.replicas import Lease
 from tests.gateway.upstream.hand_clock import HandClock
 from tests.gateway.upstream.replica_sets import answer, half_open, replica_set

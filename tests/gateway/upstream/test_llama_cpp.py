@@ -21,7 +21,7 @@ import httpx
 import openai
 import pytest
 
-from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.serving import background_gateway

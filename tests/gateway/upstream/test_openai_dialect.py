@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.gateway.errors.tree import BadRequestError, UpstreamError
-from outrider.gateway.schema.kinds import ServerKind
+from outrider.gateway.contract.errors.tree import BadRequestError, UpstreamError
+from outrider.gateway.contract.schema.kinds import ServerKind
 from outrider.gateway.settings.server_traits import (
     TRAITS,
     ContinuationStrategy,

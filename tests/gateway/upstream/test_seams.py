@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.upstream.call import Chunk, UpstreamCall
 from outrider.gateway.upstream.continuing import Delivered, StreamSplicer, plan_of
 from outrider.gateway.upstream.dialects.base import to_event

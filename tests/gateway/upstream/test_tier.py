@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockScript, ToolCall, Toxic
-from outrider.gateway.errors.tree import (
+from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     LoopError,
     UpstreamError,

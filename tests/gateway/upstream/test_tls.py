@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from aiohttp.client_reqrep import ConnectionKey
 
-from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.settings.tiers import TimeoutSettings
 from outrider.gateway.upstream.connection_errors import error_of
 from outrider.gateway.upstream.transport import Transport

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from aiohttp.client_reqrep import ConnectionKey
 
-from outrider.gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
+from outrider.gateway.contract.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
 from outrider.gateway.settings.tiers import TimeoutSettings
 from outrider.gateway.upstream import response as response_module
 from outrider.gateway.upstream import transport as transport_module

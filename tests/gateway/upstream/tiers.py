@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.mock_upstream import MockRequest, MockScript, MockUpstream, answer_text
-from outrider.gateway.errors.tree import GatewayError
-from outrider.gateway.schema.kinds import Endpoint
+from outrider.gateway.contract.errors.tree import GatewayError
+from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.settings.server_traits import TRAITS
 from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.upstream.answer import UpstreamAnswer

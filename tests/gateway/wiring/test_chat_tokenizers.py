@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.request import TIERS
-from outrider.gateway.schema.chat import InputMessage
+from outrider.gateway.contract.schema.chat import InputMessage
 from outrider.gateway.settings.tree import Settings, SettingsError, bundled_pair, load_settings
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from outrider.gateway.wiring.start import check_models

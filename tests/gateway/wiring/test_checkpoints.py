@@ -9,12 +9,12 @@ import pytest
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.gguf.folder import LINK
 from outrider.engine.model.gguf.header import read_header
-from outrider.gateway.schema.chat import InputMessage
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.gguf_tokenizer import write_tokenizer
+from outrider.gateway.contract.schema.chat import InputMessage
 from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.text.chat import ChatTokenizer
-from outrider.gateway.text.gguf_tokenizer import write_tokenizer
-from outrider.gateway.tools.doctor.doctor import examine
+from outrider.gateway.tools.commands.doctor.doctor import examine
 from outrider.gateway.wiring.checkpoints import checkpoint, named_models
 from tests.gateway.upstream.write_gguf import main as write_gguf
 

@@ -15,25 +15,25 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from outrider.engine.events import EngineStats, TierStats
-from outrider.gateway.edge.metrics import EdgeMetrics
 from outrider.gateway.experiments.controller import ControllerMetrics
 from outrider.gateway.experiments.feedback import FeedbackDesk
 from outrider.gateway.experiments.left_out import LeftOut
 from outrider.gateway.experiments.measure_store import MemoryMeasureStore
 from outrider.gateway.experiments.recent import RecentRequests
-from outrider.gateway.ledger.metrics import LedgerMetrics
-from outrider.gateway.limits.metrics import LimitMetrics
-from outrider.gateway.metering.metrics import GatewayMetrics, engine_families
-from outrider.gateway.server.draining import Draining, watch_draining
-from outrider.gateway.server.route_metrics import RouteCollector
+from outrider.gateway.experiments.slo.goodput import GoodputSink
+from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.http.server.draining import Draining, watch_draining
+from outrider.gateway.http.server.route_metrics import RouteCollector
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.slo.goodput import GoodputSink
 from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.telemetry.otel import SpanCounts
-from outrider.gateway.tenants.loopback import listen_host
-from outrider.gateway.tenants.metrics import TenantMetrics
-from outrider.gateway.tools.console.command import tier_flags
-from outrider.gateway.tools.doctor.gpu_compiler import triton_of_torch
+from outrider.gateway.tenancy.keys.loopback import listen_host
+from outrider.gateway.tenancy.keys.metrics import TenantMetrics
+from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
+from outrider.gateway.tenancy.limits.metrics import LimitMetrics
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics, engine_families
+from outrider.gateway.tools.commands.command import tier_flags
+from outrider.gateway.tools.commands.doctor.gpu_compiler import triton_of_torch
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 
 ROOT = Path(__file__).parents[3]

@@ -20,8 +20,8 @@ from outrider.engine.passes.pass_graphs import estimate_bytes
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.queue.fair_queue import FairQueue
 from outrider.engine.queue.slo_queue import SloQueue
-from outrider.gateway.backends.step_loop import no_progress
 from outrider.gateway.cli import app
+from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.wiring import build as wiring
 from outrider.gateway.wiring import engine as engine_wiring
@@ -54,7 +54,7 @@ def noted_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Settings]:
     """Return what `serve` would run with."""
     noted: dict[str, Settings] = {}
     monkeypatch.setattr(
-        "outrider.gateway.tools.console.serve_command._serve",
+        "outrider.gateway.tools.commands.serve_command._serve",
         lambda settings: noted.update(settings=settings),
     )
     return noted

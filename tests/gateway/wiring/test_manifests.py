@@ -18,10 +18,10 @@ import typer.main
 import yaml
 
 from outrider.gateway.cli import COMMANDS
-from outrider.gateway.fleet.addresses import is_looked_up
-from outrider.gateway.ray_fleet.plan import FleetPlan, parse_plan
-from outrider.gateway.server.auth_dispatcher import FREE_PATHS
+from outrider.gateway.engines.fleet.addresses import is_looked_up
+from outrider.gateway.http.server.auth_dispatcher import FREE_PATHS
 from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.wiring.ray.plan import FleetPlan, parse_plan
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -240,7 +240,7 @@ def test_ray_serve_takes_the_rayservices_configuration() -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="pip install 'outrider[fleet]'")
     config = yaml.safe_load(service()["spec"]["serveConfigV2"])
     (found,) = schema.ServeDeploySchema.model_validate(config).applications
-    assert found.import_path == "outrider.gateway.ray_fleet.application:fleet"
+    assert found.import_path == "outrider.gateway.wiring.ray.application:fleet"
 
 
 # ---- two machines -----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from outrider.gateway.settings.tree import Settings, load_settings
-from outrider.gateway.tools.doctor.prices import check_prices
+from outrider.gateway.tools.commands.doctor.prices import check_prices
 from outrider.gateway.wiring.prices import log_prices, unpriced_tiers
 
 SERVICE = "https://host.example/v1"

@@ -11,11 +11,11 @@ from huggingface_hub import constants
 from outrider.engine.errors import EngineError, UnsupportedModelError
 from outrider.engine.model.checkpoint_files import hub_commit
 from outrider.engine.queue.admission import tier_info
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
-from outrider.gateway.text.chat import ChatTokenizer
-from outrider.gateway.tools.doctor.doctor import examine
-from outrider.gateway.tools.drafters.shared import draft_settings
+from outrider.gateway.tools.commands.doctor.doctor import examine
+from outrider.gateway.tools.learning.drafters.shared import draft_settings
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring import checkpoints
 from outrider.gateway.wiring.checkpoint_check import ask_hub

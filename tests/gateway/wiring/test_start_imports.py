@@ -10,7 +10,7 @@ from outrider.gateway.wiring.start import keep_torch_out
 settings = load_settings(environ={}, flags={"database_url": "sqlite:///" + sys.argv[1]})
 keep_torch_out()
 import outrider.gateway.wiring.serving
-from outrider.gateway.backends.absent import AbsentEngine
+from outrider.gateway.engines.backends.absent import AbsentEngine
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.build import build_parts
 build_app(build_parts(settings, AbsentEngine()))
@@ -45,5 +45,7 @@ def test_the_engine() -> None:
 
 
 def test_an_engines_process_before_it_builds_the_engine() -> None:
-    loaded = _loaded("import sys, outrider.gateway.backends.engine_process; print(*sys.modules)")
+    loaded = _loaded(
+        "import sys, outrider.gateway.engines.backends.engine_process; print(*sys.modules)"
+    )
     assert not loaded & {"torch", "pydantic", "outrider.gateway.settings.tree"}

@@ -14,7 +14,7 @@ from outrider.engine.model.shard import Shard
 from outrider.engine.model.whole_ends import ends_of
 from outrider.engine.parallel.runner import ParallelRunner
 from outrider.engine.passes.runner import ModelRunner
-from outrider.gateway.backends.step_loop import no_progress
+from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring import build, tensor_parallel
 from outrider.gateway.wiring.drafter import load_head

@@ -17,9 +17,9 @@ from benchmarks.mock_upstream import MockScript, MockUpstream
 from outrider.engine.errors import EngineError, TierUnavailableError
 from outrider.engine.events import EngineInfo, EngineStats
 from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.gateway.backends.absent import AbsentEngine
-from outrider.gateway.backends.client import EngineClient
-from outrider.gateway.errors.tree import UpstreamError
+from outrider.gateway.contract.errors.tree import UpstreamError
+from outrider.gateway.engines.backends.absent import AbsentEngine
+from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 from outrider.gateway.upstream.attempts import Attempt
 from outrider.gateway.upstream.call import UpstreamCall

@@ -16,11 +16,11 @@ from outrider.engine.errors import EngineError
 from outrider.engine.events import Finished, TokensEmitted
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.gateway.backends import spawning
-from outrider.gateway.backends.in_process import InProcessEngineClient
-from outrider.gateway.backends.process_client import ProcessEngineClient
-from outrider.gateway.backends.step_loop import no_progress
-from outrider.gateway.backends.wire import WorkerSpec
+from outrider.gateway.engines.backends import spawning
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
+from outrider.gateway.engines.backends.process_client import ProcessEngineClient
+from outrider.gateway.engines.backends.step_loop import no_progress
+from outrider.gateway.engines.backends.wire import WorkerSpec
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring import build as wiring
 from outrider.gateway.wiring import engine as engine_wiring

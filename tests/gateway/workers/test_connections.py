@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from outrider.gateway.server.listening import listen
+from outrider.gateway.http.server.listening import listen
 from outrider.gateway.workers.connections import Dispatcher, Receiver, Taker, give, give_no_more
 
 

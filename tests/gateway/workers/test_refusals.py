@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from outrider.gateway.errors.tree import StorageError
-from outrider.gateway.limits.uncounted import UncountedLimits
+from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 from outrider.gateway.storage.open import open_database
-from outrider.gateway.tenants.amounts import LimitSpec, Want
-from outrider.gateway.tenants.keys import ANONYMOUS, Principal
-from outrider.gateway.tenants.parts import key_store
-from outrider.gateway.tenants.records import KeyOrder
+from outrider.gateway.tenancy.keys.amounts import LimitSpec, Want
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from outrider.gateway.tenancy.keys.parts import key_store
+from outrider.gateway.tenancy.keys.records import KeyOrder
+from outrider.gateway.tenancy.limits.uncounted import UncountedLimits
 from outrider.gateway.wiring.crew import prepare_database
 from outrider.gateway.wiring.worker import share_of
 

@@ -15,18 +15,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from outrider.gateway.answers.outcomes import RequestOutcome
-from outrider.gateway.edge.idempotency import IdempotentAnswers
-from outrider.gateway.errors.tree import IdempotencyKeyReusedError, NotFoundError, UnavailableError
+from outrider.gateway.contract.answers.outcomes import RequestOutcome
+from outrider.gateway.contract.errors.tree import (
+    IdempotencyKeyReusedError,
+    NotFoundError,
+    UnavailableError,
+)
 from outrider.gateway.experiments.feedback import FeedbackDesk
 from outrider.gateway.experiments.feedback_schema import ScoreFeedback
 from outrider.gateway.experiments.measure_store import MemoryMeasureStore
 from outrider.gateway.experiments.recent import RecentRequests
-from outrider.gateway.server.listening import listen
+from outrider.gateway.http.edge.idempotency import IdempotentAnswers
+from outrider.gateway.http.server.listening import listen
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.tenants.amounts import LimitSpec
-from outrider.gateway.tenants.keys import Principal
+from outrider.gateway.tenancy.keys.amounts import LimitSpec
+from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.wiring.crew import Crew
 from outrider.gateway.workers.line import Handler, Line
 from outrider.gateway.workers.process import WorkerProcess

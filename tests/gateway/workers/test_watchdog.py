@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from outrider.engine.events import EngineInfo
-from outrider.gateway.server.listening import listen
+from outrider.gateway.http.server.listening import listen
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.tools.console import serve_command
+from outrider.gateway.tools.commands import serve_command
 from outrider.gateway.workers.watchdog import until_silent
 
 STALLING = """

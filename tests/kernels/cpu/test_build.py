@@ -13,7 +13,7 @@ PACKAGES = ("draft", "engine", "gateway", "kernels", "router", "verifier")
 # Both tiers, in float32 and rounded: what torch's products have to do in the compiled ones' place.
 ANSWER = """
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.tools.doctor.doctor import _products
+from outrider.gateway.tools.commands.doctor.doctor import _products
 from tests.engines import PAIR_FOLDER
 from outrider.engine.model.load import load_model
 from outrider.engine.model.quantised.formats import Rounding

@@ -1,0 +1,1 @@
+"""How a request becomes an answer: read, placed, prompted, generated, streamed."""

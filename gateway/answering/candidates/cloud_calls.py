@@ -1,0 +1,401 @@
+"""Requests for upstream tiers: the body that is sent, the most it may cost, the responder."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final
+
+from outrider.engine.errors import EngineError
+from outrider.gateway.answering.candidates.cloud_parts import CloudParts
+from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
+from outrider.gateway.answering.candidates.documents import beginning, num_answers, speaks_in_ids
+from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
+from outrider.gateway.answering.candidates.watched_responder import SmallWatch, WatchedResponder
+from outrider.gateway.answering.jobs.routing_parts import RoutingParts
+from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.model_catalog import ModelCatalog
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest
+from outrider.gateway.answering.reading.required_capabilities import uses_of
+from outrider.gateway.contract.answers.responder import (
+    DraftAnswer,
+    Place,
+    Responder,
+    RouteReason,
+    TakenOver,
+)
+from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError, UnavailableError
+from outrider.gateway.tenancy.metering.meter import RequestMeter
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
+from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
+from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.mirror import MirroredAnswer
+from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import cost_usd
+from outrider.router.label_free import text_agreement
+
+# If no tier takes over, the held text must still be sent and the answer written to its end.
+_SHARE_FOR_OTHERS: Final = 0.7
+_LOOK_FACTOR: Final = 2
+"""The tokens of a second opinion for each one of the answer: it may put the same otherwise."""
+_LONG_ANSWER: Final = 4096
+"""The tokens reserved, if there is room, for a whole answer whose length is unknown."""
+_LONGEST_ANSWER: Final = 131_072
+"""The bound on an answer's tokens where a server's context is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudCalls:
+    """Makes upstream calls and their responders. `local_tiers` are those with a tokenizer."""
+
+    cloud: CloudParts
+    names: LiveModelCatalog
+    routing: RoutingParts
+    limits: GatewayLimits
+    metrics: GatewayMetrics
+    local_tiers: Collection[str]
+    clock: Callable[[], float]
+
+    def complaint(self, parsed: ParsedRequest) -> GatewayError | None:
+        """Return why the upstream tier cannot be sent this request; None where it can."""
+        named = parsed.meant is not None and parsed.meant.named == "cloud"
+        if not named and speaks_in_ids(parsed.document, parsed.endpoint):
+            return BadRequestError(
+                "Token ids mean something for the models of this machine only; name a model."
+            )
+        tier = self._tier(parsed)
+        missing = uses_of(parsed.document, parsed.endpoint) - set(tier.settings.supports)
+        if missing:
+            return BadRequestError(
+                f"The {tier.name} tier does not take {min(missing)} (tiers.{tier.name}.supports)."
+            )
+        try:
+            tier.fields.outgoing(parsed.document)
+        except BadRequestError as refused:
+            return refused
+        most = parsed.max_cost_usd
+        return None if most is None else self._too_dear(parsed, most)
+
+    def _too_dear(self, parsed: ParsedRequest, most: float) -> BadRequestError | None:
+        tier, param = self._tier(parsed), "outrider.max_cost_usd"
+        cost_usd = self._cost_usd(parsed)
+        if cost_usd is None and (tier.settings.local or tier.settings.has_price):
+            return None  # this device's own work has no price; prices of 0 were set
+        if cost_usd is None:
+            return BadRequestError(
+                f"{param}: the price of the {tier.name} tier is unknown; the operator can set "
+                f"tiers.{tier.name}.price.",
+                param=param,
+            )
+        if cost_usd <= most:
+            return None
+        told = f"more than {most:.3g} USD"
+        if parsed.context.principal.scopes.shown() == "costs":
+            told = f"{cost_usd:.3g} USD on the {tier.name} tier, not {most:.3g}"
+        return BadRequestError(
+            f"{param}: the request may cost {told}; a smaller max_tokens costs less.", param=param
+        )
+
+    def _cost_usd(self, parsed: ParsedRequest) -> float | None:
+        """The most that the request may cost at its upstream tier; None where no price is set.
+
+        The prompt is bounded by its size. Without `max_tokens` an answer of usual length counts.
+        """
+        return self._cost_of(
+            parsed,
+            parsed.token_limit
+            or self.limits.default_max_tokens
+            or round(self.routing.typical.num_completion_tokens.value),
+        )
+
+    def _cost_of(self, parsed: ParsedRequest, per_answer: int) -> float | None:
+        """The most that the request costs if each answer has this many tokens."""
+        most = UpstreamUsage(
+            num_prompt_tokens=self._num_prompt_tokens(parsed),
+            num_completion_tokens=num_answers(parsed)
+            * (per_answer + most_predicted_tokens(parsed.document)),
+        )
+        return cost_usd(most, self._tier(parsed).settings.price)
+
+    def _num_prompt_tokens(self, parsed: ParsedRequest) -> int:
+        """The most tokens that the prompt can have, by the size of all that is sent."""
+        return most_prompt_tokens(parsed.document, self._tier(parsed).settings.media_tokens)
+
+    def _affordable(self, parsed: ParsedRequest) -> int | None:
+        """The tokens that `max_cost_usd` leaves each answer; None where it sets no bound."""
+        most = parsed.max_cost_usd
+        if most is None or parsed.token_limit is not None:
+            return None
+        price = self._tier(parsed).settings.price.at(self._num_prompt_tokens(parsed))
+        if not price.completion:
+            return None
+        left_usd = most - (self._cost_of(parsed, 0) or 0.0)
+        return max(int(left_usd * 1e6 / (price.completion * num_answers(parsed))), 1)
+
+    def model(self, parsed: ParsedRequest, names: ModelCatalog) -> str | None:
+        """The model to request: the one that the request means, else the tier's usual one."""
+        meant, tier = parsed.meant, parsed.constraints.cloud
+        assert meant is not None
+        assert tier is not None
+        return meant.model if meant.named == "cloud" else names.usual_model(tier)
+
+    def ignored_fields(self, parsed: ParsedRequest) -> tuple[str, ...]:
+        """The request's fields that its upstream tier does not get, and the client is told of."""
+        return self._tier(parsed).fields.ignored(parsed.document)
+
+    def expected_s(self, parsed: ParsedRequest) -> float | None:
+        """Seconds that the upstream tier takes for an answer; None while nothing was measured."""
+        total = self._tier(parsed).total
+        return total.quantile(0.95) or total.ewma_s
+
+    async def responder(
+        self,
+        parsed: ParsedRequest,
+        origin: RouteReason,
+        prediction: str = "",
+        *,
+        watch: SmallWatch | None = None,
+        weak: DraftAnswer | None = None,
+    ) -> CloudResponder:
+        """Make a responder, not yet begun. Raises UnavailableError if no model is known.
+
+        `watch`: the answer is the small model's, and is judged. `weak`: the one that it replaces.
+        """
+        tier = self._tier(parsed)
+        if origin.continues is not None:
+            if tier.traits.continuation == "none":
+                raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
+            parsed = parsed.continued(origin.continues)
+        model = parsed.model or await self.names.usual_model(tier.name)
+        if model is None:
+            raise UnavailableError(
+                f"The {tier.name} tier has not told which models it has (it may be down), and "
+                f"none is set; its operator sets tiers.{tier.name}.model."
+            )
+        meter = parsed.context.meter
+        document, credit = parsed.document, None
+        affordable = self._affordable(parsed)
+        if affordable is not None:
+            document = {**document, "max_completion_tokens": affordable}
+        if meter is not None:
+            credit = await self._admitted(meter, parsed, tier)
+            if credit is not None and not parsed.is_streamed and parsed.token_limit is None:
+                document = await _bounded(parsed, credit, affordable)
+            if origin.continues is not None:
+                meter.continued()
+        call = UpstreamCall(
+            endpoint=parsed.endpoint,
+            document=self._outgoing(tier, document, parsed),
+            model=model,
+            request_id=parsed.context.request_id,
+            arrival_s=parsed.context.arrival_s,
+            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            deadline_s=parsed.constraints.deadline_s,
+            affinity=self._affinity(parsed, tier),
+            prediction=prediction,
+            on_attempt=None if meter is None else meter.on_attempt,
+            span=parsed.context.span,
+            wants_logprobs=watch is not None and watch.tells_logprobs,
+        )
+        make = CloudResponder if watch is None else partial(WatchedResponder, watch=watch)
+        made = make(
+            tier,
+            call,
+            origin,
+            secrets=self.cloud.secrets,
+            on_answered=partial(self._answered, parsed, weak),
+            is_continuable=parsed.continues_elsewhere(self.cloud.rules),
+            falls_back_on=parsed.falls_back_on,
+            credit=credit,
+            is_bounded=parsed.token_limit is not None,
+        )
+        made.arm = parsed.context.arm
+        return made
+
+    @staticmethod
+    def _outgoing(
+        tier: UpstreamTier, document: Mapping[str, Any], parsed: ParsedRequest
+    ) -> dict[str, Any]:
+        """The body that is sent to the tier. Raises BadRequestError."""
+        return tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt)
+
+    async def _admitted(
+        self, meter: RequestMeter, parsed: ParsedRequest, tier: UpstreamTier
+    ) -> TokenAllowance | None:
+        """Reserve tokens for the answer; return those left to the tenant, None without limits.
+
+        Raises RateLimitError or BudgetError.
+        """
+        if not meter.principal.is_limited:
+            return None
+        local = self.local_tiers if "local" in parsed.constraints.places else ()
+        allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
+        return await meter.admit(
+            UsageEstimate(
+                tiers=(tier.name, *allowed),
+                num_prompt_tokens=self._num_prompt_tokens(parsed),
+                num_choices=num_answers(parsed),
+                num_predicted_tokens=most_predicted_tokens(parsed.document),
+                # The default for the local models is not sent, and binds no other server.
+                max_tokens=parsed.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
+                is_bounded=parsed.token_limit is not None,
+                is_enforced_upstream=True,
+            )
+        )
+
+    async def take_over(self, parsed: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
+        """Have the upstream tier answer in the place of a weak local answer.
+
+        None if it failed, or did not begin in the time that a deadline leaves.
+        """
+        return await self.taken_over(
+            "cloud", parsed, weak, lambda: self.responder(parsed, weak.origin, weak.text, weak=weak)
+        )
+
+    def second_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
+        """Have the upstream tier write the beginning of an answer that is kept, and compare."""
+        tier = self._tier(parsed)
+        num_tokens = _LOOK_FACTOR * kept.num_tokens
+
+        async def look() -> None:
+            document = {**parsed.document, "stream": False, "max_completion_tokens": num_tokens}
+            document.pop("stream_options", None)
+            call = self._copy(parsed, tier, document)
+            answer = tier.answer(call, kind="probe")
+            try:
+                whole = await answer.whole()
+            finally:
+                await answer.aclose()
+            kept.agrees(text_agreement(kept.text, whole.texts[0]))
+
+        if parsed.document and not parsed.constraints.is_private:
+            self.routing.second_looks.offer(look)
+
+    async def taken_over(
+        self,
+        place: Place,
+        parsed: ParsedRequest,
+        weak: DraftAnswer,
+        open_: Callable[[], Awaitable[Responder]],
+    ) -> TakenOver | None:
+        """Have a responder answer in the place of a weak answer; None as `take_over` has it."""
+        deadline_s = parsed.constraints.deadline_s
+        patience_s = None
+        if deadline_s is not None:
+            left_s = max(deadline_s - self.clock(), 0.0)
+            patience_s = _SHARE_FOR_OTHERS * left_s
+        parts = None
+        try:
+            async with asyncio.timeout(patience_s):
+                responder = await open_()
+                parts = responder.parts()
+                first = await anext(parts)
+        except (GatewayError, EngineError, TimeoutError):
+            if parts is not None:
+                await parts.aclose()
+            self.cloud.metrics.degraded()
+            return None
+        except BaseException:
+            if parts is not None:
+                await parts.aclose()
+            raise
+        self.count_origin(weak.origin, responder.facts.tier)
+        return TakenOver(place, responder, parts, first)
+
+    def count_origin(self, origin: RouteReason, tier: str) -> None:
+        """Count why an answer has begun on this tier."""
+        if origin.hand_off is not None:
+            self.cloud.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
+        if origin.is_degraded:
+            self.cloud.metrics.degraded()
+
+    def mirror(self, parsed: ParsedRequest, answer: MirroredAnswer) -> None:
+        """Offer a request and its answer for a second opinion."""
+        mirror = self.cloud.mirror
+        if mirror is None or parsed.constraints.is_private or not parsed.document:
+            return
+        if not parsed.context.principal.scopes.allows_tier(mirror.tier):
+            return  # requests that may not be answered there are not mirrored there either
+        try:
+            call = self._copy(parsed, self.cloud.tiers[mirror.tier], parsed.document)
+        except BadRequestError:
+            return  # the copy would differ from the request
+        mirror.offer(call, answer)
+
+    def _copy(
+        self, parsed: ParsedRequest, tier: UpstreamTier, document: Mapping[str, Any]
+    ) -> UpstreamCall:
+        """Return a call whose answer no client waits for. Raises BadRequestError."""
+        return UpstreamCall(
+            endpoint=parsed.endpoint,
+            document=self._outgoing(tier, document, parsed),
+            model=parsed.model or "",
+            request_id=parsed.context.request_id,
+            arrival_s=self.clock(),
+            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            on_attempt=None if parsed.context.meter is None else parsed.context.meter.on_attempt,
+        )
+
+    def _answered(
+        self, parsed: ParsedRequest, weak: DraftAnswer | None, responder: CloudResponder
+    ) -> None:
+        facts = responder.facts
+        if weak is not None and responder.texts:
+            weak.agrees(text_agreement(weak.text, responder.texts[0]))
+        self.metrics.routed(facts.tier, facts.reason)
+        answer = MirroredAnswer(
+            tier=facts.tier,
+            texts=responder.texts,
+            duration_s=self.clock() - parsed.context.arrival_s,
+            num_completion_tokens=facts.num_tokens,
+            is_private=parsed.constraints.is_private,
+        )
+        self.mirror(parsed, answer)
+
+    def route_report(self, parsed: ParsedRequest, origin: RouteReason) -> dict[str, Any]:
+        """`RouteReport` of a request that an upstream tier answers."""
+        tier = self._tier(parsed)
+        meant = parsed.meant
+        return {
+            "object": "route",
+            "model": "" if meant is None else meant.name,
+            "tier": tier.name,
+            "model_id": parsed.model,
+            "reason": origin.explain("") or "requested",
+            "quality": origin.quality,
+            "threshold": None,
+            "band": None,
+            "stage": None if origin.quality is None else "text",
+            "cascade": None,
+            "prompt_tokens": None,
+            "cost_usd": self._cost_usd(parsed),
+            "sticky": None,
+            "pair": self.routing.pair,
+            "alternatives": [],
+        }
+
+    def _tier(self, parsed: ParsedRequest) -> UpstreamTier:
+        assert parsed.constraints.cloud is not None, "the upstream tier is among the places"
+        return self.cloud.tiers[parsed.constraints.cloud]
+
+    def _affinity(self, parsed: ParsedRequest, tier: UpstreamTier) -> str:
+        """A key, equal for requests that begin alike: a conversation's turns, one system prompt."""
+        if not tier.traits.has_prefix_cache or len(tier.settings.url) < 2:
+            return ""
+        return blake2b(beginning(parsed.document), digest_size=16).hexdigest()
+
+
+async def _bounded(
+    parsed: ParsedRequest, credit: TokenAllowance, at_most: int | None
+) -> Mapping[str, Any]:
+    """Bound a whole answer by the tenant's limits, as it cannot be ended part of the way."""
+    count = num_answers(parsed)
+    num_tokens = await credit.stock_up(_LONG_ANSWER * count) // count
+    if at_most is not None:
+        num_tokens = min(num_tokens, at_most)
+    # The dialect renames the field to the one that the server knows.
+    return {**parsed.document, "max_completion_tokens": max(num_tokens, 1)}

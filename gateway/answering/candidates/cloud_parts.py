@@ -1,0 +1,50 @@
+"""The upstream tiers, and the rules by which requests are handed over to them."""
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from outrider.gateway.answering.reading.placement import PlacementPolicy
+from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.mirror import Mirror
+from outrider.gateway.upstream.small_server import SmallServer
+from outrider.gateway.upstream.tier import UpstreamTier
+
+
+def _unexported_metrics() -> UpstreamMetrics:
+    return UpstreamMetrics(CollectorRegistry())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudParts:
+    """The upstream tiers in the order of the settings, and the rules by which they answer.
+
+    `gateway_id` recognises a request that has come through this gateway before. `secrets` are sent
+    to servers and must not reach clients. `small`: the tier in the small model's part.
+    """
+
+    tiers: Mapping[str, UpstreamTier] = field(default_factory=dict)
+    rules: PlacementPolicy = field(default_factory=PlacementPolicy)
+    mirror: Mirror | None = None
+    secrets: Collection[str] = field(default=(), repr=False)
+    gateway_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    metrics: UpstreamMetrics = field(default_factory=_unexported_metrics)
+    small: SmallServer | None = None
+
+    async def start(self) -> None:
+        """Start the tiers."""
+        for tier in self.tiers.values():
+            await tier.start()
+        if self.small is not None:
+            await self.small.start()
+
+    async def close(self) -> None:
+        """Close the tiers, and what uses them."""
+        if self.small is not None:
+            await self.small.close()
+        if self.mirror is not None:
+            await self.mirror.close()
+        for tier in self.tiers.values():
+            await tier.close()

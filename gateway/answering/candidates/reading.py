@@ -1,0 +1,328 @@
+"""Parses a request's bytes: its constraints, its arms, and its latency objective."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from outrider.engine.errors import EngineError
+from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
+from outrider.gateway.answering.candidates.cloud_parts import CloudParts
+from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
+from outrider.gateway.answering.reading.arms import (
+    assignment_of,
+    choosing_of,
+    forget_arms,
+    may_be_arms_fault,
+    overlaid,
+    sampled,
+    with_arms,
+)
+from outrider.gateway.answering.reading.misplaced_options import (
+    refuse_misplaced_options,
+    refuse_privacy_header,
+)
+from outrider.gateway.answering.reading.model_catalog import AUTO, ResolvedModel
+from outrider.gateway.answering.reading.parsed_request import (
+    ApiRequest,
+    ParsedRequest,
+    PlacementConstraints,
+    RequestContext,
+    check_model,
+    constraints_of,
+    permitted_places,
+)
+from outrider.gateway.answering.reading.required_capabilities import (
+    describe,
+    lacking,
+    required_capabilities,
+)
+from outrider.gateway.contract.answers.responder import RouteReason
+from outrider.gateway.contract.errors.tree import GatewayError, LoopError
+from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.common import OutriderOptions
+from outrider.gateway.contract.schema.completions import CompletionRequest
+from outrider.gateway.contract.schema.envelope import ReadRequest, read_request
+from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.parsing import refuse_doubled_names
+from outrider.gateway.contract.schema.template_variables import FIELD, read_variables
+from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.unknown_fields import read_known
+from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
+from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.experiments.slo.classes import SloClasses
+
+_REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
+    "chat": ChatRequest,
+    "completion": CompletionRequest,
+}
+_NO_OPTIONS: Final = OutriderOptions()
+_MAX_HOPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestReader:
+    """Reads requests. Keeps nothing of them."""
+
+    cloud: CloudParts
+    names: LiveModelCatalog
+    calls: CloudCalls
+    experiments: Experiments
+    classes: SloClasses
+    local_tiers: tuple[str, ...]
+    ignores_unknown: bool = False
+
+    async def read(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> ParsedRequest:
+        """Parse a request. Raises GatewayError.
+
+        A request that cannot be served as its arm wants it is put in no arm.
+        """
+        if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
+            raise LoopError(
+                "The request has come through this gateway before: its tiers point at each other."
+                if self.cloud.gateway_id in context.hops
+                else f"The request has come through {len(context.hops)} gateways."
+            )
+        if not self.cloud.tiers:
+            return await self._read_for_local(endpoint, body, context)
+        return await self._read_for_tiers(endpoint, body, context)
+
+    async def _read_for_local(
+        self, endpoint: Endpoint, body: bytes, context: RequestContext
+    ) -> ParsedRequest:
+        """Parse a request where there are no upstream tiers."""
+        request, ignored = read_known(_REQUESTS[endpoint], None, body, self.ignores_unknown)
+        await end_turn(body)
+        refuse_doubled_names(body)
+        _check_model(context, request.model)
+        assignment = self._assigned(request, body, endpoint, context)
+        parsing = partial(self._parsed_for_local, endpoint, request, context, ignored)
+        return await self._in_its_arms(assignment, parsing, context)
+
+    async def _in_its_arms(
+        self,
+        assignment: Assignment | None,
+        parsing: Callable[[Assignment | None], Awaitable[ParsedRequest]],
+        context: RequestContext,
+    ) -> ParsedRequest:
+        """Parse the request in its arms, or in none where it cannot be served in them."""
+        try:
+            return await parsing(assignment)
+        except (GatewayError, EngineError) as error:
+            if assignment is None or not may_be_arms_fault(assignment, error):
+                raise
+            if assignment.overlay.model is not None:
+                raise  # the body names the arm's model: the planner has the client's
+            forget_arms(context)
+            parsed = await parsing(None)
+            self.note_left_out(assignment, error, context)
+            return parsed
+
+    async def _parsed_for_local(
+        self,
+        endpoint: Endpoint,
+        request: ApiRequest,
+        context: RequestContext,
+        ignored: tuple[str, ...],
+        assignment: Assignment | None,
+    ) -> ParsedRequest:
+        if assignment is not None:
+            context = with_arms(context, assignment, request.outrider)
+            request = overlaid(request, assignment)
+        return ParsedRequest(
+            endpoint=endpoint,
+            context=context,
+            constraints=self._constraints(
+                request.outrider or _NO_OPTIONS, request.model, None, context
+            ),
+            request=request,
+            is_streamed=bool(request.stream),
+            num_choices=request.n or 1,
+            token_limit=request.token_limit,
+            assignment=assignment,
+            ignored_fields=ignored,
+        )
+
+    async def _read_for_tiers(
+        self, endpoint: Endpoint, body: bytes, context: RequestContext
+    ) -> ParsedRequest:
+        read = read_request(body, endpoint)
+        envelope = read.envelope
+        await end_turn(body)
+        refuse_doubled_names(body)
+        if envelope.options.privacy is None:
+            refuse_privacy_header(context.headers)
+        await end_turn(body)
+        refuse_misplaced_options(read.document)
+        await end_turn(body)
+        read_variables(read.document.get(FIELD))
+        _check_model(context, envelope.model)
+        assignment = self._assigned(read, body, endpoint, context)
+        parsing = partial(self._parsed_for_tiers, endpoint, body, read, context)
+        return await self._in_its_arms(assignment, parsing, context)
+
+    async def without_arms(
+        self, parsed: ParsedRequest, body: bytes, context: RequestContext, error: Exception
+    ) -> ParsedRequest | None:
+        """Return the request without experiments if its arm may have led to this error.
+
+        None where the arm is not at fault. Raises GatewayError.
+        """
+        assignment = parsed.assignment
+        if assignment is None or not may_be_arms_fault(assignment, error):
+            return None
+        if assignment.overlay.model is not None:
+            return None  # the body names the arm's model: the planner has the client's
+        forget_arms(context)
+        if not self.cloud.tiers:
+            request, ignored = read_known(
+                _REQUESTS[parsed.endpoint], None, body, self.ignores_unknown
+            )
+            plain = await self._parsed_for_local(parsed.endpoint, request, context, ignored, None)
+        else:
+            read = read_request(body, parsed.endpoint)
+            plain = await self._parsed_for_tiers(parsed.endpoint, body, read, context, None)
+        self.note_left_out(assignment, error, context)
+        return plain
+
+    async def _parsed_for_tiers(
+        self,
+        endpoint: Endpoint,
+        body: bytes,
+        read: ReadRequest,
+        context: RequestContext,
+        assignment: Assignment | None,
+    ) -> ParsedRequest:
+        if assignment is not None:
+            read = sampled(read, assignment)
+        envelope = read.envelope
+        options = envelope.options
+        if assignment is not None:
+            options = assignment.overlay.merge(envelope.outrider) or options
+            context = with_arms(context, assignment, envelope.outrider)
+        self._serve_under(options, read.document, context)
+        meant = await self.names.resolve(envelope.model, options.tier, context.principal.scopes)
+        parsed = ParsedRequest(
+            endpoint=endpoint,
+            context=context,
+            constraints=self._constraints(options, envelope.model, meant, context),
+            is_streamed=envelope.is_streamed,
+            num_choices=envelope.num_choices,
+            token_limit=envelope.token_limit,
+            meant=meant,
+            document=read.outward(),
+            options=options,
+            max_cost_usd=options.max_cost_usd,
+            assignment=assignment,
+        )
+        parsed = self._without_impossible(parsed)
+        await end_turn(body)
+        if "local" in parsed.constraints.places:
+            request, ignored = read_known(
+                _REQUESTS[endpoint], read.document, body, self.ignores_unknown
+            )
+            if assignment is not None:
+                request = overlaid(request, assignment)
+            if meant.named == "cloud":  # a name that no local model has
+                request = _for_any(request)
+            parsed = msgspec.structs.replace(parsed, request=request, ignored_fields=ignored)
+        if "cloud" in parsed.constraints.places:
+            names = await self.names.current()
+            parsed = msgspec.structs.replace(parsed, model=self.calls.model(parsed, names))
+        if parsed.constraints.small is not None:
+            names = await self.names.current()
+            small = names.usual_model(parsed.constraints.small)
+            parsed = msgspec.structs.replace(parsed, small_model=small)
+        return parsed
+
+    def note_left_out(
+        self, assignment: Assignment, error: Exception, context: RequestContext
+    ) -> None:
+        """Count a request that is served outside its arms, which led to this error."""
+        if context.meter is not None:  # None: the request is only planned
+            self.experiments.left_out.note(assignment, error)
+
+    def _assigned(
+        self,
+        parsed: ApiRequest | ReadRequest,
+        body: bytes,
+        endpoint: Endpoint,
+        context: RequestContext,
+    ) -> Assignment | None:
+        """The request's arms of experiments. Raises BadRequestError."""
+        if context.is_assigned:
+            return context.assignment
+        registry = self.experiments.registry
+        if registry.assigner is None and ARM_HEADER not in context.headers:
+            return None
+        return assignment_of(self.experiments, choosing_of(parsed), body, endpoint, context)
+
+    def _serve_under(
+        self, options: OutriderOptions, document: Mapping[str, Any], context: RequestContext
+    ) -> None:
+        """Note the request's latency objective for any tier. Raises BadRequestError.
+
+        The local models know its token counts, and note it again.
+        """
+        service_tier = document.get("service_tier")
+        resolved = self.classes.resolve(
+            options,
+            has_tools=bool(document.get("tools")),
+            service_tier=service_tier if isinstance(service_tier, str) else None,
+        )
+        if context.meter is not None:
+            context.meter.serve_under(resolved.class_name, resolved.objective)
+
+    def _constraints(
+        self,
+        options: OutriderOptions,
+        model: str,
+        meant: ResolvedModel | None,
+        context: RequestContext,
+    ) -> PlacementConstraints:
+        named = meant.named if meant else ("auto" if model == AUTO else "local")
+        cloud = meant.tier if meant else None
+        constraints = constraints_of(
+            options, self.cloud.rules, arrival_s=context.arrival_s, named=named, cloud=cloud
+        )
+        return permitted_places(context.principal, constraints, self.local_tiers)
+
+    def _without_impossible(self, parsed: ParsedRequest) -> ParsedRequest:
+        """Leave out the places that cannot answer this request, as long as one is left."""
+        for place in ("server", "cloud"):
+            if place not in parsed.constraints.places:
+                continue
+            complaint = self.calls.complaint(parsed.for_small() if place == "server" else parsed)
+            if complaint is None:
+                continue
+            left = tuple(other for other in parsed.constraints.places if other != place)
+            if not left:
+                raise complaint
+            parsed = msgspec.structs.replace(
+                parsed, constraints=parsed.constraints.restricted(left)
+            )
+        constraints = parsed.constraints
+        if constraints.places and "local" in constraints.places and constraints.cloud is not None:
+            needs = required_capabilities(parsed.document, parsed.endpoint)
+            supports = self.cloud.tiers[constraints.cloud].settings.supports
+            if needs and not lacking(needs, supports):
+                return msgspec.structs.replace(
+                    parsed,
+                    constraints=constraints.restricted(("cloud",)),
+                    origin=RouteReason(hand_off="capability", reason=describe(needs)),
+                )
+        return parsed
+
+
+def _check_model(context: RequestContext, name: str) -> None:
+    """Raise PermissionDeniedError for a model that the key may not name."""
+    if not context.is_named_by_chain:
+        check_model(context.principal, name)
+
+
+def _for_any(request: ApiRequest) -> ApiRequest:
+    """The request, for any of the local models."""
+    options = request.outrider and request.outrider.model_copy(update={"tier": None})
+    return request.model_copy(update={"model": AUTO, "outrider": options})

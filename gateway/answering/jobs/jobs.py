@@ -1,0 +1,378 @@
+"""Turns a validated request into a `Job`: its tier, its tokens, its limits."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineInfo, TierInfo
+from outrider.engine.request import TIERS, LatencyObjective, Tier
+from outrider.gateway.answering.jobs.job import (
+    Answer,
+    ChoicePlan,
+    EngineRequestDefaults,
+    EscalationTarget,
+    Job,
+    engine_requests,
+    escalated_requests,
+    read_service_tier,
+)
+from outrider.gateway.answering.jobs.prompts import (
+    ChatPrompts,
+    CompletionPrompts,
+    Prompts,
+    continues_text,
+)
+from outrider.gateway.answering.jobs.route_report import describe_route
+from outrider.gateway.answering.jobs.routing_parts import RoutingParts
+from outrider.gateway.answering.jobs.tier_choice import CandidateTiers, TierChoice, TierChooser
+from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.model_catalog import AUTO, local_tiers
+from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext, permitted
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.prompt_work import PromptSlots, PromptWork
+from outrider.gateway.contract.answers.responder import HandOffError, UpstreamEscalation
+from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
+from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.engines.adapters.registry import AdapterRegistry
+from outrider.gateway.engines.backends.client import EngineClient
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.experiments.slo.classes import SloClasses
+from outrider.gateway.telemetry.spans import record_route
+from outrider.gateway.tenancy.keys.keys import Principal, Scopes
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.router.cascade import CascadePlan
+from outrider.router.guard import GuardOutcome
+from outrider.router.policy import pair_complaint
+
+# Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
+_SEED_BITS: Final = 53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """A job, and how it came about."""
+
+    job: Job
+    prompts: Prompts
+    candidates: CandidateTiers
+    choice: TierChoice
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class JobBuilder:
+    """Turns requests into jobs. Keeps the description of the engine.
+
+    `prompt_slots`: threads for long prompts. `start_error`: why the engine could not be loaded
+    at all. `adapters`: those that have a name. `fleet`: the engine, where it is a pool.
+    """
+
+    engine: EngineClient
+    tokenizers: Mapping[Tier, ChatTokenizer]
+    chooser: TierChooser
+    routing: RoutingParts
+    limits: GatewayLimits
+    classes: SloClasses
+    metrics: GatewayMetrics
+    clock: Callable[[], float]
+    prompt_slots: PromptSlots
+    adapters: AdapterRegistry
+    start_error: Exception | None = None
+    fleet: EnginePool | None = None
+    _info: EngineInfo | None = field(default=None, init=False)
+    _own_names: dict[str, tuple[TierInfo, ...]] = field(default_factory=dict, init=False)
+
+    def prompt_work(self, tenant: str) -> PromptWork:
+        """Return the way to build a tenant's prompts."""
+        return PromptWork(
+            slots=self.prompt_slots,
+            tenant=tenant,
+            max_chars=self.limits.max_prompt_chars,
+            json_bounds=self.limits.json_bounds,
+            on_held=partial(self.metrics.stages.observe, "prompt"),
+        )
+
+    async def engine_info(self) -> EngineInfo:
+        """Return what is loaded; asked until all tiers are known, which do not change.
+
+        Raises NotReadyError while no engine serves and none is waited for, and EngineError if the
+        router was trained for other models.
+        """
+        if not self.engine.is_paused:
+            self.require_ready()
+        if self._info is None or not self.tokenizers.keys() <= self._info.tiers.keys():
+            info = await self.engine.info()
+            prints = [info.tiers[tier].fingerprint if tier in info.tiers else "" for tier in TIERS]
+            by_tier = dict(zip(TIERS, prints, strict=True))
+            complaint = pair_complaint(self.routing.pair, by_tier["small"], by_tier["large"])
+            if complaint is not None:
+                raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
+            self._info, self._own_names = info, _names_of(info)
+        return self._info
+
+    def require_ready(self) -> None:
+        """Raise NotReadyError while the engine is loading or being restarted."""
+        if self.engine.is_ready:
+            return
+        if self.start_error is not None:
+            raise NotReadyError(f"The engine failed to start: {self.start_error}")
+        raise NotReadyError(self.engine.not_ready_reason)
+
+    async def until_known(self) -> None:
+        """Return when the models are known; those of a fleet without engines once one has started.
+
+        Raises EngineNotStartedError, QueueFullError.
+        """
+        if self.fleet is not None:
+            await self.fleet.until_known(self.tokenizers)
+
+    @property
+    def fingerprints(self) -> str | None:
+        """The loaded models' fingerprints; None until they are known (`engine_info`)."""
+        if self._info is None:
+            return None
+        return " ".join(f"{tier}={info.fingerprint}" for tier, info in self._info.tiers.items())
+
+    async def names(self) -> dict[str, tuple[TierInfo, ...]]:
+        """Return every name that `model` accepts, with the checkpoints that may answer to it."""
+        tiers = (await self.engine_info()).tiers
+        own, adapted = self._own_names, self.adapters.candidates(tiers)
+        return own | {name: infos for name, infos in adapted.items() if name not in own}
+
+    async def _meant(self, model: str, scopes: Scopes) -> tuple[TierInfo, ...]:
+        """Return the checkpoints that may answer to a name. Raises ModelNotFoundError."""
+        await self.engine_info()
+        if (own := self._own_names.get(model)) is not None:  # by far the most requests
+            return own
+        names = await self.names()
+        if model not in names:
+            raise ModelNotFoundError(model, scopes.usable(local_tiers(names)))
+        return names[model]
+
+    async def job(
+        self,
+        request: ApiRequest,
+        context: RequestContext,
+        upstream: UpstreamEscalation | None = None,
+    ) -> Job:
+        """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
+
+        Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
+        """
+        try:
+            planned = await self._plan(request, context, upstream)
+        except HandOffError as handed:
+            self._count_hand_off(handed)
+            raise
+        return self._counted(planned)
+
+    async def route_report(
+        self,
+        request: ApiRequest,
+        context: RequestContext,
+        upstream: UpstreamEscalation | None = None,
+    ) -> dict[str, Any]:
+        """Return the request's route as `RouteReport`; nothing is counted or remembered.
+
+        Raises what the request itself would raise.
+        """
+        planned = await self._plan(request, context, upstream)
+        costs = await self.chooser.costs_usd(planned.prompts, planned.candidates)
+        return describe_route(
+            request.model, planned.candidates, planned.choice, planned.job, costs, self.routing
+        )
+
+    def _prompts(self, request: ApiRequest, principal: Principal) -> Prompts:
+        work = self.prompt_work(principal.tenant)
+        if not isinstance(request, ChatRequest):
+            return CompletionPrompts(request, self.tokenizers, work)
+        memory, salt = self.routing.memory, principal.cache_salt
+        return ChatPrompts(request, self.tokenizers, work, memory, salt)
+
+    async def _plan(
+        self, request: ApiRequest, context: RequestContext, upstream: UpstreamEscalation | None
+    ) -> _Planned:
+        """Choose a tier and make its job."""
+        prompts = self._prompts(request, context.principal)
+        await self.until_known()
+        meant = await self._meant(request.model, context.principal.scopes)
+        candidates = permitted(context.principal, meant, prompts.options.tier)
+        chosen_from_s = self.clock()
+        info = await self.engine_info()
+        choice = await self.chooser.choose(prompts, candidates, upstream, info)
+        self._trace_route(context, choice, chosen_from_s)
+        job = await self._job(prompts, choice, context, upstream)
+        return _Planned(job=job, prompts=prompts, candidates=candidates, choice=choice)
+
+    def _objective(
+        self, request: ApiRequest, num_prompt_tokens: int, context: RequestContext
+    ) -> LatencyObjective:
+        """Return the request's latency objective. Raises BadRequestError.
+
+        `num_prompt_tokens`: of its longest prompt.
+        """
+        resolved = self.classes.resolve(
+            request.outrider,
+            has_tools=isinstance(request, ChatRequest) and bool(request.tools),
+            service_tier=request.service_tier,
+            num_prompt_tokens=num_prompt_tokens,
+            is_arms=context.has_arms_slo,
+        )
+        if context.meter is not None:
+            context.meter.serve_under(resolved.class_name, resolved.objective)
+        return resolved.objective
+
+    def _trace_route(self, context: RequestContext, choice: TierChoice, start_s: float) -> None:
+        if context.span.is_recording:
+            record_route(
+                context.span,
+                start_s=start_s,
+                end_s=self.clock(),
+                tier=choice.tier,
+                reason=choice.reason,
+                quality=None if choice.route is None else choice.route.quality,
+            )
+
+    async def _job(
+        self,
+        prompts: Prompts,
+        choice: TierChoice,
+        context: RequestContext,
+        upstream: UpstreamEscalation | None,
+    ) -> Job:
+        """Build one engine request for each choice of each prompt."""
+        request = prompts.request
+        arrival_s = context.arrival_s
+        service_tier = read_service_tier(request.service_tier)
+        rendered = await prompts.rendered(choice.info)
+        lengths = [len(prompt.token_ids) for prompt in rendered.prompts]
+        if not all(lengths):
+            raise BadRequestError("The prompt is empty.")
+        temperature = 1.0 if request.temperature is None else request.temperature
+        seed = request.seed
+        if seed is None and temperature > 0:
+            seed = secrets.randbits(_SEED_BITS)
+        plan = None
+        watches = choice.escalation is not None or choice.hands_over
+        if choice.route is not None and watches:
+            plan = choice.route.cascade
+        frame = EngineRequestDefaults(
+            job_id=f"{prompts.id_prefix}-{secrets.token_hex(12)}",
+            seed=seed or 0,
+            temperature=temperature,
+            arrival_s=arrival_s,
+            default_max_tokens=self.limits.default_max_tokens,
+            principal=context.principal,
+            arm=context.arm,
+            priority=service_tier.priority,
+            objective=self._objective(request, max(lengths), context),
+            watch=None if plan is None else plan.wants_hidden_state,
+            adapters=tuple(
+                info.adapter
+                for info in (choice.info, choice.escalation)
+                if info is not None and info.adapter is not None
+            ),
+        )
+        requests = engine_requests(request, rendered, frame)
+        opens_thinking = [
+            prompt.opens_thinking for prompt in rendered.prompts for _ in range(request.n or 1)
+        ]
+        escalated: Sequence[Any] = [None] * len(requests)
+        escalation = None
+        if plan is not None and choice.escalation is not None:
+            other = rendered
+            if not self.chooser.renders_alike:
+                other = await prompts.rendered(choice.escalation)
+                escalated = escalated_requests(request, other, frame)
+            escalation = EscalationTarget(
+                model_id=choice.escalation.model_id,
+                tokenizer=other.tokenizer,
+                tier=choice.escalation.tier,
+                tools=other.tools,
+                opens_thinking=other.prompts[0].opens_thinking,
+            )
+        num_prompt_tokens = sum(lengths)
+        return Job(
+            job_id=frame.job_id,
+            created=int(time.time()),
+            model_id=choice.info.model_id,
+            tier=choice.tier,
+            reason=choice.reason,
+            seed=seed,
+            arrival_s=arrival_s,
+            num_prompt_tokens=num_prompt_tokens,
+            choices=tuple(
+                ChoicePlan(request=small, opens_thinking=opens, escalated=large)
+                for small, opens, large in zip(requests, opens_thinking, escalated, strict=True)
+            ),
+            endpoint=prompts.endpoint,
+            tokenizer=rendered.tokenizer,
+            num_top_logprobs=request.top_count,
+            stops=request.stop_strings,
+            continues_text=continues_text(request, rendered.tokenizer),
+            tools=rendered.tools,
+            grammar_param=rendered.grammar_param,
+            form=rendered.form,
+            quality=None if choice.route is None else choice.route.quality,
+            cascade=plan,
+            escalation=escalation,
+            take_over=upstream.take_over if upstream and choice.hands_over else None,
+            second_opinion=upstream.second_opinion if upstream and choice.hands_over else None,
+            second_looks=self.routing.second_looks if plan and plan.is_explored else None,
+            on_answer=self._learner(prompts, num_prompt_tokens, plan),
+            is_bounded=request.token_limit is not None,
+            service_tier=None if request.service_tier is None else service_tier.reported,
+            arm=context.arm,
+        )
+
+    def _counted(self, planned: _Planned) -> Job:
+        """Count the job, which will be answered, in the metrics and for the guard."""
+        job, route, parts = planned.job, planned.choice.route, self.routing
+        self.metrics.routed(job.tier, job.reason)
+        if any(choice.request.adapters for choice in job.choices):
+            self.metrics.adapted(planned.prompts.request.model)
+        parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
+        # A watched answer is reported by its watch.
+        if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
+            is_strong = job.tier == "large"
+            for _ in job.choices:
+                parts.guard.saw(GuardOutcome(quality=route.quality, is_strong=is_strong))
+        return job
+
+    def _count_hand_off(self, handed: HandOffError) -> None:
+        """Tell the router's guard of requests that leave as well."""
+        guard, quality = self.routing.guard, handed.origin.quality
+        if guard is not None and handed.is_own and quality is not None:
+            guard.saw(GuardOutcome(quality=quality, is_strong=True))
+
+    def _learner(
+        self, prompts: Prompts, num_prompt_tokens: int, plan: CascadePlan | None
+    ) -> Callable[[Answer], None]:
+        """Make a callback that learns an answer's length, its conversation, the watch's worth."""
+        parts, clock, dialogue = self.routing, self.clock, prompts.dialogue
+
+        def learn(answer: Answer) -> None:
+            parts.typical.num_completion_tokens.add(answer.num_tokens)
+            if dialogue is not None:
+                dialogue.remember(answer, num_prompt_tokens, clock())
+            num_retracted = answer.num_retracted_tokens
+            if not answer.escalated or answer.confidence is None or not num_retracted:
+                return
+            agreement = answer.num_reused_tokens / num_retracted
+            if parts.guard is not None:
+                parts.guard.saw_escalated(answer.confidence, agreement)
+            if plan is not None and plan.on_agreement is not None:
+                plan.on_agreement(answer.confidence, agreement)
+
+        return learn
+
+
+def _names_of(info: EngineInfo) -> dict[str, tuple[TierInfo, ...]]:
+    """Return the names of the loaded models, without adapters, with what answers to them."""
+    ordered = [info.tiers[tier] for tier in TIERS if tier in info.tiers]
+    names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
+    # A real id is an alias; should both tiers have the same, the large one has it.
+    return names | {info.model_id: (info,) for info in ordered if info.model_id not in names}

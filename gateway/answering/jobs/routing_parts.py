@@ -1,0 +1,32 @@
+"""The parts that choosing a tier needs beside the policy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider.engine.request import Tier
+from outrider.gateway.answering.jobs.second_looks import SecondLooks
+from outrider.router.conversations import ConversationMemory
+from outrider.router.costs import TokenPrices, TypicalRequest
+from outrider.router.guard import RouteGuard
+from outrider.router.policy import CascadeOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingParts:
+    """The parts that choosing a tier needs beside the policy.
+
+    prices: None where the settings name none. is_sticky: a conversation's prefix cache is weighed
+    in. cascade: for reports; the policy has its own. pair: fingerprints of the models that the
+    router was trained for, to be compared with the engine's; None: nothing is compared. summary:
+    how the tier is chosen, in a few words. second_looks: of answers that are kept.
+    """
+
+    prices: Mapping[Tier, TokenPrices] | None = None
+    is_sticky: bool = True
+    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    guard: RouteGuard | None = None
+    pair: str | None = None
+    summary: str = ""
+    typical: TypicalRequest = field(default_factory=TypicalRequest)
+    memory: ConversationMemory = field(default_factory=ConversationMemory)
+    second_looks: SecondLooks = field(default_factory=SecondLooks)

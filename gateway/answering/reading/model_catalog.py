@@ -1,0 +1,235 @@
+"""The model or tier that a request's `model` means, and the list of GET /v1/models."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from outrider.engine.events import TierInfo
+from outrider.engine.request import TIERS, Tier
+from outrider.gateway.answering.reading.placement import Named
+from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
+from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
+from outrider.gateway.settings.tiers import RESERVED_NAMES
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Scopes
+
+AUTO: Final = "auto"
+# Clients sort models by age; local and upstream models have no meaningful one.
+_CREATED: Final = 1_762_000_000
+_LOCAL_FIELDS: Final = ("tier", "model_id", "max_context", "num_parameters", "dtype", "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFormats:
+    """The formats that a local tier's model speaks. `may_think`: it marks its reasoning."""
+
+    tool_format: str
+    may_think: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a tier's card."""
+        capabilities: list[ModelCapability] = ["structured_outputs", "tools"]
+        if self.may_think:
+            capabilities.append("reasoning")
+        return {"capabilities": capabilities, "tool_format": self.tool_format}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierModels:
+    """An upstream tier and the models that it is known to have.
+
+    `model` is set in the settings, `listed` are the server's. `max_context` in tokens.
+    """
+
+    tier: str
+    server: ServerKind = "openai"
+    model: str | None = None
+    listed: tuple[str, ...] = ()
+    max_context: int | None = None
+    supports: tuple[ModelCapability, ...] = ()
+
+    @property
+    def usual(self) -> str | None:
+        """The model for requests that name the tier only; None where none is set or listed."""
+        return self.model or next(iter(self.listed), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """The models that a name means.
+
+    `local`: the checkpoints that may answer; empty for an upstream tier. `tier` and `model`: the
+    upstream tier, and the model to request from its server (None: no model's name is known).
+    """
+
+    name: str
+    named: Named
+    local: tuple[TierInfo, ...] = ()
+    tier: str | None = None
+    model: str | None = None
+
+
+class ModelCatalog:
+    """Every name that `model` accepts. Of equal ones the local wins, then the earlier tier.
+
+    A tier's own name comes before what servers list; what they list under a word of ours (auto,
+    small, large, none) is reached as TIER/ID only, so that no local name ever means a server.
+    """
+
+    def __init__(
+        self,
+        local: Mapping[str, tuple[TierInfo, ...]],
+        tiers: Sequence[TierModels] = (),
+        *,
+        handoff: str | None = None,
+        formats: Mapping[Tier, LocalFormats],
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """`local` by name, with `auto`; without checkpoints where the engine is not ready to tell.
+
+        `handoff`: the tier that may answer `auto` too. `formats`: of the local tiers. `aliases`:
+        the model that each further name stands for first; they win over names that servers list.
+        """
+        self._formats = formats
+        self._tiers = {models.tier: models for models in tiers}
+        self._handoff = handoff
+        self._local_tiers = tuple(tier for tier in TIERS if tier in local)
+        self._meant = {AUTO: ResolvedModel(name=AUTO, named="auto", local=local.get(AUTO, ()))}
+        for name, infos in local.items():
+            if name != AUTO:
+                self._meant[name] = ResolvedModel(name=name, named="local", local=infos)
+        self._add(self._remote(models.tier, models, models.usual) for models in tiers)
+        aliases = aliases or {}
+        for models in tiers:
+            self._add(self._of_model(models, model) for model in _ids(models))
+        for name, model in aliases.items():
+            meant = self._meant.get(model) or self._of_path(model)
+            if meant is not None:
+                self._meant[name] = replace(meant, name=name)
+
+    def __contains__(self, name: object) -> bool:
+        """True if it is listed. A name TIER/ID is understood even if it is not."""
+        return name in self._meant
+
+    def all(self) -> tuple[str, ...]:
+        """The names, local ones first."""
+        return tuple(self._meant)
+
+    def tiers(self) -> tuple[str, ...]:
+        """The values of `outrider.tier`: the loaded local tiers, then the upstream ones."""
+        return (*self._local_tiers, *self._tiers)
+
+    def usual_model(self, tier: str) -> str | None:
+        """The model to request from an upstream tier where the request names none of its own."""
+        return self._tiers[tier].usual
+
+    def resolve(
+        self, model: str, tier: str | None = None, scopes: Scopes = ANONYMOUS.scopes
+    ) -> ResolvedModel:
+        """Return the models that a request with this `model` and this `outrider.tier` means.
+
+        `scopes`: those of the key, which bound the names in an error.
+        Raises ModelNotFoundError, and BadRequestError for a tier that does not exist or contradicts
+        the model.
+        """
+        meant = self._meant.get(model) or self._of_path(model)
+        if meant is None:
+            raise ModelNotFoundError(model, scopes.usable(self._tiers_behind()))
+        return meant if tier is None else self._narrowed(meant, tier, scopes)
+
+    def card(self, name: str, scopes: Scopes = ANONYMOUS.scopes) -> dict[str, Any]:
+        """Return a name as GET /v1/models/NAME shows it. Raises ModelNotFoundError."""
+        return self._card(self.resolve(name, scopes=scopes))
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return all names, as GET /v1/models lists them."""
+        return [self._card(meant) for meant in self._meant.values()]
+
+    def _add(self, found: Iterable[ResolvedModel | None]) -> None:
+        for meant in found:
+            if meant is not None:
+                self._meant.setdefault(meant.name, meant)
+
+    def _remote(self, name: str, models: TierModels, model: str | None) -> ResolvedModel:
+        return ResolvedModel(name=name, named="cloud", tier=models.tier, model=model)
+
+    def _of_model(self, models: TierModels, model: str) -> ResolvedModel:
+        """A server's model under its own name; where that is taken, under TIER/ID."""
+        own = self._remote(model, models, model)
+        is_free = model not in RESERVED_NAMES and self._meant.get(model, own) == own
+        return own if is_free else self._remote(f"{models.tier}/{model}", models, model)
+
+    def _of_path(self, name: str) -> ResolvedModel | None:
+        """Resolve TIER/ID. The server need not list the id: it may answer to others too."""
+        tier, _, model = name.partition("/")
+        if tier not in self._tiers or not model:
+            return None
+        return self._remote(name, self._tiers[tier], model)
+
+    def _tiers_behind(self) -> dict[str, list[str]]:
+        """Return the tiers that each card tells."""
+        return {
+            card["id"]: [behind["tier"] for behind in card["outrider"]] for card in self.cards()
+        }
+
+    def _narrowed(self, meant: ResolvedModel, tier: str, scopes: Scopes) -> ResolvedModel:
+        """Restrict a resolved name to a tier."""
+        if tier not in self.tiers():
+            known = ", ".join(filter(scopes.allows_tier, self.tiers())) or "none"
+            raise _bad_tier(f"unknown tier {tier!r}; available: {known}")
+        if meant.named == "auto" and tier in self._tiers:
+            return self._remote(meant.name, self._tiers[tier], self.usual_model(tier))
+        if meant.named != "auto" and tier not in _tiers_of(meant):
+            has = " or ".join(_tiers_of(meant))
+            raise _bad_tier(f"{tier} contradicts the model, which means the {has} tier")
+        local = tuple(info for info in meant.local if info.tier == tier)
+        return meant if meant.named == "cloud" else replace(meant, named="local", local=local)
+
+    def _card(self, meant: ResolvedModel) -> dict[str, Any]:
+        behind: list[dict[str, Any]] = [
+            {field: getattr(info, field) for field in _LOCAL_FIELDS}
+            | self._formats[info.tier].fields()
+            for info in meant.local
+        ]
+        if meant.tier is not None:
+            behind.append(_tier_card(self._tiers[meant.tier], meant.model))
+        elif meant.named == "auto" and self._handoff is not None:
+            behind.append(_tier_card(self._tiers[self._handoff], self.usual_model(self._handoff)))
+        return {
+            "id": meant.name,
+            "object": "model",
+            "created": _CREATED,
+            "owned_by": meant.tier or "outrider",
+            "outrider": behind,
+        }
+
+
+def local_tiers(names: Mapping[str, Sequence[TierInfo]]) -> dict[str, list[str]]:
+    """Return the tiers behind each name of the local models."""
+    return {name: [info.tier for info in infos] for name, infos in names.items()}
+
+
+def _tiers_of(meant: ResolvedModel) -> tuple[str, ...]:
+    """The tiers that a name means; a local tier's name implies it without a checkpoint."""
+    if meant.tier is not None:
+        return (meant.tier,)
+    return tuple(info.tier for info in meant.local) or (meant.name,)
+
+
+def _ids(models: TierModels) -> list[str]:
+    """The ids of a tier's models, each once, the configured one first."""
+    named = (models.model,) if models.model else ()
+    return list(dict.fromkeys((*named, *models.listed)))
+
+
+def _tier_card(models: TierModels, model: str | None) -> dict[str, Any]:
+    return {
+        "tier": models.tier,
+        "model_id": model,
+        "max_context": models.max_context,
+        "server": models.server,
+        "capabilities": list(models.supports),
+    }
+
+
+def _bad_tier(complaint: str) -> BadRequestError:
+    return BadRequestError(f"outrider.tier: {complaint}.", param="outrider.tier")

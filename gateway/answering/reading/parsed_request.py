@@ -1,0 +1,398 @@
+"""A request as it came and as it was parsed, and the places that may answer it."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from outrider.engine.events import TierInfo
+from outrider.gateway.answering.reading.model_catalog import ResolvedModel
+from outrider.gateway.answering.reading.placement import NO_LOCAL, PLACES, Named, PlacementPolicy
+from outrider.gateway.contract.answers.responder import DIRECT, PartialAnswer, Place, RouteReason
+from outrider.gateway.contract.errors.tree import BadRequestError, PermissionDeniedError
+from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.common import OutriderOptions
+from outrider.gateway.contract.schema.completions import CompletionRequest
+from outrider.gateway.contract.schema.kinds import Endpoint, FallbackKind, Policy
+from outrider.gateway.experiments.assigner import Assignment
+from outrider.gateway.settings.server_traits import ServerTraits
+from outrider.gateway.telemetry.spans import RequestMarks, record_request
+from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from outrider.gateway.tenancy.metering.meter import RequestMeter
+from outrider.gateway.upstream.call import UpstreamCall
+from outrider.gateway.upstream.dialects.base import Resume
+from outrider.gateway.upstream.dialects.openai_request import is_resumable, request_body
+
+_NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in tiers"
+_NO_OPTIONS: Final = OutriderOptions()
+_AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
+
+ApiRequest = ChatRequest | CompletionRequest
+
+
+class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
+    """The places that may answer one request.
+
+    `places` in the order in which they are tried. `cloud`: the upstream tier that is meant where
+    "cloud" is among them; else None. `small`: the server's tier, where "server" is. `strong`: the
+    place for what the router finds too hard for the small model. `deadline_s` is on the gateway's
+    clock. `reason`: why the first place is the first, one line of ASCII.
+    """
+
+    policy: Policy
+    is_private: bool
+    places: tuple[Place, ...]
+    cloud: str | None
+    strong: Place
+    deadline_s: float | None
+    reason: str
+    small: str | None = None
+
+    def restricted(self, places: tuple[Place, ...]) -> "PlacementConstraints":
+        """Return the constraints with some of the places, at least one."""
+        return msgspec.structs.replace(
+            self,
+            places=places,
+            strong=self.strong if self.strong in places else places[0],
+            cloud=self.cloud if "cloud" in places else None,
+            small=self.small if "server" in places else None,
+        )
+
+    @property
+    def may_hand_over(self) -> bool:
+        """True if an answer may begin here and end upstream, or be handed over before."""
+        return self.places == ("local", "cloud")
+
+
+class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The context of a request's body. `hops`: the gateways that it has passed, without this one.
+
+    `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
+    None where it is only planned. `headers` by names in lower case. `arm`: its arms of experiments
+    as text. has_arms_slo: an arm set its latency objective, not the request.
+    is_named_by_chain: an alias or `models` names the model, which the key may use through it.
+    is_assigned: its arms are known, `assignment`, by the model that the client named.
+    `ignored_fields`: of another API's request, which its translation has left out.
+    """
+
+    arrival_s: float
+    request_id: str
+    hops: tuple[str, ...] = ()
+    with_trace: bool = False
+    principal: Principal = ANONYMOUS
+    meter: RequestMeter | None = None
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    arm: str = ""
+    has_arms_slo: bool = False
+    is_named_by_chain: bool = False
+    is_assigned: bool = False
+    assignment: Assignment | None = None
+    span: Span = NULL_SPAN
+    ignored_fields: tuple[str, ...] = ()
+
+
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, parsed for every responder.
+
+    `request` as the local models read it, None where they may not answer. `document`, without its
+    `outrider` object, and `meant` as an upstream tier gets them: only where there are such tiers;
+    `model` is the one to request from its server, `small_model` from the small model's. `options`:
+    its `outrider` object, with its arms'. `origin`: why no other tier may answer. `assignment`: its
+    arms of experiments. `falls_back_on`: why the next model of its chain would be tried; empty
+    where there is none. `ignored_fields`: those that the local models do not get.
+    """
+
+    endpoint: Endpoint
+    context: RequestContext
+    constraints: PlacementConstraints
+    is_streamed: bool
+    num_choices: int
+    token_limit: int | None = None
+    request: ApiRequest | None = None
+    meant: ResolvedModel | None = None
+    document: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    model: str | None = None
+    small_model: str | None = None
+    options: OutriderOptions = _NO_OPTIONS
+    max_cost_usd: float | None = None
+    origin: RouteReason = DIRECT
+    assignment: Assignment | None = None
+    falls_back_on: frozenset[FallbackKind] = frozenset()
+    ignored_fields: tuple[str, ...] = ()
+
+    def continues_elsewhere(self, rules: PlacementPolicy) -> bool:
+        """Return whether another model may continue the answer if it breaks off."""
+        wanted = rules.continue_on_failure
+        if wanted is None:
+            wanted = self.constraints.policy == "prefer_local" or bool(self.falls_back_on)
+        has_others = len(self.constraints.places) > 1 or bool(self.falls_back_on)
+        return wanted and has_others and self.is_continuable
+
+    @property
+    def is_continuable(self) -> bool:
+        """Return whether another model can continue in the middle of the answer."""
+        return self.is_streamed and is_resumable(self._call(), "final_message")
+
+    @property
+    def text(self) -> str:
+        """Return the text that the router judges: the user's last message, or the first prompt."""
+        messages = self.document.get("messages")
+        if isinstance(messages, list):
+            asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+            return _text_of(asked[-1].get("content") if asked else None)
+        return _text_of(self.document.get("prompt"))
+
+    @property
+    def has_one_answer(self) -> bool:
+        """Return whether one answer is wanted, which can be held back as a whole."""
+        prompt, best_of = self.document.get("prompt"), self.document.get("best_of")
+        is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
+        return self.num_choices == 1 and best_of in (None, 1) and is_one_prompt
+
+    def for_small(self) -> "ParsedRequest":
+        """Return the request as it is sent to the small model's server."""
+        constraints = msgspec.structs.replace(self.constraints, cloud=self.constraints.small)
+        return msgspec.structs.replace(self, constraints=constraints, model=self.small_model)
+
+    def continued(self, unfinished: PartialAnswer) -> "ParsedRequest":
+        """Return the request for the rest of an answer that broke off."""
+        resume = Resume(
+            text=unfinished.text, num_tokens=unfinished.num_tokens, strategy="final_message"
+        )
+        body = request_body(self._call(), _AS_IT_IS, resume)
+        request = self.request
+        if request is not None:
+            request = type(request).model_validate_json(body)
+            assert self.request is not None
+            kept = {"model": self.request.model, "outrider": self.request.outrider}
+            request = request.model_copy(update=kept)
+        document = msgspec.json.decode(body)
+        return msgspec.structs.replace(self, document=document, request=request)
+
+    def _call(self) -> UpstreamCall:
+        return UpstreamCall(
+            endpoint=self.endpoint,
+            document=self.document,
+            model=str(self.document.get("model")),
+            request_id=self.context.request_id,
+            arrival_s=self.context.arrival_s,
+        )
+
+
+def _text_of(content: object) -> str:
+    """Return a message's text, or a prompt's; of one in parts, the texts of all of them."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def trace_request(parsed: ParsedRequest) -> None:
+    """Note on the request's span what it asks for, without any of its text."""
+    context = parsed.context
+    if not context.span.is_recording:
+        return
+    request, document = parsed.request, parsed.document
+    record_request(
+        context.span,
+        RequestMarks(
+            request_id=context.request_id,
+            model=str(document.get("model", "")) if request is None else request.model,
+            operation="chat" if parsed.endpoint == "chat" else "text_completion",
+            key_id=context.principal.key_id,
+            team_id=context.principal.team_id,
+            is_streamed=parsed.is_streamed,
+            num_choices=parsed.num_choices,
+            max_tokens=parsed.token_limit,
+            temperature=None if request is None else request.temperature,
+            top_p=None if request is None else request.top_p,
+        ),
+    )
+
+
+def constraints_of(
+    options: OutriderOptions,
+    rules: PlacementPolicy,
+    *,
+    arrival_s: float,
+    named: Named,
+    cloud: str | None = None,
+) -> PlacementConstraints:
+    """Return the constraints of a request; `cloud` is the upstream tier that it names, if any.
+
+    A model that is named answers alone, unless the request itself says prefer_local or
+    prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
+    that does not exist.
+    """
+    tier = cloud if named == "cloud" else rules.cloud
+    is_private = options.privacy == "private"
+    if is_private:
+        _check_private(options, rules, named, cloud)
+    policy = _policy(options, rules, named)
+    if options.policy is not None:
+        _check_policy(options.policy, rules, named, cloud)
+    stays_here = is_private or policy == "local_only"
+    exists: dict[Place, bool] = {
+        "server": named == "auto"
+        and rules.small is not None
+        and (rules.is_small_on_device or not stays_here),
+        "local": rules.has_local,
+        "cloud": tier is not None and (not is_private or tier in rules.on_device),
+    }
+    order = PLACES["prefer_local" if is_private else policy]
+    places = tuple(place for place in order if exists[place])
+    if not places and exists["cloud"] and tier in rules.on_device:
+        places = ("cloud",)  # its server is on this device
+    if rules.strong == "cloud" and places == ("server", "local", "cloud"):
+        places = ("server", "cloud", "local")
+    if not places:
+        _contradicts("policy", f"{policy}, but {NO_LOCAL}")
+    return PlacementConstraints(
+        policy=policy,
+        is_private=is_private,
+        places=places,
+        cloud=tier if "cloud" in places else None,
+        small=rules.small if "server" in places else None,
+        strong=rules.strong if named == "auto" and rules.strong in places else places[0],
+        deadline_s=_deadline(options, rules, arrival_s),
+        reason=_reason(options, policy, named, is_private),
+    )
+
+
+def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> Policy:
+    """The policy that holds: the request's own, else its model's, else the configured one."""
+    if options.policy is not None:
+        return options.policy
+    match named:
+        case "auto":
+            return rules.policy
+        case "local":
+            return "local_only"
+        case "cloud":
+            return "cloud_only"
+
+
+def _check_private(
+    options: OutriderOptions, rules: PlacementPolicy, named: Named, cloud: str | None
+) -> None:
+    """Raise BadRequestError where a private request names a place that is not this machine."""
+    if options.policy == "cloud_only":
+        _contradicts(
+            "privacy",
+            "a private request stays on this machine, which outrider.policy "
+            "cloud_only does not allow",
+        )
+    if named == "cloud" and cloud not in rules.on_device:
+        _contradicts(
+            "privacy",
+            f"a private request stays on this machine, and the {cloud} tier is an upstream server "
+            f"that is not marked as local (tiers.{cloud}.local)",
+        )
+    if not rules.answers_here:
+        _contradicts("privacy", f"a private request stays on this machine, but {NO_LOCAL}")
+
+
+def _check_policy(policy: Policy, rules: PlacementPolicy, named: Named, cloud: str | None) -> None:
+    """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
+    is_here = cloud is not None and cloud in rules.on_device
+    if policy == "local_only" and named == "cloud" and not is_here:
+        _contradicts("policy", f"local_only contradicts the model, which means the {cloud} tier")
+    if policy == "cloud_only" and named == "local":
+        _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
+    answers_first = rules.answers_here or (policy == "prefer_local" and rules.small is not None)
+    if policy in ("local_only", "prefer_local") and not answers_first:
+        _contradicts("policy", f"{policy}, but {NO_LOCAL}")
+    if PLACES[policy][0] == "cloud" and rules.cloud is None and named != "cloud":
+        _contradicts("policy", f"{policy}, but {_NO_CLOUD}")
+
+
+def _contradicts(option: str, complaint: str) -> NoReturn:
+    param = f"outrider.{option}"
+    raise BadRequestError(f"{param}: {complaint}.", param=param)
+
+
+def _deadline(options: OutriderOptions, rules: PlacementPolicy, arrival_s: float) -> float | None:
+    own_ms = options.deadline_ms
+    lasts_s = rules.deadline_s if own_ms is None else own_ms / 1000
+    return None if lasts_s is None else arrival_s + lasts_s
+
+
+def _reason(options: OutriderOptions, policy: Policy, named: Named, is_private: bool) -> str:
+    if is_private:
+        return "private"
+    if named != "auto" and options.policy is None:
+        return "requested"
+    return f"policy: {policy}"
+
+
+def check_model(principal: Principal, name: str) -> None:
+    """Raise PermissionDeniedError for a model that the key may not name."""
+    if not principal.scopes.allows_model(name):
+        allowed = ", ".join(sorted(principal.scopes.models or ())) or "no model"
+        raise PermissionDeniedError(
+            f"This key may not use the model {name!r}; allowed: {allowed}.",
+            param="model",
+            code="model_not_allowed",
+        )
+
+
+def permitted(
+    principal: Principal, candidates: Sequence[TierInfo], named: str | None
+) -> Sequence[TierInfo]:
+    """Return the local models that may answer this key; `named` is the tier that the request names.
+
+    Raises PermissionDeniedError where none may.
+    """
+    scopes = principal.scopes
+    if named is not None and not scopes.allows_tier(named):
+        raise tier_not_allowed(named)
+    allowed = [info for info in candidates if scopes.allows_tier(info.tier)]
+    if candidates and not allowed:
+        raise tier_not_allowed(" or ".join(info.tier for info in candidates))
+    return allowed
+
+
+def permitted_places(
+    principal: Principal, constraints: PlacementConstraints, local: Sequence[str]
+) -> PlacementConstraints:
+    """Leave out the places where no tier may answer this key; `local` are this machine's tiers.
+
+    Raises PermissionDeniedError where none is left.
+    """
+    scopes = principal.scopes
+    if scopes.tiers is None:
+        return constraints
+    places = tuple(
+        place
+        for place in constraints.places
+        if (
+            any(scopes.allows_tier(tier) for tier in local)
+            if place == "local"
+            else scopes.allows_tier(
+                (constraints.small if place == "server" else constraints.cloud) or ""
+            )
+        )
+    )
+    if not places:
+        raise tier_not_allowed(constraints.cloud or constraints.small or " or ".join(local))
+    return constraints.restricted(places)
+
+
+def without_tier(
+    principal: Principal, tier: str | None, local: Collection[str]
+) -> Principal | None:
+    """Return the same key without one of the `local` tiers; None where no other would be left."""
+    if tier is None or tier not in local:
+        return None
+    left = frozenset(name for name in local if name != tier and principal.scopes.allows_tier(name))
+    if not left:
+        return None
+    return replace(principal, scopes=replace(principal.scopes, tiers=left))
+
+
+def tier_not_allowed(tier: str) -> PermissionDeniedError:
+    """Return the error of a key that may not use a tier."""
+    return PermissionDeniedError(f"This key may not use the {tier} tier.", code="tier_not_allowed")

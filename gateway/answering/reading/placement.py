@@ -1,0 +1,108 @@
+"""Settings for the places that answer requests: this machine's models, or an upstream tier."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from outrider.engine.request import Tier
+from outrider.gateway.contract.answers.responder import Place
+from outrider.gateway.contract.schema.kinds import Policy
+from outrider.gateway.settings.tiers import HandoffSettings
+
+Named = Literal["auto", "local", "cloud"]
+"""The meaning of a request's model: any that suits, a local model, or an upstream tier."""
+
+PLACES: Final[dict[Policy, tuple[Place, ...]]] = {
+    "local_only": ("server", "local"),
+    "prefer_local": ("server", "local", "cloud"),
+    "prefer_cloud": ("cloud", "server", "local"),
+    "cloud_only": ("cloud",),
+}
+NO_LOCAL: Final = "no model is loaded on this machine, and no tier is marked as local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementPolicy:
+    """The settings for hand-offs.
+
+    `policy` is for requests that name none. `cloud`: the tier that takes hand-offs; None without
+    upstream tiers. `small`: the one in the small model's part. `on_device`: those that are servers
+    on this device. has_local: this process runs a model. `strong`: the place for what is too hard
+    for the small model. `max_queue_s`: requests that would wait longer for the local models are
+    handed over. `deadline_s`: from the arrival of requests that name no deadline.
+    `continue_on_failure`: another model may continue an answer that broke off;
+    None: where the request's policy is prefer_local.
+    """
+
+    policy: Policy = "prefer_local"
+    cloud: str | None = None
+    small: str | None = None
+    on_device: Collection[str] = frozenset()
+    has_local: bool = True
+    strong: Place = "local"
+    max_queue_s: float | None = None
+    deadline_s: float | None = None
+    continue_on_failure: bool | None = None
+
+    @property
+    def is_small_on_device(self) -> bool:
+        """Return whether the small model's server is on this device."""
+        return self.small is not None and self.small in self.on_device
+
+    @property
+    def answers_here(self) -> bool:
+        """Return whether this device can answer by itself."""
+        return self.has_local or bool(self.on_device)
+
+    @classmethod
+    def of(
+        cls,
+        settings: HandoffSettings,
+        *,
+        tiers: Sequence[str],
+        local: Collection[Tier],
+        on_device: Collection[str] = (),
+    ) -> "PlacementPolicy":
+        """Resolve each `auto` of the settings.
+
+        `tiers` are the names of the upstream ones, in the file's order; `local` those that are
+        loaded here, `on_device` the upstream ones that are servers on this device. Raises
+        ValueError, with a message, for settings that cannot be met.
+        """
+        others = [name for name in tiers if name != settings.small]
+        cloud = settings.tier or next(iter(others), None)
+        if cloud is not None and cloud not in tiers:
+            raise ValueError(f"handoff.tier: unknown tier {cloud!r}; set tiers.{cloud}.url")
+        policy: Policy
+        if settings.policy == "auto":
+            policy = "prefer_local" if local or settings.small else "cloud_only"
+        else:
+            policy = settings.policy
+        if policy in ("local_only", "prefer_local") and not (local or on_device or settings.small):
+            raise ValueError(f"handoff.policy: {policy}, but {NO_LOCAL}")
+        if PLACES[policy][0] == "cloud" and cloud is None:
+            raise ValueError(f"handoff.policy: {policy}, but there is no upstream tier")
+        if settings.strong == "cloud" and cloud is None:
+            raise ValueError("handoff.strong: cloud, but there is no upstream tier")
+        if settings.strong == "local" and not local:
+            raise ValueError(f"handoff.strong: local, but {NO_LOCAL}")
+        strong: Place
+        if settings.strong == "auto":
+            strong = "local" if "large" in local or cloud is None else "cloud"
+        else:
+            strong = settings.strong
+        return cls(
+            policy=policy,
+            cloud=cloud,
+            small=settings.small,
+            on_device=frozenset(on_device),
+            has_local=bool(local),
+            strong=strong,
+            max_queue_s=_seconds(settings.max_queue_ms),
+            deadline_s=_seconds(settings.deadline_ms),
+            continue_on_failure=settings.continue_on_failure,
+        )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

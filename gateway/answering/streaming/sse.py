@@ -1,0 +1,383 @@
+"""Deltas to the bytes of OpenAI's responses: stream events and whole bodies.
+
+A stream repeats the same 150 bytes in every event, so they are built once; what changes goes
+through msgspec. This runs for each token of each client.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from outrider.engine.events import TokenLogprobs
+from outrider.gateway.answering.jobs.job import Job
+from outrider.gateway.answering.streaming.choice import Delta
+from outrider.gateway.answering.streaming.generation import Generation
+from outrider.gateway.answering.streaming.trace import DeltaTrace
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.contract.answers.responder import RouteReason
+from outrider.gateway.contract.schema.line_ends import escape_line_ends
+
+DONE: Final = b"data: [DONE]\n\n"
+_EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_text(text: str) -> bytes:
+    """Encode a JSON string that no line reader can cut."""
+    encoded: bytes = _encode(text)
+    return encoded if text.isascii() else escape_line_ends(encoded)
+
+
+def is_end(part: bytes) -> bool:
+    """Return whether a part that ends like [DONE] ends with it: a comment may look like it."""
+    before = part[: -len(DONE)]
+    return not before or before.endswith(_EVENT_ENDS)
+
+
+def event(body: bytes) -> bytes:
+    """Frame one server-sent event."""
+    return b"data: " + body + b"\n\n"
+
+
+def rounded(number: float | None) -> float | None:
+    """Round to six digits."""
+    return None if number is None else round(number, 6)
+
+
+def report(generation: Generation, origin: RouteReason) -> dict[str, Any]:
+    """Return the `outrider` object."""
+    job, used = generation.job, generation.usage
+    mean = round(used.num_tokens / used.num_steps, 4) if used.num_steps else 0.0
+    is_degraded = generation.is_degraded
+    return {
+        "tier": generation.tier,
+        "reason": origin.explain(generation.reason),
+        "route_tier": origin.route_tier or job.tier,
+        "escalated": generation.is_escalated,
+        "quality": rounded(job.quality),
+        "confidence": rounded(generation.confidence),
+        "held_tokens": generation.num_held_tokens,
+        "reused_tokens": used.num_reused_tokens,
+        "discarded_tokens": generation.num_discarded_tokens,
+        "drafted_tokens": used.num_drafted_tokens,
+        "accepted_tokens": used.num_accepted_tokens,
+        "unratified_tokens": used.num_unratified_tokens,
+        "mean_emitted_tokens": mean,
+        "ttft_s": rounded(generation.ttft_s()),
+        "queue_s": rounded(used.queue_s),
+        "seed": job.seed,
+        "hand_off": origin.hand_off or ("failure" if is_degraded else None),
+        "degraded": origin.is_degraded or is_degraded,
+        "arm": job.arm or None,
+    }
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    """Return the `usage` object. A prompt counts once, also as a cached one."""
+    used = generation.usage
+    num_prompt = generation.job.num_prompt_tokens
+    num_rejected = sum([choice.usage.num_mispredicted_tokens for choice in generation.choices])
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": used.num_tokens,
+        "total_tokens": num_prompt + used.num_tokens,
+        "prompt_tokens_details": {"cached_tokens": min(used.num_cached_tokens, num_prompt)},
+        "completion_tokens_details": {
+            "reasoning_tokens": used.num_reasoning_tokens,
+            "accepted_prediction_tokens": used.num_predicted_tokens,
+            "rejected_prediction_tokens": num_rejected,
+            "discarded_tokens": generation.num_discarded_tokens,
+        },
+    }
+
+
+class Format(Protocol):
+    """Writes one endpoint's choices; chat and completions share the rest."""
+
+    chunk_object: str
+    whole_object: str
+
+    def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
+        """Write the chunk's choice after its index, from the text to the log-probabilities."""
+
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """Return a finished choice."""
+
+
+def _joined(deltas: Iterable[Delta], kind: str) -> str:
+    return "".join(delta.text for delta in deltas if delta.kind == kind)
+
+
+class ChatFormat:
+    """Messages with log-probabilities token by token."""
+
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+
+    def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
+        """Write `"delta":{…},"logprobs":…`; the first one also says the role."""
+        body = self._body(delta) if delta.text or is_first else b""
+        role = b'"role":"assistant",' if is_first else b""
+        if is_first and delta.kind == "call":
+            role += b'"content":null,'
+        logprobs = b"null"
+        if delta.logprobs and self._num_top is not None:
+            logprobs = _encode(self._logprobs([delta]))
+        return b'"delta":{' + role + body + b'},"logprobs":' + logprobs
+
+    def _body(self, delta: Delta) -> bytes:
+        """Write the one field of a delta that has text; a call begins with its name."""
+        text = encode_text(delta.text)
+        match delta.kind:
+            case "content":
+                return b'"content":' + text
+            case "reasoning":
+                return b'"reasoning_content":' + text
+            case "call":
+                function = b'{"name":' + text + b',"arguments":""}'
+                head = b'"id":' + _encode(delta.call_id) + b',"type":"function",'
+            case "arguments":
+                function = b'{"arguments":' + text + b"}"
+                head = b""
+        call = b'{"index":%d,' % delta.call_index + head + b'"function":' + function + b"}"
+        return b'"tool_calls":[' + call + b"]"
+
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """Return the choice; with `reasoning_content` and `tool_calls` only if it has any."""
+        calls = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {
+                    "name": call.text,
+                    "arguments": "".join(
+                        delta.text
+                        for delta in deltas
+                        if delta.kind == "arguments" and delta.call_index == call.call_index
+                    ),
+                },
+            }
+            for call in deltas
+            if call.kind == "call"
+        ]
+        content = _joined(deltas, "content")
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not content else content,
+            "refusal": None,
+        }
+        if reasoning := _joined(deltas, "reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if self._num_top is None else self._logprobs(deltas),
+            **_end(deltas[-1]),
+        }
+
+    def _logprobs(self, deltas: Iterable[Delta]) -> dict[str, Any]:
+        content = [
+            self._entry(entry, delta.tokenizer or self._tokenizer)
+            for delta in deltas
+            for entry in delta.logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, entry: TokenLogprobs, tokenizer: ChatTokenizer) -> dict[str, Any]:
+        top = [_named(*pair, tokenizer) for pair in islice(entry.top, self._num_top)]
+        return {**_named(entry.token_id, entry.logprob, tokenizer), "top_logprobs": top}
+
+
+def _named(token_id: int, logprob: float, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    token = tokenizer.token_bytes(token_id)
+    text = token.decode("utf-8", "replace")
+    return {"token": text, "logprob": finite(logprob), "bytes": list(token)}
+
+
+class CompletionFormat:
+    """Text with log-probabilities as parallel lists."""
+
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+
+    def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._offsets: defaultdict[int, int] = defaultdict(int)
+
+    def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
+        """Write `"text":…,"logprobs":…`."""
+        logprobs = b"null"
+        if delta.logprobs and self._num_top is not None:
+            logprobs = _encode(self._logprobs(delta.index, [delta]))
+        return b'"text":' + encode_text(delta.text) + b',"logprobs":' + logprobs
+
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """Return one continuation."""
+        return {
+            "index": index,
+            "text": _joined(deltas, "content"),
+            "logprobs": None if self._num_top is None else self._logprobs(index, deltas),
+            **_end(deltas[-1]),
+        }
+
+    def _logprobs(self, index: int, deltas: Iterable[Delta]) -> dict[str, Any]:
+        lists: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for delta in deltas:
+            tokenizer = delta.tokenizer or self._tokenizer
+            for entry in delta.logprobs:
+                text = _text(entry.token_id, tokenizer)
+                lists["tokens"].append(text)
+                lists["token_logprobs"].append(finite(entry.logprob))
+                top = islice(entry.top, self._num_top)
+                tops = {_text(i, tokenizer): finite(value) for i, value in top}
+                lists["top_logprobs"].append(tops)
+                lists["text_offset"].append(self._offsets[index])
+                self._offsets[index] += len(text)
+        return lists
+
+
+def _end(delta: Delta) -> dict[str, Any]:
+    """The finish reason; vLLM's `stop_reason` where one of the request's stop strings matched."""
+    reasons: dict[str, Any] = {"finish_reason": delta.finish_reason}
+    if delta.stop is not None:
+        reasons["stop_reason"] = delta.stop
+    return reasons
+
+
+def _text(token_id: int, tokenizer: ChatTokenizer) -> str:
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    """Replace minus infinity, which JSON lacks, by -9999 as OpenAI does."""
+    return max(logprob, -9999.0)
+
+
+def _trace_fields(trace: DeltaTrace | None) -> bytes:
+    """Write the fields behind the tokens of a traced chunk."""
+    if trace is None:
+        return b""
+    body = b',"origins":' + _encode(trace.origins) + b',"steps":' + _encode(trace.steps)
+    if trace.trees:
+        body += b',"trees":' + escape_line_ends(_encode(trace.trees))
+    return body
+
+
+def _format_of(job: Job) -> Format:
+    kind = ChatFormat if job.endpoint == "chat" else CompletionFormat
+    return kind(job.tokenizer, job.num_top_logprobs)
+
+
+class ChunkWriter:
+    """Writes the events of one stream."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        origin: RouteReason,
+        *,
+        with_usage: bool,
+        with_running_usage: bool,
+        with_trace: bool,
+    ) -> None:
+        """`with_usage`: a last chunk has the usage. `with_running_usage`: so has each before it."""
+        self._generation = generation
+        self._form = _format_of(generation.job)
+        self._origin = origin
+        self._with_usage = with_usage
+        self._with_running_usage = with_running_usage
+        self._with_trace = with_trace
+        self._head = b""
+        self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
+        before = origin.continues
+        self._answer_id = generation.job.job_id if before is None else before.answer_id
+        self._begun: set[int] = set() if before is None else {0}
+        self._num_open = len(generation.choices)
+
+    def chunk(self, delta: Delta) -> bytes:
+        """Write one event. Without a usage chunk, the last one carries the report."""
+        self._head = self._head or self._begin()
+        is_first = delta.index not in self._begun
+        self._begun.add(delta.index)
+        reason = b"null" if delta.finish_reason is None else _encode(delta.finish_reason)
+        if delta.stop is not None:
+            reason += b',"stop_reason":' + encode_text(delta.stop)
+        parts = [
+            self._head,
+            b'{"index":%d,' % delta.index,
+            self._form.choice_body(delta, is_first=is_first),
+            b',"finish_reason":' + reason + b"}]",
+        ]
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            if not self._num_open and not self._with_usage:
+                parts.append(b',"outrider":' + _encode(report(self._generation, self._origin)))
+        elif self._with_trace:
+            pieces = b",".join(
+                b"[" + encode_text(text) + (b",true]" if drafted else b",false]")
+                for text, drafted in delta.pieces
+            )
+            parts += (b',"outrider":{"tokens":[', pieces, b"]", _trace_fields(delta.trace), b"}")
+        if self._with_running_usage:
+            parts += (b',"usage":', _encode(usage(self._generation)), b"}\n\n")
+        else:
+            parts.append(self._tail)
+        return b"".join(parts)
+
+    def _begin(self) -> bytes:
+        """The beginning of all events. The first text decides which model they name."""
+        job = self._generation.job
+        return (
+            b'data: {"id":'
+            + _encode(self._answer_id)
+            + b',"object":'
+            + _encode(self._form.chunk_object)
+            + f',"created":{job.created},"model":'.encode()
+            + _encode(self._generation.model_id)
+            + (b',"service_tier":' + _encode(job.service_tier) if job.service_tier else b"")
+            + b',"choices":['
+        )
+
+    def ending(self) -> bytes:
+        """Write the usage chunk, if it was asked for, and [DONE]."""
+        if not self._with_usage:
+            return DONE
+        numbers = _encode(usage(self._generation))
+        outrider = _encode(report(self._generation, self._origin))
+        return self._head + b'],"usage":' + numbers + b',"outrider":' + outrider + b"}\n\n" + DONE
+
+
+def whole_body(generation: Generation, origin: RouteReason, deltas: Iterable[Delta]) -> bytes:
+    """Write the response without streaming."""
+    job = generation.job
+    form = _format_of(job)
+    by_choice: defaultdict[int, list[Delta]] = defaultdict(list)
+    for delta in deltas:
+        by_choice[delta.index].append(delta)
+    body = {
+        "id": job.job_id,
+        "object": form.whole_object,
+        "created": job.created,
+        "model": generation.model_id,
+        "choices": [form.whole_choice(index, by_choice[index]) for index in sorted(by_choice)],
+        "usage": usage(generation),
+        "outrider": report(generation, origin),
+    }
+    if job.service_tier is not None:
+        body["service_tier"] = job.service_tier
+    return _encode(body)

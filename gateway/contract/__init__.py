@@ -1,0 +1,1 @@
+"""What clients are promised: the wire format, the parts of an answer, and the errors."""

@@ -1,0 +1,208 @@
+"""The interface of a responder, the reason why it answers, and the hand-over to another."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+from outrider.gateway.contract.errors.tree import GatewayError
+
+HandOffKind = Literal["policy", "quality", "confidence", "load", "capability", "failure"]
+"""policy: the request or the settings wanted it. quality: the router found it too hard for the
+local model. confidence: the local answer was too weak. load: the local models are too busy.
+capability: they cannot do it. failure: the tier that should have answered could not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialAnswer:
+    """A streamed answer that broke off: the part that the client has.
+
+    `text` is its content, of `num_tokens` tokens as far as that is known; `answer_id` its id.
+    """
+
+    text: str
+    num_tokens: int
+    answer_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteReason:
+    """The reason why a responder answers.
+
+    `reason` says it in one ASCII line; empty where the responder's own reason is all there is.
+    `route_tier`: the tier that was tried first. `is_degraded`: an upstream tier should have
+    answered and could not. `quality` and `confidence` are the estimated worth of the local answer;
+    `num_held_tokens` of it were held back, `num_discarded_tokens` given up. `continues`: the part
+    of another tier's answer, sent before it broke off, that this answer continues.
+    """
+
+    hand_off: HandOffKind | None = None
+    reason: str = ""
+    route_tier: str | None = None
+    is_degraded: bool = False
+    quality: float | None = None
+    confidence: float | None = None
+    num_held_tokens: int = 0
+    num_discarded_tokens: int = 0
+    continues: PartialAnswer | None = None
+
+    def explain(self, reason: str) -> str:
+        """Join this reason and a responder's own; what both say is said once."""
+        if not self.reason and "; " not in reason:  # by far the most answers
+            return reason
+        parts = [part for text in (self.reason, reason) for part in text.split("; ") if part]
+        return "; ".join(dict.fromkeys(parts))
+
+
+DIRECT = RouteReason()
+"""No tier was tried before."""
+
+
+Place = Literal["server", "local", "cloud"]
+"""A server with the small model, models that this process runs, or an upstream tier."""
+
+
+class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of an answer for headers and logs. Seconds since the request's arrival.
+
+    is_cut_by_limit: it ends where a limit of the tenant does.
+
+    `inter_token_s`: the mean between two tokens, where the responder can tell tokens apart.
+    """
+
+    tier: str
+    reason: str
+    job_id: str
+    outcome: str
+    num_tokens: int
+    hand_off: HandOffKind | None = None
+    confidence: float | None = None
+    is_degraded: bool = False
+    is_escalated: bool = False
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    is_cut_by_limit: bool = False
+
+
+class Responder(Protocol):
+    """One way to answer a request. Use once."""
+
+    taken_over_by: Place | None
+    """The place whose responder has taken the answer over; None where it is its own."""
+
+    def parts(self) -> AsyncGenerator[bytes]:
+        """Yield the body of the response: events of a stream, or all at once.
+
+        If it raises before the first part, the client has seen nothing. Closing it ends all work.
+        """
+
+    @property
+    def facts(self) -> AnswerFacts:
+        """The facts as far as they are known; the answering tier is, with the first part."""
+
+    @property
+    def unfinished(self) -> PartialAnswer | None:
+        """The sent part of an answer that another tier can continue; None where none can."""
+
+
+class HandOffError(GatewayError):
+    """Raised by a responder to pass the request on to the next place. `origin` says why.
+
+    `is_own`: the server's own setting decided, not one that the request brought.
+    """
+
+    def __init__(self, origin: RouteReason, *, is_own: bool = False) -> None:
+        super().__init__(origin.reason)
+        self.origin = origin
+        self.is_own = is_own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftAnswer:
+    """A small model's answer that its watch does not trust. `num_tokens` of it were held back.
+
+    `quality`: how safe the router had judged it to be. `tier`: the small model's. `on_agreement`:
+    as in the watch's CascadePlan.
+    """
+
+    text: str
+    num_tokens: int
+    confidence: float
+    reason: str
+    quality: float | None = None
+    tier: str = "small"
+    on_agreement: Callable[[float, float], None] | None = None
+
+    def agrees(self, share: float) -> None:
+        """Tell its watch the share of it that another tier wrote too."""
+        if self.on_agreement is not None:
+            self.on_agreement(self.confidence, share)
+
+    @property
+    def origin(self) -> RouteReason:
+        """Return the reason of the responder that takes it over."""
+        return RouteReason(
+            hand_off="confidence",
+            reason=self.reason,
+            route_tier=self.tier,
+            quality=self.quality,
+            confidence=self.confidence,
+            num_held_tokens=self.num_tokens,
+            num_discarded_tokens=self.num_tokens,
+        )
+
+
+class TakenOver:
+    """A responder that has begun to answer in another one's place."""
+
+    def __init__(
+        self, place: Place, responder: Responder, rest: AsyncGenerator[bytes], first: bytes
+    ) -> None:
+        """`first` is the first part of the body, `rest` the parts after it."""
+        self.place: Place = place
+        self.responder = responder
+        self._rest = rest
+        self._first = first
+
+    async def parts(self) -> AsyncGenerator[bytes]:
+        """Yield the whole body. Closing it ends the responder."""
+        async with aclosing(self._rest) as rest:
+            yield self._first
+            async for part in rest:
+                yield part
+
+    async def aclose(self) -> None:
+        """Close it unused: the answer is not wanted after all."""
+        await self._rest.aclose()
+
+
+class HandedOverError(Exception):
+    """Not a failure: ends a local answer whose place another responder has taken."""
+
+    def __init__(self, taken: TakenOver) -> None:
+        super().__init__("another tier has taken the answer over")
+        self.taken = taken
+
+
+EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
+"""Lets another tier answer; returns None where it cannot, within the time that is left."""
+
+
+SecondOpinionFn = Callable[[DraftAnswer], None]
+"""Has another tier write the beginning of an answer that is kept, to see how far it agrees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamEscalation:
+    """An upstream tier in the large model's part for a request: it gets what is too hard for the
+    small model.
+    """
+
+    name: str
+    take_over: EscalateFn
+    second_opinion: SecondOpinionFn = lambda kept: None

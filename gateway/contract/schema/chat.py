@@ -1,0 +1,182 @@
+"""POST /v1/chat/completions: the request."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from outrider.gateway.contract.schema.common import (
+    MAX_TOP_LOGPROBS,
+    WHOLE,
+    CacheBreakpoint,
+    CacheOptions,
+    EmptyList,
+    GenerationFields,
+    Harmless,
+    Ignored,
+    Label,
+    ListOf,
+    NotBuilt,
+    PositiveCount,
+    RequestModel,
+)
+from outrider.gateway.contract.schema.structured import ResponseFormat, StructuredOutputs
+from outrider.gateway.contract.schema.template_variables import TemplateVariables
+from outrider.gateway.contract.schema.tools import MAX_TOOLS, Tool, ToolCallParam, ToolChoice
+
+LegacyChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
+TextModality = Annotated[JsonValue, Harmless((None, ["text"]))]
+
+
+class TextPart(RequestModel):
+    """A piece of a message. Images, audio and files are not supported."""
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+    cache_control: Ignored = None
+
+
+Parts = Annotated[ListOf[TextPart], Field(min_length=1)]
+
+
+def join_parts(content: str | list[TextPart] | None) -> str:
+    """One string; parts are joined by newlines, as other servers do."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class Prediction(RequestModel):
+    """Expected answer. The answer comes sooner where the expectation is right."""
+
+    type: Literal["content"]
+    content: str | Parts
+
+    @property
+    def text(self) -> str:
+        """The expected answer; empty for none."""
+        return join_parts(self.content)
+
+
+class InputMessage(RequestModel):
+    """A message that instructs or asks."""
+
+    role: Literal["system", "developer", "user"]
+    content: str | Parts
+    name: Label | None = None
+    cache_control: Ignored = None
+
+
+class AssistantMessage(RequestModel):
+    """An earlier answer, as this API returned it (so its null fields are accepted)."""
+
+    role: Literal["assistant"]
+    content: str | ListOf[TextPart] | None = None
+    reasoning_content: str | None = None
+    name: Label | None = None
+    cache_control: Ignored = None
+    refusal: NotBuilt = None
+    annotations: EmptyList = None
+    audio: NotBuilt = None
+    tool_calls: ListOf[ToolCallParam] | None = None
+    function_call: NotBuilt = None
+
+
+class ToolMessage(RequestModel):
+    """Result of a tool call. `tool_call_id` is the call's."""
+
+    role: Literal["tool"]
+    content: str | Parts
+    tool_call_id: Label
+    name: Label | None = None
+    cache_control: Ignored = None
+
+
+Message = Annotated[InputMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class ChatRequest(GenerationFields):
+    """A conversation to continue."""
+
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[
+        PositiveCount | None, Field(description="The newer name of max_tokens; it wins.")
+    ] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None,
+        Field(description="Used when `logprobs` is true; else ignored, and named as such."),
+    ] = None
+    prediction: Prediction | None = None
+    chat_template_kwargs: Annotated[
+        TemplateVariables | None,
+        Field(description="Variables for the model's chat template, e.g. enable_thinking."),
+    ] = None
+    continue_final_message: Annotated[
+        bool | None,
+        Field(
+            description=(
+                "vLLM's field; true: the answer continues the last message, which is the "
+                "assistant's."
+            )
+        ),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None,
+        Field(
+            description="vLLM's field; whether the template opens an answer. Absent: unless "
+            "continue_final_message is true."
+        ),
+    ] = None
+    tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[
+        ToolChoice | None, Field(description="Absent: auto where there are tools.")
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Field(description="false: at most one call in an answer.")
+    ] = None
+
+    prompt_cache_options: CacheOptions | None = None
+
+    functions: EmptyList = None
+    function_call: LegacyChoice = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    modalities: TextModality = None
+    audio: NotBuilt = None
+    reasoning_effort: NotBuilt = None
+    verbosity: NotBuilt = None
+    web_search_options: NotBuilt = None
+    moderation: NotBuilt = None
+    anthropic_billing: Annotated[
+        JsonValue, Field(description="A line for Anthropic's own servers; no other gets it.")
+    ] = None
+
+    @property
+    def idle_fields(self) -> tuple[str, ...]:
+        """The fields that were given and do nothing without another one."""
+        idle = ("top_logprobs",) if self.top_logprobs and not self.logprobs else ()
+        return (*super().idle_fields, *idle)
+
+    @property
+    def top_count(self) -> int | None:
+        """The number of alternatives for each token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens a choice may have; None for the server's default."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def names_tools(self) -> bool:
+        """True if a field about tools is set."""
+        return bool(self.tools) or self.tool_choice is not None
+
+    @property
+    def last_user_text(self) -> str:
+        """Text of the last user message, or of the last message if there is none."""
+        for message in reversed(self.messages):
+            if message.role == "user":
+                return join_parts(message.content)
+        return join_parts(self.messages[-1].content)

@@ -1,0 +1,293 @@
+"""Fields that chat and completion requests share, and `OutriderOptions`.
+
+Requests are strict: no coercion ("1" is not 1), no NaN, no unknown field. Optional OpenAI fields
+may be null. What OpenAI has and we have not yet is declared with `Harmless`: the values that mean
+"off" pass, anything else is refused by name.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    JsonValue,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError, core_schema
+
+from outrider.engine.request import CascadeRule, Source
+from outrider.gateway.contract.schema.kinds import Policy
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_LABEL_CHARS = 512
+MAX_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 16
+MAX_DEADLINE_MS = 86_400_000
+MAX_METADATA = 16
+
+
+_Item = TypeVar("_Item")
+ListOf = Annotated[list[_Item], Field(fail_fast=True)]
+"""A list of which only the first wrong item is complained of: one may send a million of them."""
+
+
+class RequestModel(BaseModel):
+    """Base of everything a client sends."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+def _same(value: JsonValue, allowed: JsonValue) -> bool:
+    """Equality of JSON values: true is not 1, but 0 is 0.0."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """Annotation of a field whose feature is not built: only `values`, which mean "off", pass.
+
+    `why` is the reason given for any other value.
+    """
+
+    values: tuple[JsonValue, ...] = (None,)
+    why: str = "this value is not supported yet"
+
+    def passes(self, value: JsonValue) -> bool:
+        """Return whether this value means "off"."""
+        return any(_same(value, allowed) for allowed in self.values)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Refuse every other value with the field's name."""
+
+        def check(value: JsonValue) -> JsonValue:
+            if self.passes(value):
+                return value
+            raise PydanticCustomError("unsupported_value", "{why}", {"why": self.why})
+
+        return core_schema.no_info_plain_validator_function(check)
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        """List the values that pass, so that the OpenAPI document tells the truth."""
+        return {"enum": list(self.values), "description": f"{self.why[0].upper()}{self.why[1:]}."}
+
+
+NotBuilt = Annotated[JsonValue, Harmless()]
+EmptyList = Annotated[JsonValue, Harmless((None, []))]
+One = Annotated[JsonValue, Harmless((None, 1))]
+Off = Annotated[JsonValue, Harmless((None, False))]
+Ignored = Annotated[JsonValue, Field(description="Accepted, and changes nothing.")]
+Unstored = Annotated[
+    JsonValue,
+    Harmless((None, False), "answers are not stored, so they cannot be retrieved later"),
+]
+
+
+def _whole(value: object) -> object:
+    """JSON knows no integers: 8.0 is one too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# After the bounds in an Annotated, or pydantic leaves them out of the JSON schema.
+WHOLE = BeforeValidator(_whole)
+Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+# One spelling for each id, so that no token can have two biases.
+TOKEN_ID_PATTERN = "^(0|[1-9][0-9]{0,9})$"
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=TOKEN_ID_PATTERN)], Bias],
+    Field(max_length=MAX_BIASES),
+    # pydantic says patternProperties, which would let other names pass.
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": TOKEN_ID_PATTERN},
+            "additionalProperties": {"type": "number", "minimum": -100.0, "maximum": 100.0},
+            "maxProperties": MAX_BIASES,
+        }
+    ),
+]
+
+
+ServiceTierName = Literal["auto", "default", "flex", "priority"]
+
+
+class StreamOptions(RequestModel):
+    """Options of a stream. Ignored, and named as such, when `stream` is false.
+
+    `continuous_usage_stats`: with `include_usage`, every chunk has the usage so far (vLLM's field).
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Off = None
+
+
+class CacheBreakpoint(RequestModel):
+    """A position up to which a prompt may be cached. Ignored: every prefix is cached here."""
+
+    mode: Literal["explicit"]
+    ttl: Label | None = None
+
+
+class CacheOptions(RequestModel):
+    """Options of the prompt cache. Ignored: every prefix is cached, as long as there is room."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Label | None = None
+
+
+class CascadeQuality(RequestModel):
+    """A lossy setting: how far the small model's own tokens may stand.
+
+    `cascade` is alpha of the `rule` (default opt); at 1 all tokens are the small model's.
+    """
+
+    cascade: Annotated[float, Field(ge=0.0, le=1.0)]
+    rule: CascadeRule | None = None
+
+
+class SloOptions(RequestModel):
+    """Latency objectives of a request.
+
+    `class`: one of the server's classes of requests, whose objectives hold where the request sets
+    none. `ttft_ms`: from arrival to the first token; a request that cannot meet it any more is
+    refused with status 429. `inter_token_ms` is the mean time between two tokens: a request that
+    misses it gets a larger share of the drafted tokens of a step.
+    """
+
+    class_: Annotated[Label | None, Field(alias="class")] = None
+    ttft_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
+    inter_token_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
+
+
+class OutriderOptions(RequestModel):
+    """The request's `outrider` object: how this request uses the two models.
+
+    `max_draft_nodes` and `max_draft_depth` bound the token tree of one step; `sources` says where
+    its guesses may come from. `quality`: the large model's own distribution (lossless, the default)
+    or a speculative cascade of both models. `tier` takes the choice from the router: a local model
+    or an upstream tier. `min_quality` is the accuracy that `auto` is to keep, as a share of what
+    the large model alone has; or `threshold`: the estimated quality from which on the small model's
+    answer stands. `hold_back_tokens`, `hold_back_ms`: how much of an answer under watch is held
+    back at most. `max_cost_usd` bounds what the request may cost at the server's
+    prices: a tier that could cost more does not answer. `fit_context`: where prompt and max_tokens
+    do not fit the context together, the answer may be as long as the context leaves.
+
+    `cache`: an equal request gets the first one's answer; on needs a seed or temperature 0.
+
+    `policy`: what may answer, models of this machine (local) or upstream servers (cloud).
+    `privacy`: nothing of a private request leaves this machine. `deadline_ms`: the time for the
+    whole answer, from the request's arrival.
+    """
+
+    speculation: Literal["on", "off"] | None = None
+    max_draft_nodes: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
+    max_draft_depth: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
+    sources: Annotated[ListOf[Source], Field(max_length=16)] | None = None
+    slo: SloOptions | None = None
+    quality: Literal["lossless"] | CascadeQuality | None = None
+    tier: Label | None = None
+    min_quality: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    hold_back_tokens: Annotated[int, Field(ge=1, le=512), WHOLE] | None = None
+    hold_back_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
+    max_cost_usd: Annotated[float, Field(gt=0.0)] | None = None
+    fit_context: bool | None = None
+    policy: Policy | None = None
+    privacy: Literal["private"] | None = None
+    cache: Literal["on", "off"] | None = None
+    deadline_ms: Annotated[float, Field(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
+
+
+class GenerationFields(RequestModel):
+    """Sampling, length, streaming and routing: the same in chat and completions."""
+
+    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    max_tokens: Annotated[
+        PositiveCount | None,
+        Field(description="Absent: what is left of the context, up to the server's default."),
+    ] = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[
+        Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None,
+        Field(description="0 and -1 are off."),
+    ] = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
+    stop: StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    outrider: OutriderOptions | None = None
+
+    user: Label | None = None
+    metadata: Annotated[dict[Label, Label], Field(max_length=MAX_METADATA)] | None = None
+    store: Unstored = None
+    service_tier: Annotated[
+        ServiceTierName | None,
+        Field(description="Its place in a full queue: priority before default before flex."),
+    ] = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    safety_identifier: Label | None = None
+
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[
+        Annotated[float, Field(gt=0.0, le=10.0)] | None,
+        Field(description="Over prompt and answer; 1 is off."),
+    ] = None
+    logit_bias: Annotated[
+        LogitBias | None,
+        Field(description="Maps a token id, as a string, to the value added to its logit."),
+    ] = None
+    min_tokens: Annotated[
+        Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None,
+        Field(description="An answer has at least this many tokens; at most max_tokens."),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        Field(description="They end an answer beside the tokenizer's own, and have no text."),
+    ] = None
+    ignore_eos: Annotated[
+        bool | None, Field(description="The tokenizer's own stop tokens do not end an answer.")
+    ] = None
+
+    @property
+    def idle_fields(self) -> tuple[str, ...]:
+        """The fields that were given and do nothing without another one."""
+        return ("stream_options",) if self.wants_usage_chunk and not self.stream else ()
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """True if a stream ends with a chunk that carries `usage`."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """True if each chunk carries the usage so far."""
+        options = self.stream_options
+        return self.wants_usage_chunk and bool(options and options.continuous_usage_stats)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, however they were given."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

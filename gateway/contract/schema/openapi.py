@@ -1,0 +1,360 @@
+"""The OpenAPI document: the requests' and responses' models, and what every failure looks like.
+
+Endpoints read their bodies themselves (limits, speed, OpenAI's errors), so FastAPI cannot see the
+models; they are put in here. Limits that depend on the loaded models are written in too.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from outrider.gateway.contract.answers.responder import HandOffKind
+from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.completions import CompletionRequest
+from outrider.gateway.contract.schema.errors import ErrorEvent, ErrorResponse
+from outrider.gateway.contract.schema.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+    UpstreamChunk,
+    UpstreamCompletion,
+)
+from outrider.gateway.contract.schema.routing import RouteReport
+
+_REF: Final = "#/components/schemas/{model}"
+_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    ChatRequest,
+    CompletionRequest,
+    ErrorEvent,
+    ErrorResponse,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+    RouteReport,
+)
+_FAILURES: Final[Mapping[int, str]] = {
+    400: "The request is malformed or not supported; `param` names the field.",
+    401: "No key, or one that is not valid.",
+    403: "The key is valid, but not for this.",
+    404: "Unknown model or path.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    422: "The idempotency-key was used for another body.",
+    429: "A limit of the key or its team is reached, the queue is full, or a tier is busy.",
+    500: "The gateway or the engine failed.",
+    502: "An upstream tier failed.",
+    503: "No tier that may answer is available now, or the engine is loading or restarting.",
+    504: "The request's own deadline has passed.",
+    508: "The request has come through this gateway before.",
+}
+_RETRY_HEADERS: Final = {
+    name: {"description": text, "schema": {"type": "string"}}
+    for name, text in {
+        "retry-after": "Seconds to wait.",
+        "retry-after-ms": "The same in milliseconds.",
+        "x-should-retry": "Whether a retry may help: `true` or `false`.",
+    }.items()
+}
+_ID_HEADER: Final = {
+    "x-request-id": {
+        "description": "The client's own, or a new one.",
+        "schema": {"type": "string"},
+        "required": True,
+    }
+}
+_TIER_HEADER: Final = {
+    "x-outrider-tier": {
+        "description": "The tier that answered: `small`, `large`, or the name of an upstream tier.",
+        "schema": {"type": "string"},
+        "required": True,
+    },
+    "x-outrider-reason": {
+        "description": "Reason of the choice: the router's, then that of the answer's watch.",
+        "schema": {"type": "string"},
+        "required": True,
+    },
+    "x-outrider-ignored-fields": {
+        "description": "Fields of the request that the answering model did not get.",
+        "schema": {"type": "string"},
+    },
+}
+_HAND_OFF_HEADERS: Final = {
+    "x-outrider-hand-off": {
+        "description": "Why the answer is not from the first tier.",
+        "schema": {"type": "string", "enum": list(get_args(HandOffKind))},
+    },
+    "x-outrider-confidence": {
+        "description": "How safe the small model's answer looked, from 0 to 1.",
+        "schema": {"type": "string"},
+    },
+    "x-outrider-degraded": {
+        "description": "An upstream tier should have answered and could not.",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
+}
+_TRACE_HEADER: Final = {
+    "name": "x-outrider-trace",
+    "in": "header",
+    "required": False,
+    "description": "`1`: each chunk also says which of its tokens were drafted.",
+    "schema": {"type": "string"},
+}
+
+
+_IDEMPOTENCY_HEADER: Final = {
+    "name": "idempotency-key",
+    "in": "header",
+    "required": False,
+    "description": "A request that is repeated with its key gets the first one's answer.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+}
+_TOKEN_COUNTS: Final = frozenset(
+    {"max_tokens", "max_completion_tokens", "min_tokens", "max_output_tokens"}
+)
+_OTHER_REQUESTS: Final = frozenset(
+    {
+        "MessagesRequest",
+        "CountTokensRequest",
+        "TokenizePrompt",
+        "TokenizeMessages",
+        "DetokenizeRequest",
+    }
+)
+_FREE: Final = frozenset({"/health", "/ready"})
+_SECURITY: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the gateway."},
+    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": _ref(model)}}
+
+
+def failures(*statuses: int) -> dict[int, dict[str, Any]]:
+    """Responses of an operation that may fail in these ways."""
+    return {
+        status: {
+            "description": _FAILURES[status],
+            "headers": _ID_HEADER | (_RETRY_HEADERS if status in {429, 503} else {}),
+            "content": _json(ErrorResponse),
+        }
+        for status in statuses
+    }
+
+
+def operation(
+    answer: type[BaseModel], description: str, *statuses: int, operation_id: str
+) -> dict[str, Any]:
+    """A GET that answers JSON."""
+    success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
+    return {
+        "operationId": operation_id,
+        "responses": {str(status): text for status, text in failures(*statuses).items()}
+        | {"200": success},
+    }
+
+
+def generation_operation(
+    request: type[BaseModel], whole: type[BaseModel], chunk: type[BaseModel], operation_id: str
+) -> dict[str, Any]:
+    """A POST that generates, whole or as a stream."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorEvent)]},
+    }
+    # itemSchema is OpenAPI 3.2's; FastAPI writes it too, and readers of 3.1 pass over it.
+    stream = {
+        "itemSchema": {
+            "type": "object",
+            "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
+            "required": ["data"],
+        }
+    }
+    success = {
+        "description": "The answer; a stream of events when `stream` is true.",
+        "headers": _ID_HEADER | _TIER_HEADER | _HAND_OFF_HEADERS,
+        "content": _json(whole) | {"text/event-stream": stream},
+    }
+    statuses = failures(400, 404, 413, 415, 422, 429, 500, 502, 503, 504, 508)
+    return {
+        "operationId": operation_id,
+        "parameters": [_TRACE_HEADER, _IDEMPOTENCY_HEADER],
+        "requestBody": {"required": True, "content": _json(request)},
+        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+    }
+
+
+def question_operation(
+    requests: Sequence[type[BaseModel]], answer: type[BaseModel], description: str, name: str
+) -> dict[str, Any]:
+    """A POST of one of several bodies that answers JSON and generates nothing."""
+    body = {"application/json": {"schema": {"anyOf": [_ref(model) for model in requests]}}}
+    statuses = failures(400, 404, 413, 415, 500, 503, 508)
+    success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
+    return {
+        "operationId": name,
+        "requestBody": {"required": True, "content": body},
+        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+    }
+
+
+def passed_operation(path: str, *, takes_form: bool) -> dict[str, Any]:
+    """A POST that is passed on to an upstream server, whose own API describes its fields."""
+    media_type = "multipart/form-data" if takes_form else "application/json"
+    schema = {
+        "type": "object",
+        "properties": {"model": {"type": "string", "minLength": 1}},
+        "required": ["model"],
+    }
+    statuses = failures(400, 401, 403, 404, 413, 415, 429, 500, 502, 503, 508)
+    headers = {**_ID_HEADER, "x-outrider-tier": _TIER_HEADER["x-outrider-tier"]}
+    success = {"description": "The server's answer.", "headers": headers}
+    return {
+        "operationId": "pass" + "".join(part.title() for part in path.strip("/").split("/")),
+        "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
+        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLimits:
+    """Limits of the loaded models; the largest where they differ.
+
+    `names` is None if any name may be valid: upstream servers may have others.
+    """
+
+    names: tuple[str, ...] | None
+    max_context: int
+    vocab_size: int
+
+
+def build_document(
+    app: FastAPI,
+    limits: LoadedLimits | None,
+    *,
+    models: Sequence[type[BaseModel]] = (),
+    has_upstream_tiers: bool = False,
+) -> dict[str, Any]:
+    """The document; `limits` is None while the engine is not ready.
+
+    `models`: what requests and answers of other APIs than chat and completions are made of.
+    """
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    document = deepcopy(document)  # parts of it are the routes' own
+    described = [*_MODELS, *models]
+    if has_upstream_tiers:
+        described += (UpstreamCompletion, UpstreamChunk)
+        _add_upstream_tiers(document)
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in dict.fromkeys(described)], ref_template=_REF
+    )
+    schemas: dict[str, Any] = definitions["$defs"]
+    if limits is not None:
+        _add_limits(schemas, limits)
+        _add_names(schemas, limits)
+    document["components"] = {
+        "schemas": dict(sorted(schemas.items())),
+        "securitySchemes": _SECURITY,
+    }
+    for path, operations in document["paths"].items():
+        for operation_ in operations.values():
+            _finish(path, operation_["responses"], operation_)
+    return document
+
+
+def _finish(path: str, responses: dict[str, Any], described: dict[str, Any]) -> None:
+    """Add what all operations share: authentication, and its failures."""
+    if responses.get("422", {}).get("description") == "Validation Error":
+        del responses["422"]  # FastAPI's own, which no endpoint here answers with
+    if path in _FREE:
+        return
+    # While no key exists none is needed: hence the empty requirement.
+    described["security"] = [{}, {"bearer": []}, {"api_key": []}]
+    for status, text in failures(401, 403, 429).items():
+        responses.setdefault(str(status), text)
+
+
+def _add_upstream_tiers(document: dict[str, Any]) -> None:
+    """Answers may be a server's own."""
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        whole = content["application/json"]
+        whole["schema"] = {"anyOf": [whole["schema"], _ref(UpstreamCompletion)]}
+        event = content["text/event-stream"]["itemSchema"]["properties"]["data"]
+        event["anyOf"][1]["contentSchema"]["anyOf"].append(_ref(UpstreamChunk))
+
+
+def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:
+    """Names and upper bounds that depend on what is loaded."""
+    for request in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
+        if request not in schemas:
+            continue
+        properties = schemas[request]["properties"]
+        if limits.names is not None:
+            properties["model"]["enum"] = list(limits.names)
+        for name in _TOKEN_COUNTS & properties.keys():
+            _branch(properties[name], "integer")["maximum"] = limits.max_context - 1
+        stops = _branch(properties["stop_token_ids"], "array")
+        stops["items"]["maximum"] = limits.vocab_size - 1
+        biases = _branch(properties["logit_bias"], "object")
+        biases["propertyNames"]["pattern"] = f"^({_at_most(limits.vocab_size - 1)})$"
+    if "DetokenizeRequest" in schemas:
+        tokens = schemas["DetokenizeRequest"]["properties"]["tokens"]
+        tokens["items"]["maximum"] = limits.vocab_size - 1
+    for branch in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]:
+        items = branch.get("items", {})
+        for schema in (items, items.get("items", {})):
+            if schema.get("type") == "integer":
+                schema["maximum"] = limits.vocab_size - 1
+
+
+def _add_names(schemas: dict[str, Any], limits: LoadedLimits) -> None:
+    """The same for requests that are read in other ways; those that name no model mean `auto`."""
+    for request in _OTHER_REQUESTS & schemas.keys():
+        properties = schemas[request]["properties"]
+        if limits.names is not None:
+            model = properties["model"]
+            names = _branch(model, "string") if "anyOf" in model else model
+            names["enum"] = list(limits.names)
+        if "tokens" in properties:
+            properties["tokens"]["items"]["maximum"] = limits.vocab_size - 1
+
+
+def _branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The branch of a nullable field that has this type."""
+    branches: list[dict[str, Any]] = schema["anyOf"]
+    return next(branch for branch in branches if branch.get("type") == kind)
+
+
+def _at_most(largest: int) -> str:
+    """A regular expression for the decimal numbers from 0 to `largest`, without leading zeros."""
+    digits = str(largest)
+    numbers = ["0", *(f"[1-9][0-9]{{{length}}}" for length in range(len(digits) - 1))]
+    for index, digit in enumerate(digits):  # the same up to here, then a smaller digit
+        least = "1" if index == 0 else "0"
+        if digit > least:
+            rest = len(digits) - 1 - index
+            numbers.append(f"{digits[:index]}[{least}-{int(digit) - 1}][0-9]{{{rest}}}")
+    return "|".join([*numbers, digits])

@@ -1,0 +1,1 @@
+"""The gateway's side of local engines: connections to them, replicas, adapters."""

@@ -1,0 +1,142 @@
+"""Starting the engine's process, which can happen long before the gateway is there to talk to it.
+
+Torch and the weights take the engine seconds to load, and the gateway's own imports take it
+seconds too: side by side they take half as long. ZeroMQ does not mind which end comes first.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from outrider.gateway.engines.backends.wire import WorkerSpec
+from outrider.gateway.telemetry.logs import LogFormat
+
+log = logging.getLogger(__name__)
+
+_FIRST = "engine-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecipe:
+    """The command, arguments and environment of an engine's process, for every start of it.
+
+    builder: `module:function`, which makes the engine in the new process from `arguments`.
+    environment: added to this process's own variables; None takes one away. importer:
+    `module:function` that imports what the builder needs, for a process that waits in reserve.
+    max_requests: other processes of this machine may use the engine too, each with so many requests
+    in flight; 0 for none.
+    """
+
+    builder: str
+    arguments: str
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    log_level: str = "INFO"
+    log_format: LogFormat = "text"
+    importer: str | None = None
+    max_requests: int = 0
+
+    def spec(self, scratch_dir: Path, name: str) -> WorkerSpec:
+        """Return what the process is told; `name` is its socket's, in the scratch folder."""
+        return WorkerSpec(
+            builder=self.builder,
+            arguments=self.arguments,
+            endpoint=f"ipc://{scratch_dir / name}",
+            scratch_dir=str(scratch_dir),
+            log_level=self.log_level,
+            log_format=self.log_format,
+            listen=shared_endpoint(scratch_dir) if self.max_requests else None,
+            max_requests=self.max_requests,
+        )
+
+
+def shared_endpoint(scratch_dir: Path) -> str:
+    """Return where an engine listens for further gateways, the same after each of its deaths."""
+    return f"ipc://{scratch_dir / 'gateways'}"
+
+
+class EngineProcess:
+    """A process that was started before its client. A context manager: ends it at the end."""
+
+    def __init__(self, recipe: EngineRecipe) -> None:
+        """Start it. Only where sockets can be files: os.name is "posix"."""
+        self.scratch_dir = make_scratch_dir()
+        self.spec = recipe.spec(self.scratch_dir, _FIRST)
+        self.process = spawn(self.spec, recipe.environment)
+
+    def __enter__(self) -> Self:
+        """Nothing is left to do."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what is left of it: a client that took it over has ended it in good order."""
+        end(self.process)
+        shutil.rmtree(self.scratch_dir, ignore_errors=True)
+
+
+def make_scratch_dir() -> Path:
+    """Make a private folder (mode 0700) for the sockets, with a path short enough for one."""
+    folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+    if len(str(folder)) > 80:  # a socket's address holds 104 bytes on macOS
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
+    return folder
+
+
+def spawn(spec: WorkerSpec, environment: Mapping[str, str | None]) -> subprocess.Popen[bytes]:
+    """Start the process and tell it what it is."""
+    process = spawn_untold(environment)
+    tell(process, spec)
+    return process
+
+
+def spawn_untold(
+    environment: Mapping[str, str | None], importer: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that imports, if it is given an `importer`, and then waits for `tell`."""
+    # The same code as ours, wherever it was imported from.
+    ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    variables = {**ours, **environment}
+    return subprocess.Popen(
+        # -P: the folder the user stands in is not a place to import from.
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "outrider.gateway.engines.backends.engine_process",
+            *filter(None, [importer]),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={name: value for name, value in variables.items() if value is not None},
+    )
+
+
+def tell(process: subprocess.Popen[bytes], spec: WorkerSpec) -> None:
+    """Tell a process what it is."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        log.warning("engine process ended before it was told what to do")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that no worker has, and close its pipes."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

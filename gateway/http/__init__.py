@@ -1,0 +1,1 @@
+"""The server: HTTP itself, the application, the APIs and the live page."""

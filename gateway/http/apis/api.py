@@ -1,0 +1,49 @@
+"""The seam for other APIs: their request becomes a chat completion's, its answer theirs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outrider.gateway.contract.errors.http import Problem
+
+
+class AnswerWriter(Protocol):
+    """Writes one chat answer in another API's words. Use once."""
+
+    def part(self, part: bytes) -> bytes:
+        """Whole events of a chat completion's stream, as this API's events; may be empty.
+
+        The usage chunk and [DONE] come as well; comments are passed on as they are.
+        """
+
+    def whole(self, body: bytes) -> bytes:
+        """The JSON of a chat completion, as this API's JSON."""
+
+    def ending_badly(self, problem: Problem, delivered: Mapping[str, Any] | None) -> bytes:
+        """The events that end a stream which broke off; `delivered` is the report's last word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedRequest:
+    """A translated request. `chat_body` is JSON of a chat completion's request.
+
+    `ignored`: the paths of what was left out of the request.
+    """
+
+    chat_body: bytes
+    writer: AnswerWriter
+    ignored: tuple[str, ...] = ()
+
+
+class Api(Protocol):
+    """Another API. `name` is its endpoint's in the ledger."""
+
+    @property
+    def name(self) -> str:
+        """Such as "responses"."""
+
+    async def read(self, body: bytes) -> TranslatedRequest:
+        """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
+
+    def problem_body(self, problem: Problem) -> bytes:
+        """The JSON of an error before the first byte, in this API's words."""

@@ -1,0 +1,231 @@
+"""Answers of /v1/messages: the shapes of /openapi.json.
+
+Answers are written by hand (gateway/http/apis/messages/writer.py); tests hold them against these
+models, which allow no field that is not declared.
+"""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from outrider.gateway.contract.schema.errors import DeliveredReport
+from outrider.gateway.contract.schema.responses import OutriderReport, ResponseModel, UpstreamReport
+from outrider.gateway.http.apis.messages.schema import CountTokensRequest, MessagesRequest
+from outrider.gateway.http.apis.tokenize_schema import TokenCount
+from outrider.gateway.upstream.dialects.anthropic_words import ERROR_STATUS
+
+MessageStopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+
+
+class AnswerText(ResponseModel):
+    """A piece of the answer."""
+
+    type: Literal["text"]
+    text: str
+
+
+class AnswerThinking(ResponseModel):
+    """Thinking that precedes the answer; the signature is empty for local models."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class AnswerRedactedThinking(ResponseModel):
+    """Thinking that an upstream tier does not show."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class AnswerToolUse(ResponseModel):
+    """A tool that the model wants to be run."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, JsonValue]
+
+
+AnswerBlock = Annotated[
+    AnswerText | AnswerThinking | AnswerRedactedThinking | AnswerToolUse,
+    Field(discriminator="type"),
+]
+
+
+class ThinkingTokens(ResponseModel):
+    """Details of the answer's tokens: those of its thinking."""
+
+    thinking_tokens: int
+
+
+class DeltaUsage(ResponseModel):
+    """Tokens; those that were read from the cache are no `input_tokens`."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens
+
+
+class MessageUsage(DeltaUsage):
+    """The same, and how urgent the request was."""
+
+    service_tier: Literal["standard", "priority"]
+
+
+class MessageAnswer(ResponseModel):
+    """The whole answer."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: MessageStopReason
+    stop_sequence: str | None
+    usage: MessageUsage
+    outrider: OutriderReport | UpstreamReport | None = None
+
+
+class BegunMessage(ResponseModel):
+    """A message before its first block. How long the prompt is, is told at the end."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: Annotated[list[JsonValue], Field(max_length=0)]
+    stop_reason: None
+    stop_sequence: None
+    usage: MessageUsage
+
+
+class MessageStart(ResponseModel):
+    """The first event, but for pings."""
+
+    type: Literal["message_start"]
+    message: BegunMessage
+
+
+class BlockStart(ResponseModel):
+    """A block begins, empty."""
+
+    type: Literal["content_block_start"]
+    index: int
+    content_block: AnswerBlock
+
+
+class TextDelta(ResponseModel):
+    """More of a text."""
+
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(ResponseModel):
+    """More of a thought."""
+
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(ResponseModel):
+    """The signature of a thought."""
+
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputJsonDelta(ResponseModel):
+    """More of a call's input, as JSON."""
+
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDelta(ResponseModel):
+    """More of the block."""
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[
+        TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta, Field(discriminator="type")
+    ]
+
+
+class BlockStop(ResponseModel):
+    """The block is whole."""
+
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class EndDelta(ResponseModel):
+    """Reason for the end of the answer."""
+
+    stop_reason: MessageStopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(ResponseModel):
+    """All blocks are whole."""
+
+    type: Literal["message_delta"]
+    delta: EndDelta
+    usage: DeltaUsage
+    outrider: OutriderReport | UpstreamReport | None = None
+
+
+class MessageStop(ResponseModel):
+    """The last event."""
+
+    type: Literal["message_stop"]
+
+
+class PingEvent(ResponseModel):
+    """A sign of life."""
+
+    type: Literal["ping"]
+
+
+class MessagesErrorDetail(ResponseModel):
+    """Description of an error."""
+
+    type: Annotated[str, Field(json_schema_extra={"enum": list(ERROR_STATUS)})]
+    message: str
+
+
+class MessagesError(ResponseModel):
+    """Error response of the Messages API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+
+
+class MessagesErrorEvent(MessagesError):
+    """The last event of a stream that fails midway, with what was delivered of the answer."""
+
+    outrider: DeliveredReport | None = None
+
+
+MESSAGE_EVENTS: Final[tuple[type[BaseModel], ...]] = (
+    MessageStart,
+    BlockStart,
+    BlockDelta,
+    BlockStop,
+    MessageDelta,
+    MessageStop,
+    PingEvent,
+    MessagesErrorEvent,
+)
+MESSAGES_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    MessagesRequest,
+    CountTokensRequest,
+    MessageAnswer,
+    MessagesError,
+    TokenCount,
+    *MESSAGE_EVENTS,
+)

@@ -1,0 +1,56 @@
+"""POST /v1/messages as a surface over chat completions."""
+
+from typing import Final
+
+import msgspec
+
+from outrider.gateway.answering.reading.misplaced_options import refuse_misplaced_options
+from outrider.gateway.contract.errors.http import Problem
+from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.http.apis.api import TranslatedRequest
+from outrider.gateway.http.apis.messages.problems import problem_object
+from outrider.gateway.http.apis.messages.request import (
+    chat_fields,
+    chat_prompt_fields,
+    tells_thoughts,
+)
+from outrider.gateway.http.apis.messages.schema import CountTokensRequest, MessagesRequest
+from outrider.gateway.http.apis.messages.writer import MessageWriter
+from outrider.gateway.http.apis.reading import read_body
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class MessagesApi:
+    """Anthropic's Messages API. Keeps nothing between requests.
+
+    has_upstream_tiers: upstream tiers may read images and files; the local models do not.
+    ignores_unknown: unknown fields are left out.
+    """
+
+    name: Final = "messages"
+
+    def __init__(self, *, has_upstream_tiers: bool, ignores_unknown: bool = False) -> None:
+        self._has_upstream_tiers = has_upstream_tiers
+        self._ignores_unknown = ignores_unknown
+
+    async def read(self, body: bytes) -> TranslatedRequest:
+        """Translate a request into a chat completion and its writer. Raises BadRequestError."""
+        read = await read_body(MessagesRequest, body, ignores_unknown=self._ignores_unknown)
+        if self._has_upstream_tiers:
+            refuse_misplaced_options(read.document)
+            await end_turn(body)
+        fields = chat_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
+        writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
+        return TranslatedRequest(chat_body=_encode(fields), writer=writer, ignored=read.ignored)
+
+    async def read_prompt(self, body: bytes) -> bytes:
+        """A request to count tokens as a chat completion's request. Raises BadRequestError."""
+        read = await read_body(CountTokensRequest, body, ignores_unknown=self._ignores_unknown)
+        return _encode(
+            chat_prompt_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
+        )
+
+    def problem_body(self, problem: Problem) -> bytes:
+        """The JSON of an error."""
+        return _encode(problem_object(problem))

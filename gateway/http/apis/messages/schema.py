@@ -1,0 +1,303 @@
+"""POST /v1/messages: the request.
+
+Fields are strict, as all of ours are. What is accepted and changes nothing is typed `Ignored`, what
+is not built is `NotBuilt` or missing; docs/messages.md says which and why.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from outrider.gateway.contract.schema.common import (
+    MAX_LABEL_CHARS,
+    MAX_STOPS,
+    WHOLE,
+    EmptyList,
+    Harmless,
+    Ignored,
+    Label,
+    ListOf,
+    NotBuilt,
+    OutriderOptions,
+    PositiveCount,
+    RequestModel,
+    StopString,
+)
+from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName
+
+MAX_MESSAGES = 100_000
+
+_LEAST_BUDGET = 1024  # tokens of thinking, as the Messages API has it
+
+Standard = Annotated[JsonValue, Harmless((None, "standard"))]
+Direct = Annotated[JsonValue, Harmless((None, ["direct"]))]
+DirectCallerParam = Annotated[JsonValue, Harmless((None, {"type": "direct"}))]
+Object = dict[str, JsonValue]
+
+
+class TextBlock(RequestModel):
+    """Text. Empty ones are left out."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None
+    citations: Ignored = None
+
+
+class Base64Source(RequestModel):
+    """A file, in the request itself."""
+
+    type: Literal["base64"]
+    media_type: Label
+    data: str
+
+
+class UrlSource(RequestModel):
+    """A file that the answering server fetches."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(RequestModel):
+    """An image, for upstream tiers that take images."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    cache_control: Ignored = None
+    transformations: Ignored = None
+
+
+class TextSource(RequestModel):
+    """A document that is plain text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class DocumentBlock(RequestModel):
+    """Plain text, or a PDF for upstream tiers that take files."""
+
+    type: Literal["document"]
+    source: Annotated[TextSource | Base64Source, Field(discriminator="type")]
+    title: Label | None = None
+    context: str | None = None
+    cache_control: Ignored = None
+    citations: Ignored = None
+
+
+class ThinkingBlock(RequestModel):
+    """Thinking of an earlier answer, with the signature of the server that wrote it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(RequestModel):
+    """Encrypted thinking that a server does not show."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(RequestModel):
+    """A call in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: Label
+    name: FunctionName
+    input: Object
+    cache_control: Ignored = None
+    caller: DirectCallerParam = None
+    toolset_name: NotBuilt = None
+
+
+class ToolResultBlock(RequestModel):
+    """Result of a tool call. The model is told if it is an error."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Label
+    content: (
+        str
+        | ListOf[Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]]
+        | None
+    ) = None
+    is_error: bool | None = None
+    cache_control: Ignored = None
+    toolset_name: NotBuilt = None
+
+
+FromUser = Annotated[
+    TextBlock | ImageBlock | DocumentBlock | ToolResultBlock, Field(discriminator="type")
+]
+FromAssistant = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
+
+
+class UserMessage(RequestModel):
+    """A question, or what tools gave."""
+
+    role: Literal["user"]
+    content: str | ListOf[FromUser]
+
+
+class AssistantMessageParam(RequestModel):
+    """An earlier answer; as the last message, the beginning of the one that is wanted."""
+
+    role: Literal["assistant"]
+    content: str | ListOf[FromAssistant]
+
+
+class SystemMessage(RequestModel):
+    """An instruction in the midst of a conversation."""
+
+    role: Literal["system"]
+    content: str | ListOf[TextBlock]
+
+
+MessageParam = Annotated[
+    UserMessage | AssistantMessageParam | SystemMessage, Field(discriminator="role")
+]
+
+
+class ClientTool(RequestModel):
+    """A function that the client runs. There are no tools that run on a server."""
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: Object
+    strict: bool | None = None
+    cache_control: Ignored = None
+    eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
+    defer_loading: Annotated[JsonValue, Harmless((None, False))] = None
+    allowed_callers: Direct = None
+
+
+class AutoChoice(RequestModel):
+    """Call or answer."""
+
+    type: Literal["auto"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(RequestModel):
+    """Call something."""
+
+    type: Literal["any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(RequestModel):
+    """Call this tool."""
+
+    type: Literal["tool"]
+    name: FunctionName
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(RequestModel):
+    """Call nothing."""
+
+    type: Literal["none"]
+
+
+ToolChoiceParam = Annotated[
+    AutoChoice | AnyChoice | NamedChoice | NoChoice, Field(discriminator="type")
+]
+
+
+class EnabledThinking(RequestModel):
+    """Think first. The budget is for upstream tiers; a local model thinks as long as it does."""
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET, le=2**31 - 1), WHOLE]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class AdaptiveThinking(RequestModel):
+    """Think as long as it takes."""
+
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class NoThinking(RequestModel):
+    """Answer at once."""
+
+    type: Literal["disabled"]
+
+
+ThinkingConfigParam = Annotated[
+    EnabledThinking | AdaptiveThinking | NoThinking, Field(discriminator="type")
+]
+
+
+class Metadata(RequestModel):
+    """About the request. `user_id` becomes OpenAI's `user`."""
+
+    user_id: Label | None = None
+
+
+class OutputFormat(RequestModel):
+    """The answer conforms to a JSON schema."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[Object, Field(alias="schema")]
+
+
+class OutputConfig(RequestModel):
+    """Form of the answer."""
+
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="Accepted, and changes nothing."),
+    ] = None
+    format: OutputFormat | None = None
+
+
+class PromptFields(RequestModel):
+    """Fields that make up the prompt, in messages and in count_tokens."""
+
+    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    messages: Annotated[ListOf[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | ListOf[TextBlock] | None = None
+    tools: Annotated[ListOf[ClientTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingConfigParam | None = None
+    output_config: OutputConfig | None = None
+
+    cache_control: Ignored = None
+    context_management: Ignored = None
+    user_profile_id: Ignored = None
+    speed: Standard = None
+    mcp_servers: EmptyList = None
+
+
+class CountTokensRequest(PromptFields):
+    """A prompt to count."""
+
+
+class MessagesRequest(PromptFields):
+    """A conversation to continue."""
+
+    max_tokens: Annotated[
+        PositiveCount,
+        Field(description="The answer ends earlier if the context has no room for more."),
+    ]
+    stop_sequences: Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    outrider: OutriderOptions | None = None
+
+    diagnostics: Ignored = None
+    inference_geo: Ignored = None
+    container: NotBuilt = None

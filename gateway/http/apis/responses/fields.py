@@ -1,0 +1,29 @@
+"""Fields that /v1/responses refuses, and those that only upstream tiers take."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import JsonValue, WithJsonSchema
+
+from outrider.gateway.contract.schema.common import Harmless, Label
+
+_STATELESS: Final = "responses are not stored: send the whole conversation as `input`"
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+Stateless = Annotated[JsonValue, Harmless(why=_STATELESS)]
+NotStored = Annotated[JsonValue, Harmless((None, False), _STATELESS)]
+NotInBackground = Annotated[
+    JsonValue, Harmless((None, False), "responses are answered at once, not in the background")
+]
+NotTruncated = Annotated[
+    JsonValue,
+    Harmless((None, "disabled"), "a conversation that is too long is refused, not shortened"),
+]
+NotKnown = Annotated[JsonValue, Harmless(why="this is not supported")]
+UpstreamOnly = Annotated[
+    Label | None,
+    WithJsonSchema(
+        {"enum": [None], "description": "For upstream tiers; the local models refuse it."}
+    ),
+]
+"""Forwarded with the chat request, whose own schema refuses it for local models."""

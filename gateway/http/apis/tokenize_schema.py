@@ -1,0 +1,104 @@
+"""POST /v1/tokenize and /v1/detokenize: vLLM's fields, requests and answers."""
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, Field
+
+from outrider.engine.request import Tier
+from outrider.gateway.contract.schema.chat import Message
+from outrider.gateway.contract.schema.common import (
+    MAX_LABEL_CHARS,
+    ListOf,
+    NotBuilt,
+    Off,
+    RequestModel,
+    TokenId,
+)
+from outrider.gateway.contract.schema.responses import ResponseModel
+from outrider.gateway.contract.schema.template_variables import TemplateVariables
+from outrider.gateway.contract.schema.tools import MAX_TOOLS, Tool, ToolChoice
+
+MAX_TOKENIZED_CHARS = 2**20
+MAX_DETOKENIZED_TOKENS = 2**20
+
+OptionalModelName = Annotated[
+    str | None, Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Absent: auto.")
+]
+
+
+class TokenizeFields(RequestModel):
+    """Fields of both forms."""
+
+    model: OptionalModelName = None
+    return_token_strs: bool | None = None
+
+
+class TokenizePrompt(TokenizeFields):
+    """A text, as /v1/completions reads it."""
+
+    prompt: Annotated[str, Field(max_length=MAX_TOKENIZED_CHARS)]
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(
+            description=(
+                "Absent and true: with the special tokens that the tokenizer adds to a text (BOS)."
+            )
+        ),
+    ] = None
+
+
+class TokenizeMessages(TokenizeFields):
+    """A conversation, as /v1/chat/completions reads it."""
+
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    add_special_tokens: Off = None
+    chat_template: NotBuilt = None
+    mm_processor_kwargs: NotBuilt = None
+
+
+class Tokenized(ResponseModel):
+    """A prompt's tokens. `tier` is the model's tier, `max_model_len` its context.
+
+    `token_strs` are the tokens' texts, if requested; a special token's is its name, and that of a
+    token that is a part of a character is U+FFFD.
+    """
+
+    count: int
+    max_model_len: int
+    tokens: ListOf[int]
+    token_strs: ListOf[str] | None
+    tier: Tier
+
+
+class DetokenizeRequest(RequestModel):
+    """Tokens, special ones included."""
+
+    model: OptionalModelName = None
+    tokens: Annotated[ListOf[TokenId], Field(max_length=MAX_DETOKENIZED_TOKENS)]
+
+
+class Detokenized(ResponseModel):
+    """Their text, in which special tokens are written by their names."""
+
+    prompt: str
+    tier: Tier
+
+
+class TokenCount(ResponseModel):
+    """The tokens of a prompt, as /v1/messages reads it."""
+
+    input_tokens: int
+
+
+TOKENIZE_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    TokenizePrompt,
+    TokenizeMessages,
+    Tokenized,
+    DetokenizeRequest,
+    Detokenized,
+)

@@ -1,0 +1,250 @@
+"""The HTTP application: the paths of its endpoints and their descriptions."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from outrider.engine.errors import EngineError
+from outrider.gateway.answering.candidates.pass_through import PASSED_ROUTES
+from outrider.gateway.contract.errors.http import handle_exception
+from outrider.gateway.contract.errors.tree import GatewayError
+from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.completions import CompletionRequest
+from outrider.gateway.contract.schema.openapi import (
+    generation_operation,
+    operation,
+    passed_operation,
+    question_operation,
+)
+from outrider.gateway.contract.schema.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+)
+from outrider.gateway.contract.schema.routing import RouteReport
+from outrider.gateway.engines.adapters.admin import ADAPTER_MODELS, ADAPTER_ROUTES, AdapterApi
+from outrider.gateway.engines.fleet.admin import REPLICA_MODELS, REPLICA_ROUTES, ReplicaApi
+from outrider.gateway.experiments.admin import ExperimentApi
+from outrider.gateway.experiments.admin_routes import EXPERIMENT_ROUTES
+from outrider.gateway.experiments.admin_schema import EXPERIMENT_MODELS
+from outrider.gateway.experiments.feedback import FeedbackApi
+from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
+from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
+from outrider.gateway.http.apis.messages.openapi import count_tokens_operation, messages_operation
+from outrider.gateway.http.apis.responses.answers import RESPONSES_MODELS
+from outrider.gateway.http.apis.responses.openapi import responses_operation
+from outrider.gateway.http.apis.tokenize_api import detokenize_operation, tokenize_operation
+from outrider.gateway.http.apis.tokenize_schema import TOKENIZE_MODELS
+from outrider.gateway.http.dashboard.api import DashboardApi
+from outrider.gateway.http.dashboard.schema import DASHBOARD_MODELS, Dashboard
+from outrider.gateway.http.edge.foreign_pages import ForeignPages
+from outrider.gateway.http.server.auth_dispatcher import (
+    FREE_PATHS,
+    AuthDispatcher,
+    Authenticate,
+    principal_of,
+)
+from outrider.gateway.http.server.endpoints import (
+    MAX_SMALL_BODY_BYTES,
+    AnswerEndpoints,
+    RequestIntake,
+)
+from outrider.gateway.http.server.lifespan import Lifespan
+from outrider.gateway.http.server.openapi_document import OpenApiEndpoint
+from outrider.gateway.http.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
+from outrider.gateway.http.server.pass_through import PassThroughEndpoints
+from outrider.gateway.http.server.status import StatusEndpoints
+from outrider.gateway.tenancy.keys.admin import AdminApi
+from outrider.gateway.tenancy.keys.admin_routes import ADMIN_ROUTES
+from outrider.gateway.tenancy.keys.admin_schema import ADMIN_MODELS
+from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
+
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+_RESPONSES: Final = "/v1/responses"
+_MESSAGES: Final = "/v1/messages"
+_COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+_TOKENIZE: Final = "/v1/tokenize"
+_DETOKENIZE: Final = "/v1/detokenize"
+_METRICS: Final = "/metrics"
+_OTHER_MODELS: Final = (
+    *RESPONSES_MODELS,
+    *MESSAGES_MODELS,
+    *TOKENIZE_MODELS,
+    *USAGE_MODELS,
+    *ADMIN_MODELS,
+    *ADAPTER_MODELS,
+    *REPLICA_MODELS,
+    *DASHBOARD_MODELS,
+    *EXPERIMENT_MODELS,
+    *FEEDBACK_MODELS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """The endpoints of one gateway by subject.
+
+    has_open_metrics: /metrics requires no key.
+    """
+
+    answers: AnswerEndpoints
+    status: StatusEndpoints
+    pages: Pages
+    dashboard: DashboardApi
+    usage: UsageApi
+    admin: AdminApi
+    adapters: AdapterApi
+    replicas: ReplicaApi
+    experiments: ExperimentApi
+    feedback: FeedbackApi
+    intake: RequestIntake
+    lifespan: Lifespan
+    authenticate: Authenticate
+    foreign_pages: ForeignPages
+    has_open_metrics: bool
+    has_upstream_tiers: bool
+    passing: PassThroughEndpoints
+
+
+def create_app(routes: Routes) -> AuthDispatcher:
+    """Build the application. Its engine need not be started: the app's lifespan does that."""
+    app = FastAPI(
+        title="Outrider",
+        version="0.1.0",
+        description="The OpenAI API over a small and a large model that work together.",
+        lifespan=routes.lifespan.run,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would be made from the client's own host header
+    )
+    _add_routes(app, routes)
+    for kind in (GatewayError, EngineError, HTTPException):
+        app.add_exception_handler(kind, handle_exception)
+    answers = routes.answers
+    messages_problem = answers.messages_api.problem_body
+    return AuthDispatcher(
+        app,
+        {
+            _CHAT: answers.chat,
+            _COMPLETIONS: answers.completions,
+            _RESPONSES: answers.responses,
+            _MESSAGES: answers.messages,
+            _COUNT_TOKENS: answers.count_tokens,
+        },
+        authenticate=routes.authenticate,
+        foreign_pages=routes.foreign_pages,
+        problem_bodies={
+            _RESPONSES: answers.responses_api.problem_body,
+            _MESSAGES: messages_problem,
+            _COUNT_TOKENS: messages_problem,
+        },
+        sign_in=routes.pages.sign_in,
+        free_paths=FREE_PATHS | ({_METRICS} if routes.has_open_metrics else set()),
+    )
+
+
+def _add_routes(app: FastAPI, routes: Routes) -> None:
+    chat = generation_operation(ChatRequest, ChatCompletion, ChatCompletionChunk, "createChat")
+    completion = generation_operation(CompletionRequest, Completion, Completion, "createCompletion")
+    route = question_operation(
+        (ChatRequest, CompletionRequest), RouteReport, "Where it would go.", "route"
+    )
+    get, answers, status, pages = app.get, routes.answers, routes.status, routes.pages
+    app.post(_CHAT, openapi_extra=chat)(answers.chat)
+    app.post(_COMPLETIONS, openapi_extra=completion)(answers.completions)
+    app.post(_RESPONSES, openapi_extra=responses_operation())(answers.responses)
+    app.post(_MESSAGES, openapi_extra=messages_operation())(answers.messages)
+    app.post(_COUNT_TOKENS, openapi_extra=count_tokens_operation())(answers.count_tokens)
+    app.post(_TOKENIZE, openapi_extra=tokenize_operation())(answers.tokenize)
+    app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(answers.detokenize)
+    for passed in PASSED_ROUTES:
+        described = passed_operation(passed.path, takes_form=passed.takes_form)
+        endpoint = routes.passing.endpoint(passed)
+        is_described = routes.passing.passing.is_available(passed)
+        app.post(f"/v1{passed.path}", openapi_extra=described, include_in_schema=is_described)(
+            endpoint
+        )
+    app.post("/v1/route", openapi_extra=route)(answers.route)
+    get(
+        "/v1/models",
+        openapi_extra=operation(ModelList, "All names.", 503, operation_id="listModels"),
+    )(status.models)
+    get(
+        "/v1/models/{model_id:path}",
+        openapi_extra=operation(ModelCard, "One name.", 404, 503, operation_id="getModel"),
+    )(status.model)
+    get("/health", openapi_extra=operation(Health, "Alive.", operation_id="health"))(status.health)
+    get(
+        "/ready",
+        openapi_extra=operation(Readiness, "Ready.", 503, operation_id="ready"),
+    )(status.ready)
+    get(_METRICS, include_in_schema=False)(status.expose_metrics)
+    for path in PLAYGROUND_PATHS:
+        get(path, include_in_schema=False)(pages.playground)
+    get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
+    figures = operation(Dashboard, "Figures of the dashboard.", operation_id="getDashboard")
+    get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
+
+    _add_tenant_routes(app, routes)
+    _add_experiment_routes(app, routes)
+
+    document = OpenApiEndpoint(
+        app,
+        status.limits,
+        models=_OTHER_MODELS,
+        has_upstream_tiers=routes.has_upstream_tiers,
+    )
+    get("/openapi.json", include_in_schema=False)(document.answer)
+
+
+def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
+    """Add the endpoints for tenants about themselves, and for administrators about tenants."""
+    app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
+    of_tenants = ((route, routes.admin) for route in ADMIN_ROUTES)
+    of_adapters = ((route, routes.adapters) for route in ADAPTER_ROUTES)
+    of_replicas = ((route, routes.replicas) for route in REPLICA_ROUTES)
+    for route, handlers in (*of_tenants, *of_adapters, *of_replicas):
+        app.add_api_route(
+            route.path,
+            _with_principal(getattr(handlers, route.handler)),
+            methods=[route.method],
+            openapi_extra=route.operation,
+        )
+
+
+def _add_experiment_routes(app: FastAPI, routes: Routes) -> None:
+    """Add the administrators' endpoints for experiments, and the feedback on answers."""
+
+    async def give_feedback(request: Request) -> Response:
+        return await routes.intake.counted(
+            request, routes.feedback.give, limit_bytes=MAX_SMALL_BODY_BYTES
+        )
+
+    app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(give_feedback)
+    for route in EXPERIMENT_ROUTES:
+        app.add_api_route(
+            route.path,
+            _with_principal(getattr(routes.experiments, route.handler)),
+            methods=[route.method],
+            openapi_extra=route.operation,
+        )
+
+
+def _with_principal(
+    handler: Callable[[Request, Principal], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(request, principal_of(request))
+
+    return endpoint

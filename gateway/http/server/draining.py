@@ -1,0 +1,55 @@
+"""Announces the end of a gateway: load balancers must stop sending requests first."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.gateway.contract.errors.http import problem_of
+from outrider.gateway.contract.errors.tree import DrainingError
+
+_READY: Final = "/ready"
+
+
+@dataclass(slots=True)
+class Draining:
+    """Tells if the gateway is about to end; set once, when the signal arrives."""
+
+    has_begun: bool = False
+
+
+def watch_draining(draining: Draining, registry: CollectorRegistry) -> None:
+    """Export it as a gauge."""
+    gauge = Gauge("outrider_draining", "1 from the signal to end on.", registry=registry)
+    gauge.set_function(lambda: float(draining.has_begun))
+
+
+class DrainGate:
+    """Wraps the whole application, and does nothing until the draining has begun.
+
+    From then on /ready fails, and every answer asks its client to reconnect, which will reach
+    another gateway. All else is answered as before: the port stays open for clients that have not
+    noticed yet.
+    """
+
+    def __init__(self, app: ASGIApp, draining: Draining) -> None:
+        self._app = app
+        self._draining = draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or the application's lifespan."""
+        if not self._draining.has_begun or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        if scope["path"] == _READY and scope["method"] in ("GET", "HEAD"):
+            await problem_of(DrainingError()).response()(scope, receive, send_and_close)
+        else:
+            await self._app(scope, receive, send_and_close)

@@ -1,0 +1,342 @@
+"""From a request's headers to its planned answer: the intake, and the endpoints that need it."""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from outrider.gateway.answering.caching.answers import AnswerCache
+from outrider.gateway.answering.candidates.planner import Planner
+from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.parsed_request import RequestContext
+from outrider.gateway.contract.answers.outcomes import OutcomeSink
+from outrider.gateway.contract.errors.tree import GatewayError
+from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.parsing import naming
+from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.http.apis.api import Api
+from outrider.gateway.http.apis.messages.api import MessagesApi
+from outrider.gateway.http.apis.responses.api import ResponsesApi
+from outrider.gateway.http.apis.tokenize import Tokenizing
+from outrider.gateway.http.edge.bodies import BodyBudget, read_form_body, read_json_body
+from outrider.gateway.http.edge.idempotency import HEADER as IDEMPOTENCY_KEY
+from outrider.gateway.http.edge.idempotency import IdempotentAnswers
+from outrider.gateway.http.server.auth_dispatcher import model_in_path, principal_of, request_id_of
+from outrider.gateway.http.server.json_response import json_response
+from outrider.gateway.http.server.request_watch import RequestWatch, Watched
+from outrider.gateway.http.server.responses import AnswerResponse, WorkResponse
+from outrider.gateway.http.server.veil import veil_of
+from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
+from outrider.gateway.telemetry.log_context import log_context
+from outrider.gateway.telemetry.spans import record_http
+from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from outrider.gateway.tenancy.metering.meter import RequestMeter
+from outrider.gateway.tenancy.metering.tenancy import Tenancy
+from outrider.gateway.upstream.call import HOPS_HEADER
+
+MAX_SMALL_BODY_BYTES: Final = 2**20
+"""The bound on a body that holds no prompt."""
+Result = TypeVar("Result")
+_HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestIntake:
+    """Counts requests, reads their bodies, and opens their accounts and traces.
+
+    `sinks` receive the outcome of each request. `clock` is monotonic, `wall_clock` seconds since
+    1970.
+    """
+
+    tenancy: Tenancy
+    limits: GatewayLimits
+    bodies: BodyBudget
+    sinks: Sequence[OutcomeSink]
+    tracer: Tracer
+    capture: Capture
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+    def meter(
+        self, request: Request, endpoint: str, sinks: Sequence[OutcomeSink] = ()
+    ) -> RequestMeter:
+        """Open the account of a request that arrives now."""
+        return RequestMeter(
+            tenancy=self.tenancy,
+            principal=principal_of(request),
+            endpoint=endpoint,
+            client_request_id=request_id_of(request),
+            arrival_s=self.clock(),
+            clock=self.clock,
+            wall_clock=self.wall_clock,
+            sinks=sinks,
+        )
+
+    def watch(self, request: Request, meter: RequestMeter, body: bytes) -> RequestWatch | None:
+        """Begin to follow a request for operators; its trace begins or goes on here.
+
+        None where neither traces nor texts are recorded.
+        """
+        if self.tracer is NULL_TRACER and self.capture is NULL_CAPTURE:
+            return None
+        scope, headers = request.scope, request.headers
+        # The dispatcher has put the endpoint's path in the place of the client's own.
+        method, route = scope["method"], scope["path"]
+        span = self.tracer.begin(f"{method} {route}", headers=headers, start_s=meter.arrival_s)
+        record_http(
+            span,
+            method=method,
+            route=route,
+            path=scope.get("raw_path", b"").decode("latin-1") or route,
+            scheme=scope["scheme"],
+            host=headers.get("host", ""),
+        )
+        if span.trace_id and (logged := log_context()) is not None:
+            logged.trace_id = span.trace_id
+        watched = Watched(
+            request_id=request_id_of(request),
+            key_id=meter.principal.key_id,
+            endpoint=meter.endpoint,
+            body=body,
+        )
+        return RequestWatch(watched, span, self.capture, self.clock, self.wall_clock, meter)
+
+    async def with_body(
+        self,
+        request: Request,
+        meter: RequestMeter,
+        work: Callable[[bytes], Awaitable[Result]],
+        limit_bytes: int | None = None,
+        *,
+        is_form: bool = False,
+    ) -> Result:
+        """Read the body of a request that is counted, and hold both until `work` on it is done.
+
+        `is_form`: it is in parts; else JSON.
+
+        A request that ends without an answer of its own (a repeated one) gives its count back, and
+        so does one that fails through no fault of its own.
+        """
+        try:
+            with self.bodies.hold(_owner_of(request)) as held:
+                most = limit_bytes or self.limits.max_body_bytes
+                bounds = self.limits.json_bounds
+                if is_form:
+                    body = await read_form_body(request, limit_bytes=most, held=held)
+                else:
+                    body = await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
+                    if (model := model_in_path(request)) is not None:
+                        body = naming(body, model)
+                result = await work(body)
+            await meter.finish("failed")
+        except Exception as error:
+            meter.failed_by(error)
+            await meter.finish("failed")
+            raise
+        finally:
+            meter.end("failed")
+        return result
+
+    async def counted(
+        self,
+        request: Request,
+        work: Callable[[bytes, Principal], Awaitable[Response]],
+        *,
+        limit_bytes: int | None = None,
+    ) -> Response:
+        """Do work that writes no answer; it counts as a request in the limits all the same.
+
+        `limit_bytes`: of its body, where the limit is not the settings'.
+        """
+        meter = self.meter(request, request.scope["path"])
+        await meter.enter()
+
+        async def answered(body: bytes) -> Response:
+            response = await work(body, principal_of(request))
+            response.headers.update(meter.headers)
+            await meter.finish("answered")
+            return response
+
+        return await self.with_body(request, meter, answered, limit_bytes)
+
+    async def read_small_body(self, request: Request) -> bytes:
+        """Read the body of an administrator's request. Raises GatewayError."""
+        with self.bodies.hold(_owner_of(request)) as held:
+            return await read_json_body(
+                request,
+                limit_bytes=MAX_SMALL_BODY_BYTES,
+                held=held,
+                bounds=self.limits.json_bounds,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerEndpoints:
+    """Answers requests in the format of each API."""
+
+    intake: RequestIntake
+    planner: Planner
+    tokenizing: Tokenizing
+    idempotent: IdempotentAnswers
+    cache: AnswerCache
+    responses_api: ResponsesApi
+    messages_api: MessagesApi
+    clock: Callable[[], float]
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        return await self._answer("chat", request)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue text or token ids, without a chat template."""
+        return await self._answer("completion", request)
+
+    async def responses(self, request: Request) -> Response:
+        """Answer in the format of OpenAI's Responses API."""
+        return await self._answer("chat", request, self.responses_api)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer in the format of Anthropic's Messages API."""
+        return await self._answer("chat", request, self.messages_api)
+
+    async def _answer(
+        self, endpoint: Endpoint, request: Request, surface: Api | None = None
+    ) -> Response:
+        name = endpoint if surface is None else surface.name
+        meter = self.intake.meter(request, name, self.intake.sinks)
+
+        async def work(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._enter(request, meter)
+            await self.intake.with_body(request, meter, partial(answer, scope, receive, send))
+
+        async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+            make = partial(self._planned, endpoint, request, body, surface, meter)
+            if IDEMPOTENCY_KEY in request.headers:
+                principal = meter.principal
+                response = await self.idempotent.answer(
+                    request, body, make, owner=principal.key_id, tenant=principal.tenant
+                )
+            else:
+                response = await make()
+            await response(scope, receive, send)
+
+        return WorkResponse(work)
+
+    async def _enter(self, request: Request, meter: RequestMeter) -> None:
+        """Count the request in its limits. One that they refuse has an outcome too."""
+        try:
+            await meter.enter()
+        except GatewayError as error:
+            watch = self.intake.watch(request, meter, b"")
+            (meter if watch is None else watch).observe_end(None, "failed", None, error)
+            raise
+
+    async def _planned(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        body: bytes,
+        surface: Api | None,
+        meter: RequestMeter,
+    ) -> Response:
+        """Answer a request that is counted and read."""
+        watch = self.intake.watch(request, meter, body)
+        observer = meter if watch is None else watch
+        if watch is not None:
+            meter.span = watch.span
+        try:
+            translated = None if surface is None else await surface.read(body)
+            await end_turn(body)
+            context = request_context(request, meter.arrival_s, meter)
+            if translated is not None:
+                body = translated.chat_body
+                context = msgspec.structs.replace(context, ignored_fields=translated.ignored)
+            veil = veil_of(self.planner.chains, body, meter.principal)
+            planned = await self.planner.plan(endpoint, body, context)
+            answering = self.cache.serve(planned)
+        except BaseException as error:
+            observer.observe_end(None, "failed", None, error)
+            raise
+        meter.is_streamed = answering.is_streamed
+        if watch is not None:
+            watch.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
+        return AnswerResponse(
+            answering,
+            clock=self.clock,
+            meter=meter,
+            writer=None if translated is None else translated.writer,
+            outcome=observer,
+            recording=None if watch is None else watch.recording,
+            veil=veil,
+        )
+
+    async def route(self, request: Request) -> Response:
+        """Report where a request would go, without answering it."""
+
+        async def report(body: bytes, principal: Principal) -> Response:
+            context = request_context(request, self.clock())
+            endpoint = _endpoint_of(body)
+            await end_turn(body)
+            told = await self.planner.route_report(endpoint, body, context)
+            veil = veil_of(self.planner.chains, body, principal)
+            return json_response(told if veil is None else veil.route(told))
+
+        return await self.intake.counted(request, report)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the tokens of a text or of a conversation."""
+        return await self.intake.counted(request, self.tokenizing.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of tokens."""
+        return await self.intake.counted(request, self.tokenizing.detokenize)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a request in the format of the Messages API."""
+        return await self.intake.counted(request, self.tokenizing.count_tokens)
+
+
+def _owner_of(request: Request) -> str:
+    """Name the owner of a body's bytes: the key, or the address where there is no key."""
+    principal = principal_of(request)
+    if principal.key_id != ANONYMOUS.key_id:
+        return principal.key_id
+    return f"address {request.client.host if request.client else '-'}"
+
+
+def request_context(
+    request: Request, arrival_s: float, meter: RequestMeter | None = None
+) -> RequestContext:
+    """Build the context of a body."""
+    headers = request.headers
+    told = headers.getlist(HOPS_HEADER)
+    # A malformed gateway id is not passed on: the header goes to upstream servers.
+    parts = ",".join(told).split(",") if told else ()
+    hops = tuple(hop for part in parts if _HOP.fullmatch(hop := part.strip()))
+    return RequestContext(
+        arrival_s=arrival_s,
+        request_id=request_id_of(request),
+        hops=hops,
+        with_trace=headers.get("x-outrider-trace") == "1",
+        principal=principal_of(request),
+        meter=meter,
+        headers=headers,
+        span=NULL_SPAN if meter is None else meter.span,
+    )
+
+
+def _endpoint_of(body: bytes) -> Endpoint:
+    """Return the endpoint that a body is for; what fits neither is refused as a chat."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "chat"
+    is_completion = isinstance(document, dict) and "prompt" in document
+    return "completion" if is_completion and "messages" not in document else "chat"

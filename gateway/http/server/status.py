@@ -1,0 +1,151 @@
+"""Endpoints about the gateway itself: models, health, readiness, metrics."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from outrider.engine.errors import EngineError
+from outrider.engine.events import EngineStats
+from outrider.gateway.answering.candidates.chains import ChainBook
+from outrider.gateway.answering.candidates.cloud_parts import CloudParts
+from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
+from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.reading.model_catalog import AUTO
+from outrider.gateway.answering.reading.parsed_request import check_model, tier_not_allowed
+from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.contract.schema.openapi import LoadedLimits
+from outrider.gateway.engines.backends.client import EngineClient
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.http.apis.prices import with_prices
+from outrider.gateway.http.server.auth_dispatcher import principal_of
+from outrider.gateway.http.server.json_response import json_response
+from outrider.gateway.http.server.veil import veil_for, veiled_card
+from outrider.gateway.tenancy.keys.keys import Principal, Scopes
+from outrider.gateway.tenancy.metering.metrics import GatewayMetrics, engine_families
+from outrider.gateway.tenancy.metering.tenancy import Tenancy
+from outrider.gateway.workers.merging import Families, collected, exposition
+from outrider.gateway.workers.siblings import Siblings
+
+logger = logging.getLogger(__name__)
+
+_STATS_TIMEOUT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusEndpoints:
+    """Describes the gateway to clients, load balancers and Prometheus."""
+
+    engine: EngineClient
+    jobs: JobBuilder
+    catalog: LiveModelCatalog
+    chains: ChainBook
+    cloud: CloudParts
+    tenancy: Tenancy
+    metrics: GatewayMetrics
+    fleet: EnginePool | None = None
+    siblings: Siblings | None = None
+
+    async def models(self, request: Request) -> Response:
+        """List the names that `model` accepts, of this key."""
+        names = await self.catalog.refreshed()
+        principal = principal_of(request)
+        shown = (_card_for(principal.scopes, card) for card in names.cards())
+        cards = [self._told(card, principal) for card in shown if card is not None]
+        return json_response({"object": "list", "data": cards})
+
+    async def model(self, model_id: str, request: Request) -> Response:
+        """Describe one of the names that `model` accepts."""
+        principal = principal_of(request)
+        check_model(principal, model_id)
+        names = await self.catalog.refreshed()
+        card = _card_for(principal.scopes, names.card(model_id, principal.scopes))
+        if card is None:
+            raise tier_not_allowed(model_id)
+        return json_response(self._told(card, principal))
+
+    def _told(self, card: dict[str, Any], principal: Principal) -> dict[str, Any]:
+        """Return a card with prices, and the tiers that its model reveals to the key."""
+        veil = veil_for(self.chains, card["id"], principal)
+        return veiled_card(with_prices(card, self.tenancy.prices), veil)
+
+    async def health(self) -> Response:
+        """Report that the process is alive."""
+        return json_response({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """Report whether a request would be served now, or once an engine was started for it."""
+        cloud = self.cloud
+        has_cloud = cloud.rules.policy != "local_only" and any(
+            tier.is_available for tier in cloud.tiers.values()
+        )
+        if not has_cloud and not cloud.rules.has_local:
+            waits_s = [tier.retry_after_s for tier in cloud.tiers.values()]
+            raise UnavailableError(
+                "No upstream tier takes requests now, and no model is loaded on this machine.",
+                retry_after_s=min(waits_s),
+            )
+        is_asleep = self.fleet is not None and self.fleet.is_asleep
+        if not has_cloud and not is_asleep:
+            self.jobs.require_ready()
+            await self.jobs.engine_info()
+        ready: dict[str, Any] = {"ready": True}
+        if self.siblings is not None:
+            ready["workers"] = {"up": self.siblings.num_up, "of": self.siblings.num_workers}
+        if self.fleet is not None:
+            states = self.fleet.states()
+            ready["replicas"] = {"up": sum(state.is_up for state in states), "of": len(states)}
+        return json_response(ready)
+
+    async def expose_metrics(self, request: Request) -> Response:
+        """Return Prometheus text, for keys with the metrics scope where keys are required."""
+        keys = self.tenancy.keys
+        if not keys.has_open_metrics:
+            keys.authenticator.require_metrics(principal_of(request))
+        return Response(exposition(await self.families()), media_type=CONTENT_TYPE_LATEST)
+
+    async def families(self) -> Families:
+        """Return the metrics of all of the gateway's processes. Raises UnavailableError."""
+        stats = None
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                stats = await self.stats()
+        except (TimeoutError, EngineError) as error:
+            logger.warning("no engine statistics error=%s", type(error).__name__)
+        if self.siblings is None:
+            own = collected(self.metrics.registry)
+        else:
+            own = await self.siblings.metrics()
+        return [*engine_families(stats), *own]
+
+    async def stats(self) -> EngineStats | None:
+        """Return the engine's snapshot; None while it is not there. Raises EngineError."""
+        return await self.engine.stats() if self.engine.is_ready else None
+
+    async def limits(self) -> LoadedLimits | None:
+        """Return the limits of the loaded models; None while the engine is not ready."""
+        try:
+            names = await self.jobs.names()
+        except (GatewayError, EngineError):
+            return None
+        tiers = names[AUTO]
+        if not tiers:
+            return None
+        return LoadedLimits(
+            names=None if self.cloud.tiers else tuple(names),
+            max_context=max(info.max_context for info in tiers),
+            vocab_size=max(info.vocab_size for info in tiers),
+        )
+
+
+def _card_for(scopes: Scopes, card: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a name's card with the tiers that a key may use; None where it may use none."""
+    tiers = [tier for tier in card["outrider"] if scopes.allows_tier(tier["tier"])]
+    is_hidden = bool(card["outrider"]) and not tiers
+    if is_hidden or not scopes.allows_model(card["id"]):
+        return None
+    return {**card, "outrider": tiers}

@@ -1,0 +1,1 @@
+"""Tenants: keys, limits, the ledger, and what each request used."""

@@ -1,0 +1,285 @@
+"""Keys and teams in the database."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pydantic import SecretStr
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.change_counter import ChangeCounter
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.secrets import drawn_secret
+from outrider.gateway.tenancy.keys.key_rows import (
+    fields_of,
+    key_of,
+    readable,
+    row_of_key,
+    row_of_team,
+    team_of,
+)
+from outrider.gateway.tenancy.keys.keys import KEY_PREFIX, KeyHasher, id_in, mint_key, random_id
+from outrider.gateway.tenancy.keys.records import (
+    KeyOrder,
+    KeyRecord,
+    KeyTable,
+    TeamOrder,
+    TeamRecord,
+)
+
+_SECRET: Final = "keys.secret"
+_TEAM_PREFIX: Final = "team-"
+_MAX_TRIES: Final = 8
+
+Merge = Callable[[KeyOrder | TeamOrder], Mapping[str, Any]]
+"""Returns the changes, given the present state of a key or a team."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownKey:
+    """A key that was just made, and its text, which cannot be shown again."""
+
+    record: KeyRecord
+    text: str = field(repr=False)
+
+
+def load_secret(
+    database: Database, configured: SecretStr | None, randomness: random.Random
+) -> bytes:
+    """Return the secret that keys are hashed with: the configured one, or the database's own.
+
+    The database's secret is drawn by the first process that needs it. Raises DatabaseError.
+    """
+    if configured is not None:
+        return configured.get_secret_value().encode()
+    return drawn_secret(database, _SECRET, randomness)
+
+
+class KeyStore:
+    """Makes, finds and changes keys and teams. Blocks: in an event loop, use a thread.
+
+    Every method raises DatabaseError where the database is unavailable. `randomness` must be the
+    operating system's; `wall_clock` is seconds since 1970 (UTC).
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        hasher: KeyHasher,
+        *,
+        randomness: random.Random,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._changes = ChangeCounter(database, tables.key_version)
+        self._hasher = hasher
+        self._random = randomness
+        self._wall_clock = wall_clock
+
+    def version(self) -> int:
+        """Return a number that changes with every change of a key or a team."""
+        return self._changes.read()
+
+    def load(self) -> KeyTable:
+        """Return all keys and teams; rows that cannot be read are left out, and logged."""
+        with self._database.read() as connection:
+            # First: rows that are newer are only read once more.
+            version = self._changes.value(connection)
+            teams = connection.execute(select(tables.teams)).mappings().all()
+            keys = connection.execute(select(tables.keys)).mappings().all()
+        return KeyTable(
+            version=version,
+            has_any=bool(keys),
+            teams={team.team_id: team for team in readable(teams, team_of)},
+            keys=tuple(readable(keys, key_of)),
+        )
+
+    def create(self, order: KeyOrder) -> ShownKey:
+        """Make a key. Raises NotFoundError for a team that does not exist."""
+        for _ in range(_MAX_TRIES):
+            key = mint_key(self._random)
+            record = KeyRecord(
+                **fields_of(order, KeyOrder),
+                key_id=key.key_id,
+                key_hash=self._hasher.digest(key.text),
+                hashed_with=self._hasher.name,
+                created_at=self._wall_clock(),
+            )
+            try:
+                with self._changes.changing() as connection:
+                    _check_team(connection, order.team_id)
+                    connection.execute(insert(tables.keys).values(_new_row(record)))
+            except IntegrityError:
+                continue  # the same 8 characters twice
+            return ShownKey(record=record, text=key.text)
+        raise ConflictError("No free id was found for the key. Try again.")
+
+    def page(self, *, after: str | None, limit: int) -> tuple[list[KeyRecord], bool]:
+        """Return keys in the order of their ids, after an id, and whether there are more."""
+        query = select(tables.keys).order_by(tables.keys.c.id).limit(limit + 1)
+        if after is not None:
+            query = query.where(tables.keys.c.id > after)
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        return list(readable(rows[:limit], key_of)), len(rows) > limit
+
+    def get(self, key_id: str) -> KeyRecord:
+        """Return one key. Raises NotFoundError."""
+        with self._database.read() as connection:
+            return _get_key(connection, key_id)
+
+    def find(self, words: str) -> KeyRecord:
+        """Return the key with this id, prefix, or name; revoked ones by their id only.
+
+        Raises NotFoundError, and ConflictError where several have the name.
+        """
+        key_id = id_in(words) or words.removeprefix(KEY_PREFIX)
+        keys = tables.keys
+        named = (keys.c.name == words) & keys.c.revoked_at.is_(None)
+        with self._database.read() as connection:
+            query = select(keys).where((keys.c.id == key_id) | named)
+            found = [key_of(row) for row in connection.execute(query).mappings()]
+        by_id = [key for key in found if key.key_id == key_id]
+        if by_id or len(found) == 1:
+            return (by_id or found)[0]
+        if not found:
+            raise NotFoundError("No key has this id, prefix or name.", code="not_found")
+        ids = ", ".join(sorted(key.key_id for key in found))
+        raise ConflictError(f"Several keys have this name; use an id instead: {ids}.")
+
+    def update(
+        self,
+        key_id: str,
+        changes: Mapping[str, Any],
+        *,
+        scopes: Mapping[str, Any] | None = None,
+        merge: Merge | None = None,
+    ) -> KeyRecord:
+        """Change fields of a KeyOrder, and fields of its scopes.
+
+        `merge` returns further changes, in the same transaction. Raises NotFoundError, for its team
+        too, and the errors of `merge`.
+        """
+        with self._changes.changing() as connection:
+            before = _get_key(connection, key_id)
+            changed = {"scopes": replace(before.scopes, **(scopes or {})), **changes}
+            changed |= merge(before) if merge is not None else {}
+            order = KeyOrder(**(fields_of(before, KeyOrder) | changed))
+            _check_team(connection, order.team_id)
+            row = row_of_key(order)
+            connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(row))
+            return _get_key(connection, key_id)
+
+    def rotate(self, key_id: str, *, grace_s: float = 0.0) -> ShownKey:
+        """Give a key another secret under the same id; the old one stays valid for `grace_s`.
+
+        Secrets older than that one become invalid. Raises NotFoundError; ConflictError for a
+        revoked key.
+        """
+        key = mint_key(self._random, key_id)
+        with self._changes.changing() as connection:
+            before = _get_key(connection, key_id)
+            if before.revoked_at is not None:
+                raise ConflictError("This key is revoked. Make a new one instead.")
+            has_grace = grace_s > 0 and before.hashed_with == self._hasher.name
+            row = {
+                "hash": self._hasher.digest(key.text).hex(),
+                "hashed_with": self._hasher.name,
+                "old_hash": before.key_hash.hex() if has_grace else None,
+                "old_hash_until": self._wall_clock() + grace_s if has_grace else None,
+            }
+            connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(row))
+            return ShownKey(record=_get_key(connection, key_id), text=key.text)
+
+    def revoke(self, key_id: str) -> KeyRecord:
+        """Take a key back for ever; its row stays, for the ledger. Raises NotFoundError."""
+        with self._changes.changing() as connection:
+            keys = tables.keys
+            is_it = (keys.c.id == key_id) & keys.c.revoked_at.is_(None)
+            connection.execute(update(keys).where(is_it).values(revoked_at=self._wall_clock()))
+            return _get_key(connection, key_id)
+
+    def teams(self) -> list[TeamRecord]:
+        """Return all teams, by name."""
+        with self._database.read() as connection:
+            query = select(tables.teams).order_by(tables.teams.c.name)
+            return list(readable(connection.execute(query).mappings().all(), team_of))
+
+    def create_team(self, order: TeamOrder) -> TeamRecord:
+        """Make a team. Raises ConflictError for a name that another has."""
+        team_id = _TEAM_PREFIX + random_id(self._random)
+        record = TeamRecord(
+            **fields_of(order, TeamOrder), team_id=team_id, created_at=self._wall_clock()
+        )
+        row = {"id": team_id, "created_at": record.created_at, **row_of_team(record)}
+        with _names_taken(order.name), self._changes.changing() as connection:
+            connection.execute(insert(tables.teams).values(row))
+        return record
+
+    def find_team(self, words: str) -> TeamRecord:
+        """Return the team with this id or name. Raises NotFoundError."""
+        with self._database.read() as connection:
+            return _find_team(connection, words)
+
+    def update_team(
+        self, words: str, changes: Mapping[str, Any], *, merge: Merge | None = None
+    ) -> TeamRecord:
+        """Change fields of a TeamOrder; `merge` returns further changes.
+
+        Raises NotFoundError; ConflictError for a taken name; and the errors of `merge`.
+        """
+        with _names_taken(changes.get("name", "")), self._changes.changing() as connection:
+            before = _find_team(connection, words)
+            changed = {**changes, **(merge(before) if merge is not None else {})}
+            order = TeamOrder(**(fields_of(before, TeamOrder) | changed))
+            is_it = tables.teams.c.id == before.team_id
+            connection.execute(update(tables.teams).where(is_it).values(row_of_team(order)))
+            return _find_team(connection, before.team_id)
+
+
+def _get_key(connection: Connection, key_id: str) -> KeyRecord:
+    query = select(tables.keys).where(tables.keys.c.id == key_id)
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise NotFoundError("No key has this id.", code="not_found")
+    return key_of(row)
+
+
+def _find_team(connection: Connection, words: str) -> TeamRecord:
+    teams = tables.teams
+    query = select(teams).where((teams.c.id == words) | (teams.c.name == words))
+    found = [team_of(row) for row in connection.execute(query).mappings()]
+    if not found:
+        raise NotFoundError("No team has this id or name.", param="team", code="not_found")
+    # A team may have been given another's id as its name.
+    return next((team for team in found if team.team_id == words), found[0])
+
+
+def _check_team(connection: Connection, team_id: str | None) -> None:
+    query = select(tables.teams.c.id).where(tables.teams.c.id == team_id)
+    if team_id is not None and connection.execute(query).first() is None:
+        raise NotFoundError("No team has this id.", param="team", code="not_found")
+
+
+def _new_row(record: KeyRecord) -> dict[str, Any]:
+    """Return a key's first row."""
+    return row_of_key(record) | {
+        "id": record.key_id,
+        "hash": record.key_hash.hex(),
+        "hashed_with": record.hashed_with,
+        "created_at": record.created_at,
+    }
+
+
+@contextmanager
+def _names_taken(name: str) -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError:
+        raise ConflictError(f"Another team has the name {name!r}.", param="name") from None

@@ -1,0 +1,97 @@
+"""Settings and a database in, an authenticator out."""
+
+import logging
+import random
+import secrets
+import time
+from dataclasses import dataclass
+
+from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.gateway.storage.database import Database, DatabaseError
+from outrider.gateway.tenancy.keys.admin_token import check_admin_token
+from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
+from outrider.gateway.tenancy.keys.authenticator import Authenticator
+from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
+from outrider.gateway.tenancy.keys.key_store import KeyStore, load_secret
+from outrider.gateway.tenancy.keys.keys import KeyHasher
+from outrider.gateway.tenancy.keys.metrics import TenantMetrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyParts:
+    """Keys and their check. `store` and `registry` are None without a database.
+
+    `has_open_metrics`: /metrics is answered without a key.
+    """
+
+    authenticator: Authenticator
+    has_open_metrics: bool = False
+    store: KeyStore | None = None
+    registry: KeyRegistry | None = None
+
+
+def open_parts() -> KeyParts:
+    """Return the parts of a gateway without keys, which requires none."""
+    return KeyParts(authenticator=Authenticator(KeyHasher(secrets.token_bytes(32)), None))
+
+
+def key_store(settings: Settings, database: Database) -> KeyStore:
+    """Return the keys of a database. Raises SettingsError where it is unavailable."""
+    return KeyStore(database, _hasher(settings, database), randomness=random.SystemRandom())
+
+
+def build_key_parts(
+    settings: Settings, database: Database | None, metrics: TenantMetrics | None = None
+) -> KeyParts:
+    """Build the check of keys that the settings describe. Blocks.
+
+    Raises SettingsError for settings that contradict each other, and for an unavailable database.
+    """
+    hidden = settings.keys.admin_token
+    token = None if hidden is None else hidden.get_secret_value()
+    if token is not None and (warning := check_admin_token(token)) is not None:
+        logger.warning("admin token may be weak advice=%s", warning)
+    if database is None and settings.keys.mode == "required":
+        raise SettingsError(
+            'keys.mode is required, but database_url is "none", so no key can exist'
+        )
+    hasher = _hasher(settings, database)
+    store = registry = None
+    if database is not None:
+        store = KeyStore(database, hasher, randomness=random.SystemRandom())
+        registry = KeyRegistry(
+            store,
+            hasher,
+            refresh_s=settings.keys.refresh_s,
+            isolate_tenants=settings.isolate_tenants,
+            on_failure=_nothing if metrics is None else metrics.lost_sight,
+        )
+    authenticator = Authenticator(
+        hasher,
+        registry,
+        mode=settings.keys.mode,
+        admin_token=token,
+        throttle=AuthThrottle(time.monotonic, num_processes=settings.server.workers),
+        metrics=metrics,
+    )
+    return KeyParts(
+        authenticator=authenticator,
+        has_open_metrics=settings.keys.open_metrics,
+        store=store,
+        registry=registry,
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hasher(settings: Settings, database: Database | None) -> KeyHasher:
+    if database is None:
+        return KeyHasher(secrets.token_bytes(32))
+    try:
+        return KeyHasher(load_secret(database, settings.keys.secret, random.SystemRandom()))
+    except DatabaseError as error:
+        raise SettingsError(error.detail) from None

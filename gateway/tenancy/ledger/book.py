@@ -1,0 +1,21 @@
+"""The interface between the code that answers requests and the ledger that records them."""
+
+from typing import Protocol
+
+from outrider.gateway.tenancy.ledger.row import LedgerRow
+
+
+class Ledger(Protocol):
+    """Takes rows at once and writes them later, in batches."""
+
+    def add(self, row: LedgerRow) -> None:
+        """Remember a row. Never blocks, never raises; costs some microseconds."""
+
+    async def start(self) -> None:
+        """Open, and replay the rows that an earlier process left in its journal."""
+
+    async def flush(self) -> None:
+        """Return when every row added so far is in the database."""
+
+    async def close(self) -> None:
+        """Flush and end; no added row is lost."""

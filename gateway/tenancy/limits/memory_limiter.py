@@ -1,0 +1,280 @@
+"""Limits of one process, counted in its memory."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final
+
+from outrider.gateway.contract.errors.tree import StorageError
+from outrider.gateway.tenancy.keys.amounts import Amounts, Want
+from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.limits.history import History
+from outrider.gateway.tenancy.limits.limit_rules import (
+    Demand,
+    Holding,
+    LimitPlan,
+    LimitRule,
+    ordered,
+)
+from outrider.gateway.tenancy.limits.limiter import LimitState
+from outrider.gateway.tenancy.limits.metrics import LimitMetrics
+from outrider.gateway.tenancy.limits.past import PastAmounts
+from outrider.gateway.tenancy.limits.refusals import LimitRefusal, decisive, refusal_error
+from outrider.gateway.tenancy.limits.unlimited import UnlimitedReservation
+from outrider.gateway.tenancy.limits.windows import ClockTimes, Counter, Counters
+
+_MIN_SWEEP: Final = 4096
+_MAX_PLANS: Final = 65_536
+
+
+class _Plan:
+    """A principal's rules and their counters, in the same order."""
+
+    __slots__ = ("counters", "limits")
+
+    def __init__(self, limits: LimitPlan, counters: tuple[Counter, ...]) -> None:
+        self.limits = limits
+        self.counters = counters
+
+    def refusals(self, demands: Sequence[Demand], moment: ClockTimes) -> list[LimitRefusal]:
+        """Return a refusal for each rule that has no room for its demand."""
+        refusals = []
+        for i, amount in demands:
+            if not amount:
+                continue
+            rule = self.limits.rules[i]
+            used = self.counters[i].used(moment)
+            if amount > rule.limit - used:
+                wait_s = self.counters[i].wait_s(amount, rule.limit, moment)
+                refusals.append(LimitRefusal(rule=rule, wanted=amount, used=used, wait_s=wait_s))
+        return refusals
+
+    def states(self, demands: Sequence[Demand], moment: ClockTimes) -> tuple[LimitState, ...]:
+        """Return the states of the rules in `demands`."""
+        return ordered([self.state(i, moment) for i, _ in demands])
+
+    def state(self, position: int, moment: ClockTimes) -> LimitState:
+        """Return the state of one rule."""
+        rule, counter = self.limits.rules[position], self.counters[position]
+        return rule.state(counter.used(moment), counter.reset_s(moment))
+
+
+class MemoryReservation:
+    """Amounts that are entered on a plan's rules. Made by `MemoryLimiter.reserve`."""
+
+    __slots__ = ("_entries", "_holding", "_is_settled", "_limiter", "plan")
+    never_waits: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        limiter: "MemoryLimiter",
+        plan: _Plan,
+        holding: Holding,
+        entries: dict[int, list[Demand]],
+    ) -> None:
+        self.plan = plan
+        self._limiter = limiter
+        self._holding = holding
+        self._entries = entries  # rule → (slot, amount), oldest first
+        self._is_settled = False
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """Return this request's limits as they are now, the tightest of each name first."""
+        demands = [(i, 0) for i in self._entries]
+        return self.plan.states(demands, self._limiter.moment())
+
+    @property
+    def told(self) -> list[LimitState]:
+        """Return those of the states that headers tell of."""
+        plan, moment, is_told = self.plan, self._limiter.moment(), self.plan.limits.is_told
+        return [plan.state(i, moment) for i in self._entries if is_told[i]]
+
+    @property
+    def reserved(self) -> Want:
+        """Return the amounts that are reserved now."""
+        return Want(by_tier=self._holding.by_tier)
+
+    async def grow(self, more: Want) -> bool:
+        """Reserve more, all or nothing; False where a limit has no room for it."""
+        if self._is_settled:
+            return False
+        overall, by_tier = self._holding.growth(more)
+        demands = self.plan.limits.demands(overall, by_tier)
+        if not self._limiter.grow(self.plan, demands, self._entries):
+            return False
+        self._holding.add(overall, by_tier)
+        return True
+
+    async def extend(self, more: Want) -> None:
+        """Reserve more, all or nothing. Raises RateLimitError or BudgetError.
+
+        Raises StorageError once it is settled.
+        """
+        if self._is_settled:
+            raise StorageError(
+                "This request's reservation is already settled; send the request again."
+            )
+        overall, by_tier = self._holding.growth(more)
+        demands = self.plan.limits.demands(overall, by_tier)
+        self._limiter.enter(self.plan, demands, self._entries)
+        self._holding.add(overall, by_tier)
+
+    async def settle(self, used: Mapping[str, Amounts]) -> None:
+        """Give back the unused rest. Raises ValueError, and keeps all, for more than is
+        reserved."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        self._limiter.forget(self)
+        total, fault = self._holding.spend(used)
+        spent = dict(self.plan.limits.demands(total, used))
+        for i, entries in self._entries.items():
+            if self.plan.limits.rules[i].period == "open":
+                _give_back(self.plan.counters[i], entries, 0)
+            elif not fault:
+                _give_back(self.plan.counters[i], entries, spent.get(i, 0))
+        if fault:
+            raise ValueError(f"more than is reserved: {fault}")
+
+
+class MemoryLimiter:
+    """Counts for one process. `history`: the ledger's usage from before it started.
+
+    `clock` is monotonic and slides the minutes, `wall_clock` (seconds since 1970) tells days and
+    months; both may stand still. All calls run on one event loop, with no await between check and
+    entry, which makes reservations atomic.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        history: History | None = None,
+        metrics: LimitMetrics | None = None,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._history = history
+        self._metrics = metrics or LimitMetrics()
+        self._make = Counters()
+        self._counters: dict[tuple[str, ...], Counter] = {}
+        self._plans: dict[str, _Plan] = {}
+        self._open: set[MemoryReservation] = set()
+        self._past: PastAmounts | None = None
+        self._sweep_at = _MIN_SWEEP
+        self._metrics.watch(lambda: len(self._open))
+
+    async def start(self) -> None:
+        """Load earlier usage. Raises the errors of the history."""
+        if self._history is not None:
+            self._past = PastAmounts(await self._history(), self.moment())
+
+    async def close(self) -> None:
+        """Give back all open reservations."""
+        for reservation in tuple(self._open):
+            await reservation.settle({})
+
+    async def reserve(
+        self, principal: Principal, want: Want
+    ) -> MemoryReservation | UnlimitedReservation:
+        """Reserve all or nothing. Raises RateLimitError or BudgetError."""
+        plan = self._plan(principal)
+        if not plan.counters:
+            return UnlimitedReservation(want)
+        holding = Holding(want.by_tier, want.most)
+        entries: dict[int, list[Demand]] = {}
+        self.enter(plan, plan.limits.demands(holding.overall, want.by_tier), entries)
+        reservation = MemoryReservation(self, plan, holding, entries)
+        self._open.add(reservation)
+        return reservation
+
+    def enter(
+        self, plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]]
+    ) -> None:
+        """Enter a request's demands, all or none. Raises RateLimitError or BudgetError."""
+        moment = self.moment()
+        refusals = plan.refusals(demands, moment)
+        if refusals:
+            self._metrics.refused(decisive(refusals).rule)
+            raise refusal_error(refusals, plan.states(demands, moment))
+        _enter(plan, demands, entries, moment)
+
+    def grow(
+        self, plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]]
+    ) -> bool:
+        """Enter more for a reservation, all or nothing."""
+        moment = self.moment()
+        refusals = plan.refusals(demands, moment)
+        if refusals:
+            self._metrics.growth_refused(decisive(refusals).rule)
+            return False
+        _enter(plan, demands, entries, moment)
+        return True
+
+    def forget(self, reservation: MemoryReservation) -> None:
+        """Forget a settled reservation."""
+        self._open.discard(reservation)
+
+    @property
+    def num_counters(self) -> int:
+        """Return the number of counters kept."""
+        return len(self._counters)
+
+    def moment(self) -> ClockTimes:
+        """Return the present time of both clocks."""
+        return ClockTimes(self._clock(), self._wall_clock())
+
+    def _plan(self, principal: Principal) -> _Plan:
+        """Return rules and counters; cached while the principal is the same object."""
+        plan = self._plans.get(principal.key_id)
+        if plan is None or plan.limits.principal is not principal:
+            if len(self._counters) >= self._sweep_at or len(self._plans) >= _MAX_PLANS:
+                self._sweep()
+            limits = LimitPlan(principal)
+            plan = _Plan(limits, tuple(self._counter(rule) for rule in limits.rules))
+            self._plans[principal.key_id] = plan
+        return plan
+
+    def _counter(self, rule: LimitRule) -> Counter:
+        """Return the rule's counter, which does not depend on the size of its limit."""
+        name = (rule.scope, rule.owner, rule.model or "", rule.name)
+        counter = self._counters.get(name)
+        if counter is None:
+            counter = self._counters[name] = self._make.make(rule.period)
+            if self._past is not None:
+                self._past.enter(rule, counter)
+        return counter
+
+    def _sweep(self) -> None:
+        """Drop counters that count nothing, so that deleted keys take no memory.
+
+        Plans hold counters too, so they are made anew. Counters of open reservations stay.
+        """
+        moment = self.moment()
+        held = {id(counter) for r in self._open for counter in r.plan.counters}
+        self._counters = {
+            name: counter
+            for name, counter in self._counters.items()
+            if counter.used(moment) or id(counter) in held
+        }
+        self._plans.clear()
+        self._sweep_at = max(_MIN_SWEEP, 2 * len(self._counters))
+
+
+def _enter(
+    plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]], moment: ClockTimes
+) -> None:
+    for i, amount in demands:
+        entered = entries.setdefault(i, [])
+        if amount:
+            entered.append((plan.counters[i].add(amount, moment), amount))
+
+
+def _give_back(counter: Counter, entries: Sequence[Demand], spent: int) -> None:
+    """Give back all but `spent`; answers use the earliest entries first."""
+    for slot, amount in entries:
+        kept = min(spent, amount)
+        spent -= kept
+        if kept < amount:
+            counter.give_back(slot, amount - kept)

@@ -1,0 +1,72 @@
+"""Reservations of principals without limits."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from outrider.gateway.tenancy.keys.amounts import Amounts, Want
+from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.limits.limit_rules import Holding
+from outrider.gateway.tenancy.limits.limiter import LimitState
+
+
+class UnlimitedReservation:
+    """A reservation without bounds. It keeps the rules of settling all the same."""
+
+    __slots__ = ("_is_settled", "_want")
+    never_waits: ClassVar[bool] = True
+
+    def __init__(self, want: Want) -> None:
+        self._want = want
+        self._is_settled = False
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """Return no limits."""
+        return ()
+
+    @property
+    def told(self) -> tuple[LimitState, ...]:
+        """Return no limits."""
+        return ()
+
+    @property
+    def reserved(self) -> Want:
+        """Return the amounts that are reserved now."""
+        return self._want
+
+    async def grow(self, more: Want) -> bool:
+        """Reserve more; False once it is settled."""
+        if self._is_settled:
+            return False
+        await self.extend(more)
+        return True
+
+    async def extend(self, more: Want) -> None:
+        """Reserve more; there is always room."""
+        holding = Holding(self._want.by_tier, self._want.most)
+        holding.add(*holding.growth(more))
+        self._want = Want(by_tier=holding.by_tier)
+
+    async def settle(self, used: Mapping[str, Amounts]) -> None:
+        """Do nothing. Raises ValueError for more than is reserved at one of the tiers."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        for tier, amounts in used.items():
+            held = self._want.by_tier.get(tier)
+            if held is None or amounts.tokens > held.tokens or amounts.usd_nanos > held.usd_nanos:
+                raise ValueError(f"more than is reserved: tier {tier!r}: {amounts} of {held}")
+
+
+class Unlimited:
+    """A limiter that counts nothing."""
+
+    async def reserve(self, principal: Principal, want: Want) -> UnlimitedReservation:
+        """Reserve without any check."""
+        return UnlimitedReservation(want)
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,253 @@
+"""Counters of each period: sliding minutes, days and months of UTC, running requests."""
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final, NamedTuple, Protocol
+
+from outrider.gateway.tenancy.limits.limit_rules import Period
+
+WINDOW_S: Final = 60
+_NUM_SLOTS: Final = WINDOW_S + 1
+_DAY_S: Final = 86_400
+_MAX_PERIODS: Final = 4
+OPEN_WAIT_S: Final = 1.0
+"""The end of a running request is unknown; a retry once a second is cheap."""
+
+
+class ClockTimes(NamedTuple):
+    """One time on two clocks, in seconds: a monotonic one, and that of the calendar (UTC)."""
+
+    clock_s: float
+    wall_s: float
+
+
+class Counter(Protocol):
+    """The amount used or reserved under one limit, entered by slots of time.
+
+    Not thread-safe.
+    """
+
+    def used(self, moment: ClockTimes) -> int:
+        """Return the amount that counts now."""
+
+    def add(self, amount: int, moment: ClockTimes) -> int:
+        """Enter an amount now; returns its slot."""
+
+    def give_back(self, slot: int, amount: int) -> None:
+        """Take back a part of a slot's amount. Does nothing where the slot no longer counts."""
+
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
+        """Return the seconds until `amount` (at most `limit`) fits if nothing else changes."""
+
+    def reset_s(self, moment: ClockTimes) -> float:
+        """Return the seconds until the counter is empty; 0 where it is."""
+
+
+class MinuteWindow:
+    """A sliding minute in slots of a second.
+
+    An amount counts in its own second and in the 60 after it. So the amounts of any 60 seconds,
+    wherever they begin, never exceed the limit.
+    """
+
+    __slots__ = ("_amounts", "_last", "_total")
+
+    def __init__(self) -> None:
+        self._amounts = [0] * _NUM_SLOTS  # of second s in s % 61
+        self._last = -(2**62)  # before every clock
+        self._total = 0
+
+    def used(self, moment: ClockTimes) -> int:
+        """Return the amount that counts now."""
+        self._advance(math.floor(moment.clock_s))
+        return self._total
+
+    def add(self, amount: int, moment: ClockTimes) -> int:
+        """Enter an amount now; returns its second."""
+        self._advance(math.floor(moment.clock_s))
+        self._amounts[self._last % _NUM_SLOTS] += amount
+        self._total += amount
+        return self._last
+
+    def give_back(self, slot: int, amount: int) -> None:
+        """Take back a part of a second's amount."""
+        if slot > self._last - _NUM_SLOTS:
+            self._amounts[slot % _NUM_SLOTS] -= amount
+            self._total -= amount
+
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
+        """Return the seconds until enough of the oldest amounts have expired."""
+        over = self.used(moment) + amount - limit
+        for second, entered in self._seconds():
+            if over <= 0:
+                break
+            over -= entered
+            if over <= 0:
+                return second + _NUM_SLOTS - moment.clock_s
+        return 0.0
+
+    def reset_s(self, moment: ClockTimes) -> float:
+        """Return the seconds until the newest amount has expired."""
+        if not self.used(moment):
+            return 0.0
+        newest = self._last
+        while not self._amounts[newest % _NUM_SLOTS]:
+            newest -= 1
+        return newest + _NUM_SLOTS - moment.clock_s
+
+    def _seconds(self) -> Iterator[tuple[int, int]]:
+        """Yield (second, its amount), oldest first."""
+        for second in range(self._last - WINDOW_S, self._last + 1):
+            yield second, self._amounts[second % _NUM_SLOTS]
+
+    def _advance(self, second: int) -> None:
+        """Drop past seconds. A clock that goes back stands still here."""
+        behind = second - self._last
+        if behind <= 0:
+            return
+        if behind >= _NUM_SLOTS or not self._total:
+            self._amounts = [0] * _NUM_SLOTS
+            self._total = 0
+        else:
+            for past in range(self._last + 1, second + 1):
+                slot = past % _NUM_SLOTS
+                self._total -= self._amounts[slot]
+                self._amounts[slot] = 0
+        self._last = second
+
+
+class Days:
+    """UTC's days, numbered from 1970 on."""
+
+    @staticmethod
+    def number(wall_s: float) -> int:
+        """Return the day's number."""
+        return math.floor(wall_s) // _DAY_S
+
+    @staticmethod
+    def end_s(number: int) -> float:
+        """Return the end of the period, in seconds since 1970."""
+        return float((number + 1) * _DAY_S)
+
+
+class Months:
+    """UTC's months, numbered from year 0 on. Remembers the latest month's bounds."""
+
+    __slots__ = ("_end_s", "_number", "_start_s")
+
+    def __init__(self) -> None:
+        self._start_s = self._end_s = 0.0
+        self._number = -1
+
+    def number(self, wall_s: float) -> int:
+        """Return the month's number."""
+        if not self._start_s <= wall_s < self._end_s:
+            date = datetime.fromtimestamp(wall_s, UTC)
+            self._number = date.year * 12 + date.month - 1
+            self._start_s = datetime(date.year, date.month, 1, tzinfo=UTC).timestamp()
+            self._end_s = self._after(self._number)
+        return self._number
+
+    def end_s(self, number: int) -> float:
+        """Return the end of the period, in seconds since 1970."""
+        return self._end_s if number == self._number else self._after(number)
+
+    @staticmethod
+    def _after(number: int) -> float:
+        year, month = divmod(number + 1, 12)
+        return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
+
+
+class CalendarCounter:
+    """A day or a month of UTC.
+
+    A wall clock set back over midnight finds the earlier day as it was, so no amount can be spent
+    twice; a clock that was wrong for a while does no harm to the days that follow.
+    """
+
+    __slots__ = ("_calendar", "_totals")
+
+    def __init__(self, calendar: Days | Months) -> None:
+        self._calendar = calendar
+        self._totals: dict[int, int] = {}  # period → its amount
+
+    def used(self, moment: ClockTimes) -> int:
+        """Return the amount of the present period."""
+        return self._totals.get(self._calendar.number(moment.wall_s), 0)
+
+    def add(self, amount: int, moment: ClockTimes) -> int:
+        """Enter an amount now; returns the period's number."""
+        number = self._calendar.number(moment.wall_s)
+        self._totals[number] = self._totals.get(number, 0) + amount
+        if len(self._totals) > _MAX_PERIODS:
+            del self._totals[next(iter(self._totals))]
+        return number
+
+    def give_back(self, slot: int, amount: int) -> None:
+        """Take back a part of a period's amount."""
+        if slot in self._totals:
+            self._totals[slot] -= amount
+
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
+        """Return the seconds until the period ends; 0 if it fits now."""
+        return self._left_s(moment) if amount > limit - self.used(moment) else 0.0
+
+    def reset_s(self, moment: ClockTimes) -> float:
+        """Return the seconds until the period ends."""
+        number = self._calendar.number(moment.wall_s)
+        return self._calendar.end_s(number) - moment.wall_s if self._totals.get(number) else 0.0
+
+    def _left_s(self, moment: ClockTimes) -> float:
+        number = self._calendar.number(moment.wall_s)
+        return self._calendar.end_s(number) - moment.wall_s
+
+
+class OpenCount:
+    """Requests under way."""
+
+    __slots__ = ("_total",)
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def used(self, moment: ClockTimes) -> int:
+        """Return the number of running requests."""
+        return self._total
+
+    def add(self, amount: int, moment: ClockTimes) -> int:
+        """Add requests that begin."""
+        self._total += amount
+        return 0
+
+    def give_back(self, slot: int, amount: int) -> None:
+        """Remove requests that have ended."""
+        self._total -= amount
+
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
+        """Return a guess in seconds."""
+        return OPEN_WAIT_S if amount > limit - self._total else 0.0
+
+    def reset_s(self, moment: ClockTimes) -> float:
+        """Return a guess in seconds."""
+        return OPEN_WAIT_S if self._total else 0.0
+
+
+class Counters:
+    """Makes counters; those of one calendar share it."""
+
+    def __init__(self) -> None:
+        self._months = Months()
+        self._days = Days()
+
+    def make(self, period: Period) -> Counter:
+        """Make an empty counter."""
+        match period:
+            case "minute":
+                return MinuteWindow()
+            case "day":
+                return CalendarCounter(self._days)
+            case "month":
+                return CalendarCounter(self._months)
+            case "open":
+                return OpenCount()

@@ -1,1 +1,0 @@
-"""`outrider keys`, `usage` and `experiment`: commands on the database."""

@@ -1,0 +1,1 @@
+"""Commands: serving, chat, doctor, fleet, and those on the database."""

@@ -1,0 +1,260 @@
+"""`outrider serve`: the settings' flags, then a gateway until a signal ends it."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tools.commands.command import (
+    Assignments,
+    ChatTemplateOption,
+    ConfigFile,
+    DeterministicOption,
+    DeviceOption,
+    DrafterOption,
+    DrafterRevision,
+    DtypeOption,
+    GraphsOption,
+    KVDtypeOption,
+    LargeOption,
+    LargeRevision,
+    LogLevelOption,
+    LoraOption,
+    MismatchOption,
+    OverlapOption,
+    ParallelOption,
+    QuantizeOption,
+    Small,
+    SmallRevision,
+    SpeculationOption,
+    ThreadsOption,
+    Tiers,
+    assigned,
+    model_flags,
+    reports_user_errors,
+    start_logging,
+    tier_flags,
+)
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from outrider.engine.events import EngineInfo
+    from outrider.gateway.engines.backends.spawning import EngineProcess
+    from outrider.gateway.wiring.crew import Crew
+    from outrider.gateway.wiring.serving import GatewayRun
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+_SERVE_EXAMPLES = """
+Start the gateway and keep it up.
+
+[bold]Examples[/bold]
+
+  outrider serve  [dim]# the pair that comes with Outrider[/dim]
+
+  outrider serve --large Qwen/Qwen3-8B --small Qwen/Qwen3-0.6B --device cuda
+
+  outrider serve --large ./my-model --port 9000  [dim]# one tier, drafts from text alone[/dim]
+
+  outrider serve --config prod.toml --set engine.max_sequences=128
+
+  outrider serve --workers 4  [dim]# four processes at one port, and one engine[/dim]
+
+  outrider serve --small ./small-model --tier cloud=https://host/v1 \
+  --set tiers.cloud.api_key_env=KEY [dim]# a small model here, an upstream large one[/dim]
+
+  outrider serve --small http://127.0.0.1:11434/v1 --large ./large-model \
+  [dim]# Ollama, llama.cpp … as the small model[/dim]
+
+  outrider serve --large none --small none --tier gpu=http://a:8000/v1 --tier gpu=http://b:8000/v1 \
+  [dim]# no model here: one door to two replicas[/dim]
+
+Every setting can also come from outrider.toml ([bold]outrider config init[/bold] writes one) or
+the environment (OUTRIDER_SERVER__PORT=9000). Flags win over the environment, which wins over the
+file.
+"""
+
+
+@app.command("serve", help=_SERVE_EXAMPLES)
+@reports_user_errors
+def serve(  # noqa: PLR0913 - a flag each
+    config: ConfigFile = None,
+    large: LargeOption = None,
+    small: Small = None,
+    large_revision: LargeRevision = None,
+    small_revision: SmallRevision = None,
+    drafter: DrafterOption = None,
+    drafter_revision: DrafterRevision = None,
+    router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
+    quantize: QuantizeOption = None,
+    chat_template: ChatTemplateOption = None,
+    lora: LoraOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; 127.0.0.1 by default, 0.0.0.0 for all."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 8000 by default, 0 for any free.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that answer requests; 1 by default.")
+    ] = None,
+    num_threads: ThreadsOption = None,
+    tensor_parallel: ParallelOption = None,
+    speculation: SpeculationOption = None,
+    allow_vocab_mismatch: MismatchOption = None,
+    kv_cache_dtype: KVDtypeOption = None,
+    deterministic: DeterministicOption = None,
+    cuda_graphs: GraphsOption = None,
+    overlap: OverlapOption = None,
+    engines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS,…",
+            help="Engines that run elsewhere (outrider engine): tcp://HOST:PORT, dns://NAME:PORT, "
+            "http://... of outrider fleet.",
+        ),
+    ] = None,
+    engine_key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Their keys (outrider engine keygen).")
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Allow engines of other machines without keys."),
+    ] = None,
+    tiers: Tiers = None,
+    log_level: LogLevelOption = None,
+    assignments: Assignments = None,
+) -> None:
+    """Start the gateway; the help is `_SERVE_EXAMPLES`."""
+    flags = {
+        **model_flags(large, small),
+        "models.large_revision": large_revision,
+        "models.small_revision": small_revision,
+        "models.drafter": drafter,
+        "models.drafter_revision": drafter_revision,
+        "models.router": router,
+        "models.quantize": quantize,
+        "models.chat_template": chat_template,
+        "adapters.lora": tuple(lora) if lora else None,
+        "engine.device": device,
+        "engine.dtype": dtype,
+        "engine.num_threads": num_threads,
+        "engine.tensor_parallel": tensor_parallel,
+        "engine.kv_cache_dtype": kv_cache_dtype,
+        "engine.deterministic": deterministic,
+        "engine.cuda_graphs": cuda_graphs,
+        "engine.overlap": overlap,
+        "engine.replicas": engines,
+        "engine.replicas_key": engine_key,
+        "engine.replicas_insecure": insecure,
+        "server.host": host,
+        "server.port": port,
+        "server.workers": workers,
+        "speculation.enabled": speculation,
+        "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
+        "log_level": log_level,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    given |= tier_flags(tiers or [])
+    settings = load_settings(config_file=config, flags=assigned(assignments or []) | given)
+    _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    """Run until a signal says otherwise. The port is taken before anything is started."""
+    from outrider.gateway.http.server.listening import listen
+    from outrider.gateway.tools.demo.grown_pair import with_grown_pair
+    from outrider.gateway.wiring.start import (
+        check_extras,
+        keep_torch_out,
+        serving_host,
+        start_engine,
+    )
+
+    check_extras(settings)
+    start_logging(settings.log_level, settings.telemetry.log_format)
+    options = settings.engine
+    if options.process or options.replicas or not settings.models.is_any:
+        keep_torch_out()
+    host, warning = serving_host(settings)
+    if warning is not None:
+        typer.secho(f"outrider: {warning}", fg=typer.colors.YELLOW, err=True)
+    with ended_by_signals(), closing(listen(host, settings.server.port)) as listener:
+        settings, shown = with_grown_pair(settings, partial(typer.echo, err=True))
+        with start_engine(settings) or nullcontext() as engine_process:
+            _serve_with(settings, listener, engine_process, shown)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the command with status 0 before the server handles them."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def _serve_with(
+    settings: Settings, listener: "socket", engine_process: "EngineProcess | None", shown: str
+) -> None:
+    """Import the gateway, while the engine's process loads, and run it.
+
+    shown: a line for the banner on the models.
+    """
+    from outrider.gateway.http.server.listening import url_of
+    from outrider.gateway.tools.commands.terminal import LoadingProgress, make_console, print_banner
+    from outrider.gateway.wiring.until_signalled import serve_until_signalled
+    from outrider.gateway.workers.watchdog import LoopWatchdog
+
+    url, workers = url_of(listener), settings.server.workers
+    with (
+        LoadingProgress(make_console(stderr=True)) as progress,
+        LoopWatchdog(settings.server.stall_timeout_s) as watchdog,
+    ):
+
+        def on_ready(info: "EngineInfo", routing: str) -> None:
+            progress.stop()
+            watchdog.start()
+            adapters = (text.partition("=")[0] for text in settings.adapters.lora)
+            names = (*settings.aliases, *adapters)
+            notes = [shown] if shown else []
+            if workers > 1:
+                notes.append(f"workers {workers} processes answer requests")
+            print_banner(make_console(), url, info, settings.tiers, routing, names, notes)
+
+        make_run = _gateway_run() if workers == 1 else _crew(settings)
+        run = make_run(
+            settings,
+            listener,
+            on_progress=progress.report,
+            on_ready=on_ready,
+            engine_process=engine_process,
+        )
+        serve_until_signalled(run)
+
+
+def _gateway_run() -> "type[GatewayRun]":
+    from outrider.gateway.wiring.serving import GatewayRun
+
+    return GatewayRun
+
+
+def _crew(settings: Settings) -> "type[Crew]":
+    from outrider.gateway.wiring.crew import Crew, prepare_database
+
+    prepare_database(settings)
+    return Crew

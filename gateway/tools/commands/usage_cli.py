@@ -1,0 +1,212 @@
+"""`outrider usage`: usage, costs, charges and savings."""
+
+import csv
+import io
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tenancy.ledger.dimensions import Dimension
+from outrider.gateway.tenancy.ledger.timestamps import FORMS, parse_time
+from outrider.gateway.tools.commands.command import ConfigFile
+from outrider.gateway.tools.commands.database_cli import AsJson, DatabaseUrl
+from outrider.gateway.tools.commands.user_errors import user_errors
+
+if TYPE_CHECKING:
+    from outrider.gateway.storage.database import Database
+    from outrider.gateway.tenancy.ledger.usage_report import (
+        SavingsReport,
+        UsageGroup,
+        UsageReport,
+        UsageSums,
+    )
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+USAGE_HELP: Final = """
+Show usage, its cost and the clients' charges.
+
+[bold]Examples[/bold]
+
+  outrider usage  [dim]# by tier, all of it[/dim]
+
+  outrider usage --by key --since 7d
+
+  outrider usage --by day --key my-app --since 2026-01-01 --csv > january.csv
+
+  outrider usage --by kind --tier small --json
+
+Rows are in the database a second or so after an answer has ended. Times are UTC.
+"""
+
+_TITLES: Final = (
+    "requests", "attempts", "prompt", "cached", "completion", "cost", "charge", "cost/M",
+)  # fmt: skip
+_MAX_GROUPS: Final = 1_000_000
+
+
+@app.command("usage", help=USAGE_HELP)
+def usage(  # noqa: PLR0913 - a flag each
+    by: Annotated[Dimension, typer.Option(help="Group by this.")] = "tier",
+    since: Annotated[str | None, typer.Option(help=f"Start: {FORMS}.")] = None,
+    until: Annotated[str | None, typer.Option(help="End, in the same forms.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only this key: its name or id.")] = None,
+    team: Annotated[str | None, typer.Option(help="Only this team: its name or id.")] = None,
+    tier: Annotated[str | None, typer.Option(help="Only this tier.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
+    as_json: AsJson = False,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show usage; the help is `USAGE_HELP`."""
+    # Databases take half a second to import, which other commands need not wait for.
+    from outrider.gateway.storage.database import DatabaseError
+    from outrider.gateway.storage.open import open_database
+    from outrider.gateway.tenancy.ledger.queries import UsageFilter
+    from outrider.gateway.tenancy.ledger.usage_report import UsageQuestion, usage_report
+
+    with user_errors(usage=(SettingsError,), failed=(DatabaseError,)):
+        now_s = time.time()
+        if as_csv and as_json:
+            raise SettingsError("--csv and --json exclude each other: choose one")
+        if key is not None and key.startswith("or-"):
+            key = key[3:11]  # the id in a key, so that a prefix will do
+        since_s, until_s = (_moment(*pair, now_s) for pair in (("since", since), ("until", until)))
+        database = open_database(load_settings(config_file=config), database_url=database_url)
+        if database is None:
+            raise SettingsError('there is no ledger: database_url is "none"')
+        try:
+            wanted = UsageFilter(
+                since_s=since_s,
+                until_s=until_s,
+                key_ids=None if key is None else _ids(database, "key", key),
+                team_ids=None if team is None else _ids(database, "team", team),
+                tier=tier,
+                model=model,
+            )
+            question = UsageQuestion(by=by, wanted=wanted, limit=_MAX_GROUPS, with_costs=True)
+            report = usage_report(database, question)
+        finally:
+            database.close()
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    elif as_csv:
+        typer.echo(_as_csv(report), nl=False)
+    else:
+        _print(report)
+
+
+def _print(report: "UsageReport") -> None:
+    """A table, and below it what was saved."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from outrider.gateway.tools.commands.terminal import make_console, print_whole
+
+    console = make_console()
+    if not report.totals.attempts:
+        console.print("no usage")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(report.by)
+    for title in _TITLES:
+        table.add_column(title, justify="right")
+    for group in report.data:
+        table.add_row(escape(_title(group)), *_cells(group))
+    table.add_section()
+    table.add_row("total", *_cells(report.totals), style="bold")
+    print_whole(console, table)
+    for line in _closing_lines(report):
+        console.print(line, soft_wrap=True)
+
+
+def _cells(sums: "UsageSums") -> list[str]:
+    per_million = sums.cost_usd_per_million_tokens
+    counts = (
+        sums.requests,
+        sums.attempts,
+        sums.prompt_tokens,
+        sums.cached_tokens,
+        sums.completion_tokens,
+    )
+    return [
+        *(f"{count:,}" for count in counts),
+        _usd(sums.cost_usd or 0.0),
+        _usd(sums.charge_usd),
+        "" if per_million is None else _usd(per_million),
+    ]
+
+
+def _closing_lines(report: "UsageReport") -> Iterator[str]:
+    dear = report.totals.cost_usd_per_million_charged_tokens
+    if dear is not None:
+        yield f"a million tokens that clients pay for cost us {_usd(dear)}, all else included"
+    if report.savings is None:
+        yield (
+            "savings are not known: no price of the large model is. Set routing.prices.large, or "
+            "the price of the upstream tier that answers in its place."
+        )
+    else:
+        yield _savings_line(report.savings)
+
+
+def _savings_line(saved: "SavingsReport") -> str:
+    from rich.markup import escape
+
+    if saved.saved_share is None:
+        return f"nothing saved: {escape(saved.tier)} would have cost nothing"
+    word = "saved" if saved.saved_usd >= 0 else "lost"
+    return (
+        f"{word} {_usd(abs(saved.saved_usd))} ({abs(saved.saved_share):.1%}): had "
+        f"{escape(saved.tier)} answered everything, it would have cost {_usd(saved.always_usd)}"
+    )
+
+
+def _as_csv(report: "UsageReport") -> str:
+    """A header, then a line for each group; no totals, which a spreadsheet makes itself."""
+    from outrider.gateway.tenancy.ledger.usage_report import UsageSums
+
+    text = io.StringIO()
+    fields = [report.by, "name", *UsageSums.model_fields]
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    for group in report.data:
+        cells: dict[str, Any] = group.model_dump()
+        cells[report.by] = cells.pop("group")
+        writer.writerow({name: _tame(cell) for name, cell in cells.items()})
+    return text.getvalue()
+
+
+def _tame(cell: object) -> object:
+    """Spreadsheets run what looks like a formula; names are the clients' own."""
+    is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if is_formula else cell
+
+
+def _title(group: "UsageGroup") -> str:
+    if group.name is not None:
+        return f"{group.name} ({group.group})"
+    return group.group or "(none)"
+
+
+def _usd(amount: float) -> str:
+    """Cents for sums one pays, enough digits for a single token."""
+    return f"${amount:,.2f}" if amount >= 100 or not amount else f"${amount:,.4g}"
+
+
+def _ids(database: "Database", by: Literal["key", "team"], word: str) -> list[str]:
+    from outrider.gateway.tenancy.ledger.queries import ids_of
+
+    with database.read() as connection:
+        return ids_of(connection, by, word)
+
+
+def _moment(name: str, text: str | None, now_s: float) -> float | None:
+    try:
+        return None if text is None else parse_time(text, now_s)
+    except ValueError as error:
+        raise SettingsError(f"--{name}: {error}") from None

@@ -1,1 +1,0 @@
-"""Parts that the commands share: options, errors, terminal output, chat."""

@@ -1,0 +1,311 @@
+"""`outrider router collect | train | eval | calibrate | report`: learn a router, and judge one."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.tools.learning.collect.command import COLLECT_HELP, collect
+from outrider.gateway.tools.learning.routers.inputs import (
+    BootstrapSeed,
+    Config,
+    HoldBackOption,
+    JsonFlag,
+    LabelledDataPath,
+    LargePrice,
+    MaxCost,
+    Quality,
+    Resamples,
+    Router,
+    SmallPrice,
+    Strict,
+    StrongShare,
+    WholeAnswers,
+    estimate_rows,
+    judge,
+    prices_of,
+    read_both_tiers,
+    read_data,
+    router_errors,
+    target_of,
+    wary_notes,
+)
+from outrider.gateway.tools.learning.routers.tables import (
+    calibration_json,
+    calibration_table,
+    judged_json,
+    judged_table,
+    training_lines,
+)
+from outrider.router.calibration import calibrate
+from outrider.router.scorer import RouterScorer
+
+app = typer.Typer(
+    name="router",
+    help="Train and evaluate the router, which picks the model for a request.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+)
+
+
+def _flowing(text: str) -> str:
+    """Paragraphs without line ends of their own, so that they fill any terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+
+
+app.command(help=_flowing(COLLECT_HELP))(collect)
+
+_RECOVERED_GAP = 0.95
+
+_TRAIN_HELP = """
+Learn which prompts the small model answers well enough.
+
+From text alone where the data have prompts and labels; with a probe on hidden states and a judge of
+begun answers where they come from `outrider router collect`. All figures printed are of held-out
+folds. The threshold keeps 95 % of what the large model adds, unless a target is named.
+
+[bold]Examples[/bold]
+
+  outrider router train --data labels.csv --out my-router
+
+  outrider router train --data labels.jsonl --out my-router --strong-share 0.3
+
+  outrider serve --large ./large --small ./small --router my-router
+"""
+
+
+@app.command(help=_flowing(_TRAIN_HELP))
+def train(  # noqa: PLR0913 - a flag each
+    data: LabelledDataPath,
+    out: Annotated[Path, typer.Option(help="Folder for the router; made if it is missing.")],
+    recovered_gap: Annotated[
+        float, typer.Option(help="Share of the large model's advantage to keep.")
+    ] = _RECOVERED_GAP,
+    strong_share: StrongShare = None,
+    quality: Quality = None,
+    max_cost: MaxCost = None,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
+    weak_only: Annotated[
+        bool,
+        typer.Option(
+            "--weak-only",
+            help="Leave strong_correct out: judge by the small model's answers alone.",
+        ),
+    ] = False,
+    hold_back_tokens: HoldBackOption = 16,
+    as_json: JsonFlag = False,
+    config: Config = None,
+    seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0,
+) -> None:
+    """Train and save; the help is `_TRAIN_HELP`."""
+    with router_errors():
+        need_extra("router", "Training a router")
+        rows = read_data(data)
+        if weak_only:
+            rows = replace(rows, strong=None)
+        target = target_of(
+            recovered_gap=recovered_gap,
+            strong_share=strong_share,
+            quality=quality,
+            max_cost=max_cost,
+            prices=None if max_cost is None else prices_of(small_price, large_price, config),
+        )
+        typer.echo(f"Training on {len(rows.prompts):,} prompts ...", err=True)
+        # scikit-learn takes seconds to import, and serving must not need it.
+        from outrider.router.estimator import TrainConfig, train_router
+
+        plan = TrainConfig(target=target, hold_back_tokens=hold_back_tokens, seed=seed)
+        scorer = train_router(rows, plan).scorer
+        scorer.save(out)
+    if rows.num_duplicates:
+        typer.echo(f"note: {rows.num_duplicates} rows repeat a prompt of another row", err=True)
+    if as_json:
+        calibration = scorer.calibration
+        typer.echo(
+            json.dumps(
+                {
+                    "router": str(out),
+                    "threshold": scorer.threshold,
+                    "pair": scorer.pair,
+                    "training": dict(scorer.training),
+                    "calibration": None if calibration is None else calibration_json(calibration),
+                },
+                indent=2,
+            )
+        )
+        return
+    typer.echo(f"Wrote {out}")
+    for line in training_lines(scorer):
+        typer.echo(line)
+
+
+_EVAL_HELP = """
+Judge a router on labelled prompts, beside random, best single model and oracle.
+
+APGR is the share of the large model's advantage that is recovered, averaged over all shares of
+prompts that it may answer (random: 0.5); CPT(50%) and CPT(80%) are the shares that recover 50 % and
+80 % of it; ECE is how far expected and found quality are apart. Every stage is judged that the
+router has and the data allow: the text, the probe, the answer's beginning.
+
+[bold]Examples[/bold]
+
+  outrider router eval --router my-router --data held-out.csv
+
+  outrider router eval --router my-router --data held-out.jsonl --json --plots plots --strict
+"""
+
+
+@app.command("eval", help=_flowing(_EVAL_HELP))
+def evaluate_command(  # noqa: PLR0913 - a flag each
+    router: Router,
+    data: LabelledDataPath,
+    as_json: JsonFlag = False,
+    plots: Annotated[Path | None, typer.Option(help="Folder for three PNG files.")] = None,
+    strict: Strict = False,
+    hold_back_tokens: HoldBackOption = 16,
+    whole_answers: WholeAnswers = False,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
+    config: Config = None,
+    resamples: Resamples = 1000,
+    seed: BootstrapSeed = 0,
+) -> None:
+    """Judge and print; the help is `_EVAL_HELP`."""
+    with router_errors():
+        if plots is not None:
+            need_extra("bench", "--plots")
+        prices = prices_of(small_price, large_price, config)
+        judged = judge(
+            router,
+            data,
+            hold_back_tokens=None if whole_answers else hold_back_tokens,
+            num_resamples=resamples,
+            seed=seed,
+            strict=strict,
+        )
+        if as_json:
+            typer.echo(json.dumps(judged_json(judged, prices), indent=2))
+        else:
+            typer.echo(judged_table(judged, prices))
+        if plots is not None:
+            from outrider.gateway.tools.learning.routers.plots import draw_plots
+
+            for path in draw_plots(judged.report, judged.rows, plots):
+                typer.echo(f"Drew {path}", err=True)
+
+
+_CALIBRATE_HELP = """
+Find the threshold that meets a target on labelled prompts that the router was not trained on.
+
+Shows settings from always-small to always-large and the chosen one; --out writes the router with
+it. In a cascade, prompts between two text qualities begin with the small model, and the threshold
+is for its answer.
+
+[bold]Examples[/bold]
+
+  outrider router calibrate --router my-router --data held-out.jsonl --strong-share 0.3
+
+  outrider router calibrate --router my-router --data held-out.jsonl --quality 0.95 --out my-router
+
+  outrider router calibrate --router my-router --data held-out.jsonl --max-cost 0.002
+  --small-price 0.05/0.2 --large-price 0.5/2
+"""
+
+
+@app.command("calibrate", help=_flowing(_CALIBRATE_HELP))
+def calibrate_command(  # noqa: PLR0913 - a flag each
+    router: Router,
+    data: LabelledDataPath,
+    strong_share: StrongShare = None,
+    quality: Quality = None,
+    max_cost: MaxCost = None,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the router with this setting; may be ROUTER.")
+    ] = None,
+    as_json: JsonFlag = False,
+    strict: Strict = False,
+    hold_back_tokens: HoldBackOption = 16,
+    config: Config = None,
+) -> None:
+    """Choose, print, write; the help is `_CALIBRATE_HELP`."""
+    with router_errors():
+        prices = prices_of(small_price, large_price, config)
+        target = target_of(
+            strong_share=strong_share, quality=quality, max_cost=max_cost, prices=prices
+        )
+        labelled = read_both_tiers(data)
+        scorer = RouterScorer.load(router)
+        _, notes = wary_notes(scorer, labelled, strict=strict)
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+        rows = estimate_rows(scorer, labelled, hold_back_tokens)
+        calibration = calibrate(rows, target)
+        if out is not None:
+            found = {
+                "num_rows": len(labelled.prompts),
+                "data_sha256": labelled.sha256,
+                "target": asdict(target),
+                "hold_back_tokens": hold_back_tokens,
+            }
+            training = {**scorer.training, "calibrated_on": found}
+            replace(scorer.with_calibration(calibration), training=training).save(out)
+    if as_json:
+        typer.echo(json.dumps(calibration_json(calibration), indent=2))
+    else:
+        typer.echo(f"{len(labelled.prompts)} prompts of {data.name}")
+        typer.echo(calibration_table(calibration, rows, prices))
+    if out is not None:
+        typer.echo(f"Wrote {out}", err=True)
+    elif not as_json:
+        typer.echo("Nothing was written: --out DIR writes the router with this setting.")
+
+
+_REPORT_HELP = """
+One HTML page about a router: figures, curves, calibration, and where it is wrong.
+
+The page is self-contained, and works offline and on a phone. It shows prompts from the data.
+
+[bold]Examples[/bold]
+
+  outrider router report --router my-router --data held-out.csv --out report.html
+"""
+
+
+@app.command(help=_flowing(_REPORT_HELP))
+def report(  # noqa: PLR0913 - a flag each
+    router: Router,
+    data: LabelledDataPath,
+    out: Annotated[Path, typer.Option(help="HTML file to write.")],
+    strict: Strict = False,
+    hold_back_tokens: HoldBackOption = 16,
+    whole_answers: WholeAnswers = False,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
+    config: Config = None,
+    resamples: Resamples = 1000,
+    seed: BootstrapSeed = 0,
+) -> None:
+    """Judge and write the page; the help is `_REPORT_HELP`."""
+    with router_errors():
+        need_extra("bench", "The report")
+        prices = prices_of(small_price, large_price, config)
+        judged = judge(
+            router,
+            data,
+            hold_back_tokens=None if whole_answers else hold_back_tokens,
+            num_resamples=resamples,
+            seed=seed,
+            strict=strict,
+        )
+        from outrider.gateway.tools.learning.routers.report import report_page
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(report_page(judged, prices), encoding="utf-8", errors="replace")
+    typer.echo(f"Wrote {out}")

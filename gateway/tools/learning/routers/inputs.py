@@ -1,0 +1,272 @@
+"""Parts that the commands of `outrider router` share: options, reading, judging, errors."""
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.gateway.settings.sections import TierPriceSettings
+from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tools.commands.terminal import make_console
+from outrider.gateway.tools.commands.user_errors import user_errors
+from outrider.router.calibration import CalibrationError, CalibrationTarget, Prices, StageRows
+from outrider.router.costs import TokenPrices
+from outrider.router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts
+from outrider.router.evaluation import NoGapError, RouterReport, evaluate
+from outrider.router.scorer import RouterFileError, RouterScorer
+from outrider.router.stages import stage_rows
+
+DATA_VARIABLE = "OUTRIDER_DATA"
+DATA_HELP = (
+    "CSV or JSONL with prompt, weak_correct and strong_correct (0 or 1), or what `outrider router "
+    f"collect` wrote. A relative path is also looked up under ${DATA_VARIABLE}."
+)
+
+LabelledDataPath = Annotated[Path, typer.Option(help=DATA_HELP)]
+Router = Annotated[Path, typer.Option(help="Folder that `outrider router train` wrote.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse data with prompts that the router was trained on, or of another pair.",
+    ),
+]
+HoldBackOption = Annotated[
+    int, typer.Option(min=1, help="Tokens of an answer that are judged, as with streaming.")
+]
+WholeAnswers = Annotated[
+    bool, typer.Option("--whole-answers", help="Judge whole answers, as without streaming.")
+]
+Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples.")]
+BootstrapSeed = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
+StrongShare = Annotated[
+    float | None, typer.Option(help="Target: at most this share is answered by the large model.")
+]
+Quality = Annotated[
+    float | None,
+    typer.Option(help="Target: at least this share of the large model's accuracy, cheaply."),
+]
+MaxCost = Annotated[
+    float | None, typer.Option(help="Target: largest mean cost of a request, in USD.")
+]
+SmallPrice = Annotated[
+    str | None,
+    typer.Option(help="USD per million tokens, prompt/answer, as in 0.05/0.2."),
+]
+LargePrice = Annotated[str | None, typer.Option(help="The same for the large model.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Settings file with routing.prices.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RouterEvaluation:
+    """A router on labelled prompts: what went in, what came out, what to be wary of.
+
+    `num_known`: prompts that the router was trained on.
+    """
+
+    router: Path
+    data_path: Path
+    scorer: RouterScorer
+    data: LabelledPrompts
+    rows: StageRows
+    report: RouterReport
+    num_known: int
+    notes: tuple[str, ...]
+
+
+def router_errors() -> AbstractContextManager[None]:
+    """Print errors that the user can fix, and exit with status 2."""
+    return user_errors(
+        usage=(
+            RouterDataError,
+            RouterFileError,
+            NoGapError,
+            CalibrationError,
+            SettingsError,
+            OSError,
+        )
+    )
+
+
+def read_data(path: Path) -> LabelledPrompts:
+    """The labelled prompts, looked up under $OUTRIDER_DATA too; raises RouterDataError."""
+    root = os.environ.get(DATA_VARIABLE)
+    if root and not path.is_absolute() and not path.exists():
+        path = Path(root) / path
+    return read_labelled_prompts(path)
+
+
+def read_both_tiers(path: Path) -> LabelledPrompts:
+    """The same, with labels of both tiers; raises RouterDataError."""
+    data = read_data(path)
+    if data.strong is None:
+        raise RouterDataError(
+            f"{path} has no strong_correct: what the large model adds needs both tiers' labels"
+        )
+    return data
+
+
+def target_of(
+    *,
+    strong_share: float | None,
+    quality: float | None,
+    max_cost: float | None,
+    prices: Prices | None,
+    recovered_gap: float | None = None,
+) -> CalibrationTarget:
+    """The one target that was named; raises CalibrationError unless it is exactly one."""
+    named = {"--strong-share": strong_share, "--quality": quality, "--max-cost": max_cost}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1 or (not given and recovered_gap is None):
+        raise CalibrationError(
+            f"give one of {', '.join(named)}, not {' and '.join(given) or 'none'}"
+        )
+    if max_cost is not None and prices is None:
+        raise CalibrationError(
+            "--max-cost needs prices: give --small-price and --large-price, as in 0.05/0.2 (USD "
+            "per million tokens of prompt/answer), or set routing.prices"
+        )
+    return CalibrationTarget(
+        recovered_gap=None if given else recovered_gap,
+        strong_share=strong_share,
+        quality=quality,
+        max_cost_usd=max_cost,
+        prices=prices,
+    )
+
+
+def prices_of(small: str | None, large: str | None, config: Path | None) -> Prices | None:
+    """From the two flags, else from the settings; None where neither names any.
+
+    Raises CalibrationError for what is no pair of prices, SettingsError for bad settings.
+    """
+    if small is not None and large is not None:
+        return {"small": _price(small, "--small-price"), "large": _price(large, "--large-price")}
+    if small is not None or large is not None:
+        raise CalibrationError("give both --small-price and --large-price, or neither")
+    known = load_settings(config_file=config).routing.prices
+    if not known.is_known:
+        return None
+    return {"small": _known_price(known.small), "large": _known_price(known.large)}
+
+
+def _known_price(prices: TierPriceSettings) -> TokenPrices:
+    return TokenPrices(
+        prompt=prices.prompt, cached_prompt=prices.cached, completion=prices.completion
+    )
+
+
+def _price(text: str, flag: str) -> TokenPrices:
+    try:
+        prompt, completion = (float(part) for part in text.split("/"))
+        if not 0.0 <= min(prompt, completion) <= max(prompt, completion) < float("inf"):
+            raise ValueError(text)
+    except ValueError:
+        raise CalibrationError(
+            f"{flag} is {text!r}; it must be two prices, prompt/answer, as in 0.05/0.2"
+        ) from None
+    return TokenPrices(prompt=prompt, cached_prompt=prompt, completion=completion)
+
+
+def wary_notes(
+    scorer: RouterScorer, data: LabelledPrompts, *, strict: bool
+) -> tuple[int, list[str]]:
+    """Return the number of prompts that the router was trained on, and caveats of the figures.
+
+    Raises RouterDataError for known prompts and another pair if `strict`.
+    """
+    notes = []
+    known = scorer.was_trained_on(data.prompts)
+    num_known = int(known.sum())
+    if num_known:
+        first = data.prompts[int(known.argmax())].strip().replace("\n", " ")
+        notes.append(
+            f"{num_known} of {len(data.prompts)} prompts were in the router's training data, which "
+            f'flatters it; the first one is "{first[:60]}{"..." if len(first) > 60 else ""}"'
+        )
+    if scorer.pair and data.pair and scorer.pair != data.pair:
+        notes.append(
+            f"the router was trained for the pair {scorer.pair}, the data are of {data.pair}"
+        )
+    if notes and strict:
+        raise RouterDataError(f"{'; '.join(notes)} (refused because of --strict)")
+    missing = [
+        column
+        for column, stage, values in (
+            ("hidden_state", scorer.probe, data.hidden),
+            ("weak_logprobs", scorer.answer, data.logprobs),
+        )
+        if stage is not None and values is None
+    ]
+    if missing:
+        notes.append(
+            f"the data have no {' and no '.join(missing)}, so eval and calibrate cannot judge "
+            "the stages that need them"
+        )
+    if data.num_duplicates:
+        notes.append(f"{data.num_duplicates} rows repeat a prompt of another row")
+    return num_known, notes
+
+
+def judge(
+    router: Path,
+    data_path: Path,
+    *,
+    hold_back_tokens: int | None,
+    num_resamples: int,
+    seed: int,
+    strict: bool,
+) -> RouterEvaluation:
+    """Read, estimate, evaluate; notes go to the terminal. Raises the errors of `router_errors`."""
+    data = read_both_tiers(data_path)
+    scorer = RouterScorer.load(router)
+    num_known, notes = wary_notes(scorer, data, strict=strict)
+    rows = estimate_rows(scorer, data, hold_back_tokens)
+    chosen = None if scorer.calibration is None else scorer.calibration.chosen
+    report = evaluate(
+        rows,
+        threshold=scorer.threshold,
+        band=None if chosen is None else chosen.band,
+        num_resamples=num_resamples,
+        seed=seed,
+        track=_track,
+    )
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    return RouterEvaluation(
+        router=router,
+        data_path=data_path,
+        scorer=scorer,
+        data=data,
+        rows=rows,
+        report=report,
+        num_known=num_known,
+        notes=tuple(notes),
+    )
+
+
+def estimate_rows(
+    scorer: RouterScorer, data: LabelledPrompts, hold_back_tokens: int | None
+) -> StageRows:
+    """`stage_rows` with a word in the terminal that something is being done."""
+    console = make_console(stderr=True)
+    with console.status(f"judging {len(data.prompts):,} prompts"):
+        return stage_rows(scorer, data, hold_back_tokens=hold_back_tokens)
+
+
+def _track(resamples: range) -> Iterable[int]:
+    from rich.progress import track
+
+    console: Any = make_console(stderr=True)
+    return track(
+        resamples,
+        description="resampling",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,52 @@
+"""The script of examples/api_product, as a user runs it, with its own settings."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.gateway.tenancy.keys.records import KeyOrder
+from tests.gateway.conftest import wait_for
+from tests.gateway.hybrid import LOCAL_TEXT, hybrid
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "api_product"
+
+
+def test_the_script_runs_with_its_settings(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
+) -> None:
+    settings = tomllib.loads((EXAMPLE / "outrider.toml").read_text(encoding="utf-8"))
+    more = {
+        "database_url": f"sqlite:///{tmp_path}/product.db",
+        "keys": {"refresh_s": 0.02},
+        "ledger": {"flush_ms": 1},
+    }
+    with hybrid(tokenizer, encode, clouds=(), **settings, **more) as world:
+        store = world.context.tenancy.keys.store
+        assert store is not None
+        admin = store.create(KeyOrder(name="admin", scopes=Scopes(is_admin=True))).text
+        wait_for(lambda: world.http.get("/v1/models").status_code == 401)
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE / "api_product.py")],
+            env={**os.environ, "OUTRIDER_URL": world.url, "ADMIN_KEY": admin},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [
+        "models: ['assistant']",
+        f"answer: miss {LOCAL_TEXT!r}",
+        f"answer: hit {LOCAL_TEXT!r}",
+        "another model: model_not_allowed",
+    ]
+    bill = dict(re.findall(r"bill: (\w+) \d+ (\d+\.\d+) USD", done.stdout))
+    assert float(bill["answer"]) > 0
+    assert float(bill["cached"]) == 0

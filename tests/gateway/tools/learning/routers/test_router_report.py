@@ -1,0 +1,120 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.gateway.tools.learning.routers.commands import app
+from outrider.router.dataset import LabelledPrompts
+from outrider.router.estimator import train_router
+from tests.router.conftest import labelled_sums, write_jsonl
+
+EVIL = '<script>alert("x")</script> & "What is 9 + 9?" \N{SNOWMAN}'
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Every element closed, every id its own; collects text and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "srcset"):
+                self.links.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def with_prompt(data: LabelledPrompts, prompt: str) -> LabelledPrompts:
+    """The first prompt that only the large model answers is another one."""
+    assert data.strong is not None
+    place = int((data.strong > data.weak).argmax())
+    prompts = [prompt if row == place else old for row, old in enumerate(data.prompts)]
+    return LabelledPrompts(prompts=prompts, weak=data.weak, strong=data.strong, sha256=data.sha256)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("report")
+    train_router(labelled_sums(300, seed=8)).scorer.save(folder / "my <router>")
+    data = write_jsonl(folder / "held-out.jsonl", with_prompt(labelled_sums(60, seed=9), EVIL))
+    out = folder / "new" / "report.html"
+    arguments = ["report", "--router", folder / "my <router>", "--data", data, "--out", out]
+    result = CliRunner().invoke(app, [*map(str, arguments), "--resamples", "20"])
+    assert result.exit_code == 0, result.output
+    return out.read_text(encoding="utf-8")
+
+
+def test_page_is_whole_and_needs_nothing_else(page: str) -> None:
+    parsed = Page()
+    parsed.feed(page)
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids)) > 0
+    # Only parts of its own pictures are linked.
+    assert {link[1:] for link in parsed.links} <= set(parsed.ids)
+    assert "script" not in parsed.tags
+    assert parsed.tags.count("svg") == 3
+    assert "$" not in re.sub(r"<pre>.*?</pre>|<summary>.*?</summary>", "", page)
+    assert not re.search(r"url\((?!#)|@import", page)
+
+
+def test_data_in_the_report_is_escaped(page: str) -> None:
+    parsed = Page()
+    parsed.feed(page)
+    text = "".join(parsed.text)
+    assert EVIL in text
+    assert "Router report: my <router>" in text
+    assert "<script" not in page
+    assert "default-src 'none'" in page, "what runs or loads nothing needs no more"
+
+
+def test_figures_and_mistakes_are_there(page: str) -> None:
+    parsed = Page()
+    parsed.feed(page)
+    text = " ".join("".join(parsed.text).split())
+    for part in (
+        "judged on 60 prompts of held-out.jsonl",
+        "APGR",
+        "CPT(80 %)",
+        "always small",
+        "oracle",
+        "The small model answered, the large one would have been better",
+        "The large model answered, and was no better",
+        "How it was trained",
+    ):
+        assert part in text
+    assert page.count('<tr class="chosen">') == 2
+
+
+def test_pictures_take_the_page_s_colours(page: str) -> None:
+    pictures = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert set(re.findall(r"var\(--(\w+)\)", pictures)) >= {"ink", "soft", "text", "grid"}
+    assert not re.search(r"#[0-9a-f]{6}\b", pictures)
+    assert "prefers-color-scheme: dark" in page
+    for name in re.findall(r"var\(--(\w+)\)", page):
+        is_another_s = f"--{name}: var(--" in page
+        assert page.count(f"--{name}:") == (1 if is_another_s else 2), "light and dark"
+
+
+def test_path_of_the_machine_is_not_in_it(page: str, tmp_path: Path) -> None:
+    assert str(tmp_path.parent) not in page
