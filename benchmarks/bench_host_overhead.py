@@ -58,7 +58,7 @@ from benchmarks.harness import (
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
 from benchmarks.record import ROOT
 from benchmarks.step_timer import StepRecord, StepTimer
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.engine.config import EngineConfig
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.passes.step_times import RunningStepTimes, StepTimeCurve

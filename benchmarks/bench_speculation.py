@@ -56,8 +56,8 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
-from outrider.draft.budget import TreeBudget
-from outrider.draft.head_texts import Head
+from outrider.draft.budget.budget import TreeBudget
+from outrider.draft.guesses.head_texts import Head
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import Tier
 

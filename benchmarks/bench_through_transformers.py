@@ -56,7 +56,7 @@ from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt
 from benchmarks.step_timer import ForwardCpu
 from benchmarks.turns import Case, Turn, Turns, engine_case
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.engine.model.read_config import read_model_config
 from outrider.engine.model.transformers_decoder import TransformersModel
 from outrider.engine.passes.runner import ModelRunner

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from benchmarks.prompts import Prompt
 from benchmarks.step_timer import ForwardCpu, StepRecord, StepTimer
-from outrider.draft.budget import PassTimeEstimate, TreeBudget
+from outrider.draft.budget.budget import PassTimeEstimate, TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.head_texts import Head
+from outrider.draft.guesses.head_texts import Head
 from outrider.draft.heads.protocol import HeadModel
 from outrider.draft.heads.read_head import read_head
 from outrider.draft.tree_drafter import TreeDrafter

@@ -15,9 +15,9 @@ from benchmarks.gpu_attention_cases import random_tree
 from benchmarks.gpu_models import QWEN3_06B, QWEN3_8B, TINY_LARGE, TINY_SMALL
 from benchmarks.gpu_paired_models import Bigrams, paired_model, turn_head
 from benchmarks.gpu_timing import synchronize
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.draft_levels import capture_levels
+from outrider.draft.device.draft_levels import capture_levels
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.config import EngineConfig

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kernel_cases import Case, Cases
-from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.kernels.sampling.sample import SamplingRows, top_tokens
 from outrider.kernels.trees.build_tree import (
     EdgeTable,

@@ -32,8 +32,8 @@ from benchmarks.gpu_kernel_cases import TINY, Cases
 from benchmarks.gpu_models import QWEN3_06B, QWEN3_8B, RandomReader
 from benchmarks.gpu_token_cases import sampling_rows
 from outrider.draft.config import DraftConfig
-from outrider.draft.draft_levels import capture_levels
-from outrider.draft.tree_warm_up import warm_up_trees
+from outrider.draft.device.draft_levels import capture_levels
+from outrider.draft.device.tree_warm_up import warm_up_trees
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.cuda_capture import Run

@@ -22,9 +22,9 @@ from benchmarks.grown import grown_head, grown_large, grown_small
 from benchmarks.harness import choose_threads, console
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from benchmarks.step_timer import ForwardCpu
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.head_texts import Head
+from outrider.draft.guesses.head_texts import Head
 from outrider.engine.model.quantised.formats import SchemeName
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import SamplingParams, Tier

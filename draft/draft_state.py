@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from outrider.draft.budget import AcceptanceEstimate
+from outrider.draft.budget.budget import AcceptanceEstimate
 from outrider.draft.forecast import TreeForecast
-from outrider.draft.token_map import TokenMap
-from outrider.draft.tree_batch import DraftTree
+from outrider.draft.text.token_map import TokenMap
+from outrider.draft.trees.tree_batch import DraftTree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.protocols import DraftModel, Verdict

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from outrider.draft.budget import Floats, StepBudget
-from outrider.draft.guess_tree import MAX_TREE_SLOTS
+from outrider.draft.budget.budget import Floats, StepBudget
+from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS
 
 _WEIGHT: Final = 0.2
 _FIRST_CHANCE: Final = 0.6

@@ -4,14 +4,14 @@ from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
-from outrider.draft.budget import StepBudget
+from outrider.draft.budget.budget import StepBudget
+from outrider.draft.budget.level_host_times import LevelHostTimes
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
+from outrider.draft.guesses.model_guesses import ModelGuesses
 from outrider.draft.heads.protocol import BlockLayout
-from outrider.draft.level_host_times import LevelHostTimes
-from outrider.draft.model_guesses import ModelGuesses
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
-from outrider.draft.tree_batch import choose_frontiers
+from outrider.draft.trees.tree_batch import choose_frontiers
 from outrider.engine.protocols import DraftLogits, DraftPass, Proposal, Trees
 
 

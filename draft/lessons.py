@@ -3,10 +3,10 @@
 from collections import OrderedDict
 from typing import Final
 
-from outrider.draft.budget import AcceptanceEstimate
-from outrider.draft.calibration import EdgeCalibration, RequestCalibration
+from outrider.draft.budget.budget import AcceptanceEstimate
+from outrider.draft.budget.calibration import EdgeCalibration, RequestCalibration
 from outrider.draft.draft_state import DraftState
-from outrider.draft.guess_tree import GuessTree, JudgedGuess
+from outrider.draft.trees.guess_tree import GuessTree, JudgedGuess
 from outrider.engine.protocols import DraftModel
 from outrider.engine.sequences.sequence import Sequence
 

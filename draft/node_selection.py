@@ -3,9 +3,9 @@
 from collections.abc import Sequence as SequenceOf
 from math import inf
 
-from outrider.draft.budget import Floats, StepBudget
+from outrider.draft.budget.budget import Floats, StepBudget
 from outrider.draft.draft_state import Draft
-from outrider.draft.tree_batch import select, weigh
+from outrider.draft.trees.tree_batch import select, weigh
 from outrider.engine.trees.token_tree import TokenTree
 
 

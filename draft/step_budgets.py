@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
-from outrider.draft.budget import StepBudget, TreeBudget
+from outrider.draft.budget.budget import StepBudget, TreeBudget
+from outrider.draft.budget.own_pace import OwnPace
 from outrider.draft.draft_state import Draft
 from outrider.draft.host_growth import Growth, HostGrowth
-from outrider.draft.own_pace import OwnPace
 from outrider.engine.protocols import NOTHING_BESIDE, Beside, DraftModel
 from outrider.engine.sequences.sequence import Sequence
 

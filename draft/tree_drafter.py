@@ -6,25 +6,31 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from math import inf
 
-from outrider.draft.block_guesses import BlockGuesses
-from outrider.draft.budget import AcceptanceEstimate, DraftGain, Floats, StepBudget, TreeBudget
-from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.budget.budget import (
+    AcceptanceEstimate,
+    DraftGain,
+    Floats,
+    StepBudget,
+    TreeBudget,
+)
+from outrider.draft.budget.calibration import EdgeCalibration
+from outrider.draft.budget.step_choice import MODELS, StepChoice, StepKind
 from outrider.draft.config import DraftConfig
-from outrider.draft.device_growth import DeviceGrowth
+from outrider.draft.device.device_growth import DeviceGrowth
 from outrider.draft.draft_state import Draft, DraftState
-from outrider.draft.guess_tree import MAX_TREE_SLOTS
-from outrider.draft.head_guesses import HeadGuesses
-from outrider.draft.head_texts import Head, HeadTexts
+from outrider.draft.guesses.block_guesses import BlockGuesses
+from outrider.draft.guesses.head_guesses import HeadGuesses
+from outrider.draft.guesses.head_texts import Head, HeadTexts
+from outrider.draft.guesses.model_guesses import ModelGuesses
+from outrider.draft.guesses.text_guesses import TextGuesses
 from outrider.draft.host_growth import Growth, HostGrowth
 from outrider.draft.lessons import Lessons
-from outrider.draft.model_guesses import ModelGuesses
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
 from outrider.draft.step_budgets import StepBudgets
-from outrider.draft.step_choice import MODELS, StepChoice, StepKind
-from outrider.draft.text_guesses import TextGuesses
-from outrider.draft.text_sources import TextSources
-from outrider.draft.token_map import TokenMap
-from outrider.draft.tree_batch import new_tree
+from outrider.draft.text.text_sources import TextSources
+from outrider.draft.text.token_map import TokenMap
+from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS
+from outrider.draft.trees.tree_batch import new_tree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import (

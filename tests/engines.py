@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from outrider.draft.budget import TreeBudget
-from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.budget.budget import TreeBudget
+from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.config import DraftConfig
 from outrider.draft.training.tasks.families import stream
 from outrider.draft.tree_drafter import TreeDrafter

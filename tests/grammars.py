@@ -5,7 +5,7 @@ from functools import cache
 
 import llguidance
 
-from outrider.draft.vocabulary import vocabulary_bytes
+from outrider.draft.text.vocabulary import vocabulary_bytes
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.llguidance_backend import LLGuidanceCompiler
 from outrider.engine.grammar.source import prepare_source

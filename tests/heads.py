@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.head_guesses import HeadGuesses
-from outrider.draft.head_texts import Head
+from outrider.draft.guesses.head_guesses import HeadGuesses
+from outrider.draft.guesses.head_texts import Head
+from outrider.draft.guesses.model_guesses import Slices
 from outrider.draft.heads.protocol import HeadKind, HeadModel
 from outrider.draft.heads.read_head import read_head
-from outrider.draft.model_guesses import Slices
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine

@@ -5,7 +5,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from outrider.draft.draft_levels import capture_levels
+from outrider.draft.device.draft_levels import capture_levels
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.core import Engine
 from outrider.engine.passes.cuda_capture import CaptureFn

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from outrider.draft.text.vocabulary import describe_difference
 from outrider.draft.training.distill import (
     DistillError,
     DistillPlan,
@@ -41,7 +42,6 @@ from outrider.draft.training.own_answers import (
     write_answers,
 )
 from outrider.draft.training.prompt_file import PromptDataError, read_prompts
-from outrider.draft.vocabulary import describe_difference
 from outrider.engine.core import Engine
 from outrider.engine.model.weights import resolve_checkpoint
 from outrider.engine.passes.runner import ModelRunner

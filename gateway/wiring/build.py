@@ -206,7 +206,7 @@ def _build_push(settings: Settings, siblings: "Siblings | None") -> "MetricsPush
 def import_engine() -> None:
     """Import what `build_engine` imports, in a process that waits in reserve."""
     for name in (
-        "outrider.draft.budget",
+        "outrider.draft.budget.budget",
         "outrider.draft.tree_drafter",
         "outrider.engine.core",
         "outrider.engine.grammar.llguidance_backend",

@@ -15,11 +15,11 @@ from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.checkpoints import named_models
 
 if TYPE_CHECKING:
-    from outrider.draft.budget import TreeBudget
+    from outrider.draft.budget.budget import TreeBudget
     from outrider.draft.config import DraftConfig
-    from outrider.draft.head_texts import Head
+    from outrider.draft.guesses.head_texts import Head
     from outrider.draft.heads.protocol import HeadModel
-    from outrider.draft.token_map import TokenMap
+    from outrider.draft.text.token_map import TokenMap
     from outrider.draft.tree_drafter import TreeDrafter
     from outrider.engine.model.protocol import CausalModel
     from outrider.engine.passes.runner import ModelRunner
@@ -79,7 +79,7 @@ def load_head(
 
 def make_head(settings: Settings, model: "HeadModel", large: "ModelRunner") -> "Head":
     """Give a head its KV cache, which holds as many tokens as the large model's."""
-    from outrider.draft.head_texts import Head
+    from outrider.draft.guesses.head_texts import Head
     from outrider.engine.passes.runner import ModelRunner
 
     options = settings.engine
@@ -110,7 +110,7 @@ def measure_budget(
     None where no tokens are drafted, or where the trees' sizes are fixed. `saved`: measurements of
     earlier starts, which are taken where there are any.
     """
-    from outrider.draft.budget import TreeBudget
+    from outrider.draft.budget.budget import TreeBudget
     from outrider.engine.passes.step_times import follow_step_times
 
     if not (_drafts(settings, runners) and settings.speculation.adaptive):
@@ -167,7 +167,7 @@ def vocabulary_difference(settings: Settings) -> str | None:
 
     Raises EngineError for a tokenizer that cannot be loaded.
     """
-    from outrider.draft.vocabulary import describe_difference
+    from outrider.draft.text.vocabulary import describe_difference
 
     large, small = (
         _load_tokenizer(path).backend_tokenizer.get_vocab(with_added_tokens=True)
@@ -221,7 +221,7 @@ def capture_draft_levels(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", runner: "ModelRunner"
 ) -> None:
     """Record the levels of the trees that a runner's model drafts, if any grow on the device."""
-    from outrider.draft.draft_levels import capture_levels
+    from outrider.draft.device.draft_levels import capture_levels
 
     large, head = runners.get("large"), head_of(runners)
     if not settings.speculation.enabled or large is None or not _grows_on_device(settings, large):
@@ -248,7 +248,7 @@ def draft_config(settings: Settings) -> "DraftConfig":
 
 
 def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> "TokenMap":
-    from outrider.draft.token_map import SpecialTokens, TokenMap
+    from outrider.draft.text.token_map import SpecialTokens, TokenMap
 
     target, draft = (_load_tokenizer(path) for path in _both_models(settings))
     return TokenMap(

@@ -40,7 +40,7 @@ from outrider.gateway.wiring.tensor_parallel import has_ranks, start_ranks, thre
 if TYPE_CHECKING:
     import torch
 
-    from outrider.draft.budget import TreeBudget
+    from outrider.draft.budget.budget import TreeBudget
     from outrider.engine.core import Engine
     from outrider.engine.grammar.grammar import GrammarCompiler
     from outrider.engine.model.protocol import CausalModel
@@ -217,7 +217,7 @@ def compile_kernels(
     All kinds where kernels are compiled at their first launch, for which Triton takes a second or
     so each; otherwise a short one of each tier.
     """
-    from outrider.draft.tree_warm_up import warm_up_trees
+    from outrider.draft.device.tree_warm_up import warm_up_trees
     from outrider.engine.core import Engine
     from outrider.engine.warm_up import warm_up, warm_up_briefly
     from outrider.kernels.triton_support import uses_triton

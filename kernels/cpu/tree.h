@@ -1,6 +1,6 @@
 // Draft trees that grow on the host: candidates in flat memory, and what is asked of many at once.
 //
-// draft/growing_tree.py is the reference, whose every number these functions give bit for bit: all
+// draft/trees/growing_tree.py is the reference, whose every number these functions give bit for bit: all
 // is double precision, and sums run in the reference's order.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace outrider {
 constexpr int64_t kTreeSlots = 256;  // bits of a mask, the most nodes of a ranking or a frontier
 constexpr int64_t kMaskWords = kTreeSlots / 64;
 
-// A guess; tree_library.py declares the same fields in this order, draft/candidate.py says what
+// A guess; tree_library.py declares the same fields in this order, draft/trees/candidate.py says what
 // they are. A link is the number of a candidate, -1 for none. `offset`: -1 until it is computed.
 struct Candidate {
     int64_t token_id, parent, depth, sources, evidence;
@@ -22,7 +22,7 @@ struct Candidate {
     uint64_t mask[kMaskWords];
 };
 
-// What is learnt of guesses: draft/calibration.py. There is a curve for each kind of evidence, and
+// What is learnt of guesses: draft/budget/calibration.py. There is a curve for each kind of evidence, and
 // behind these one for each kind, depth class, and way of sampling (0 for sampled, 1 for greedy).
 struct CalibrationTable {
     const double* shifts;        // of confidences, [kinds, depth classes, 2, bins]

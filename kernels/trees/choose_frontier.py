@@ -1,12 +1,11 @@
 """Choice of the nodes that the small model extends next, in all trees of a step.
 
-As `outrider.draft.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most likely
-reaches and then leaves by none of their children. The small model can compute a node when it has
-computed its parent or does so in the same pass; unlike there, no row is spent on the ancestors of a
-promising
-node: they are chosen in their own right, one below the other. A model that is stepwise can compute
-a node only when it has computed its parent before, as a head, whose rows carry what the parent's
-gave.
+As `outrider.draft.trees.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most
+likely reaches and then leaves by none of their children. The small model can compute a node when it
+has computed its parent or does so in the same pass; unlike there, no row is spent on the ancestors
+of a promising node: they are chosen in their own right, one below the other. A model that is
+stepwise can compute a node only when it has computed its parent before, as a head, whose rows carry
+what the parent's gave.
 """
 
 from dataclasses import dataclass
@@ -288,7 +287,7 @@ def choose_frontier(
     call gives out the offsets from 1 + (n - 1) * width on, in the order of the rows. Nothing is
     chosen in a tree that has had as many passes as it may have depths, or has no draft slot left.
     most_believed: how far guesses count as covering what may follow
-    (`outrider.draft.budget.MOST_BELIEVED`).
+    (`outrider.draft.budget.budget.MOST_BELIEVED`).
     is_stepwise: parents of what is chosen were computed in earlier passes.
     """
     if not uses_triton(state.candidates):

@@ -1,8 +1,8 @@
 """The small model's guesses join growing trees: merged, calibrated, multiplied down.
 
-The same as `outrider.draft.growing_tree.GrowingTree.grow`, for all sequences of a step at once and
-without the host: a token that text guessed too is one candidate, and two opinions of it come to the
-product of their odds; siblings' probabilities are together at most 1.
+The same as `outrider.draft.trees.growing_tree.GrowingTree.grow`, for all sequences of a step at
+once and without the host: a token that text guessed too is one candidate, and two opinions of it
+come to the product of their odds; siblings' probabilities are together at most 1.
 """
 
 from bisect import bisect_right
@@ -44,7 +44,7 @@ from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class EdgeTable:
-    """Calibration as tensors (`outrider.draft.calibration.EdgeCalibration`).
+    """Calibration as tensors (`outrider.draft.budget.calibration.EdgeCalibration`).
 
     shifts: float32 [num_tables, num_kinds, num_depth_classes, num_bins], what is added to a
     confidence; num_kinds is twice the number of combinations of sources, and the upper half is for

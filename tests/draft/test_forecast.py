@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.draft.budget import StepBudget
+from outrider.draft.budget.budget import StepBudget
 from outrider.draft.forecast import Grower, TreeForecast, num_levels, share_nodes
 from tests.engines import FixedTimes
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.head_texts import Head
+from outrider.draft.guesses.head_texts import Head
 from outrider.draft.heads.protocol import HeadModel
 from outrider.draft.heads.read_head import read_head
 from outrider.draft.tree_drafter import TreeDrafter

@@ -10,9 +10,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.device_trees import DeviceTrees
+from outrider.draft.device.device_trees import DeviceTrees
 from outrider.engine.core import Engine
 from outrider.engine.passes.cuda_capture import Run
 from outrider.engine.passes.level_graphs import TREE_COUNTS, LevelGraphs

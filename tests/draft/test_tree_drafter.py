@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig

@@ -12,8 +12,8 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from outrider.draft.budget import MOST_BELIEVED
-from outrider.draft.calibration import (
+from outrider.draft.budget.budget import MOST_BELIEVED
+from outrider.draft.budget.calibration import (
     BIN_EDGES,
     DEPTH_CLASS,
     LEAST_LIKELY,
@@ -21,8 +21,8 @@ from outrider.draft.calibration import (
     MOST_LIKELY,
     EdgeCalibration,
 )
-from outrider.draft.candidate import Candidate
-from outrider.draft.growing_tree import GrowingTree
+from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
 from outrider.kernels.trees import choose_frontier as choosing
 from outrider.kernels.trees import select_trees as selecting

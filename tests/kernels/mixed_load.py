@@ -27,8 +27,8 @@ os.environ["OUTRIDER_KERNELS"] = "triton"
 import torch
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.draft_levels import capture_levels
-from outrider.draft.tree_warm_up import warm_up_trees
+from outrider.draft.device.draft_levels import capture_levels
+from outrider.draft.device.tree_warm_up import warm_up_trees
 from outrider.engine.adapters.warm_up import adapter_of_nothing
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine

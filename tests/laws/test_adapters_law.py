@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine

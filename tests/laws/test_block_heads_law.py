@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.draft.draft_state import Draft
-from outrider.draft.model_guesses import Slices
+from outrider.draft.guesses.model_guesses import Slices
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.sequences.sampling import RowGroup, perturbed_scores

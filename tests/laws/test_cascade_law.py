@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig

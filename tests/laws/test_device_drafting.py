@@ -5,9 +5,9 @@ from functools import cache
 
 import pytest
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.device_trees import DeviceTrees
+from outrider.draft.device.device_trees import DeviceTrees
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.protocols import Trees

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.core import Engine

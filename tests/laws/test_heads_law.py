@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine

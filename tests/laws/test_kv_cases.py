@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.draft.budget import TreeBudget
-from outrider.draft.calibration import EdgeCalibration
+from outrider.draft.budget.budget import TreeBudget
+from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine

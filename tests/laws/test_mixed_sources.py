@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig

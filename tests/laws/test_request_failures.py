@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outrider.draft.text_sources import TextSources
+from outrider.draft.text.text_sources import TextSources
 from outrider.engine.core import Engine
 from outrider.engine.events import EngineEvent, Failed
 from outrider.engine.grammar.grammar import GrammarState, TokenGrammar, TokenMatcher

@@ -6,7 +6,7 @@ prompts and long ones. The right answers come from plain decoding, alone, with b
 
 import pytest
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig

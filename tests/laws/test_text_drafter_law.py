@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.draft.budget import TreeBudget
+from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from outrider.draft.vocabulary import decoder_steps, vocabulary_bytes
+from outrider.draft.text.vocabulary import decoder_steps, vocabulary_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

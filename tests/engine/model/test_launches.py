@@ -11,7 +11,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.draft_levels import capture_levels
+from outrider.draft.device.draft_levels import capture_levels
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.flat_rows import ForwardSlice
 from outrider.engine.passes.runner import ModelRunner

@@ -279,7 +279,7 @@ def test_the_next_pass_writes_over_the_results_of_the_last() -> None:
 
 
 def test_trees_keep_copies_of_logits() -> None:
-    from outrider.draft.growing_tree import GrowingTree
+    from outrider.draft.trees.growing_tree import GrowingTree
 
     tree = GrowingTree(root_token_id=1, root_slot=0, max_nodes=4, max_depth=2, keeps_logits=True)
     logits = torch.tensor([[1.0, 2.0]])

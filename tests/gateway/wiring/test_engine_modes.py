@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outrider.draft.device_growth import DeviceGrowth
+from outrider.draft.device.device_growth import DeviceGrowth
 from outrider.draft.host_growth import HostGrowth
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.errors import EngineError

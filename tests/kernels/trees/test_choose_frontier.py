@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given
 
-from outrider.draft.budget import MOST_BELIEVED
+from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.engine.trees.token_tree import RECALLED_BIT
 from outrider.kernels.trees.build_tree import (
     FrontierRows,

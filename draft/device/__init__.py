@@ -1,0 +1,1 @@
+"""Trees that grow on a GPU, level by level, within recorded graphs."""

@@ -1,0 +1,78 @@
+"""Guesses that cost no pass: what grammars force, clients predict, and text repeats."""
+
+from collections.abc import Sequence as SequenceOf
+from typing import Final
+
+from outrider.draft.config import DraftConfig
+from outrider.draft.draft_state import Draft
+from outrider.draft.text.text_sources import TextSources
+from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.trees.token_tree import SOURCE_BIT
+
+# The chance that a grammar's only token is the right one: the text may end before it.
+_FORCED: Final = 1.0
+# A guess that the text hardly gets to is not worth a look at the grammar behind it.
+_WORTH_FORCING: Final = 0.1
+
+
+class TextGuesses:
+    """Adds to trees what needs no model."""
+
+    def __init__(self, text: TextSources, config: DraftConfig) -> None:
+        self._text = text
+        self._config = config
+
+    def add(self, draft: Draft) -> None:
+        """Add the guesses that cost no pass; where they cannot be made, the request fails alone."""
+        with OwnFailure(draft.sequence):
+            self._add(draft)
+
+    def _add(self, draft: Draft) -> None:
+        """Add what a grammar forces, what the client predicted and what the text repeats."""
+        limit = draft.max_text_depth
+        if limit <= 0:
+            return
+        self.force(draft, [0])
+        self._retrace(draft)
+        guesses = self._text.guess(draft.sequence, draft.sources, limit)
+        grammar = draft.sequence.grammar
+        floor = self._config.min_path_prob
+        for source, chains in guesses.items():
+            for chain in chains:
+                tokens, confidences = chain.token_ids, chain.edge_probs
+                if grammar is not None:
+                    num_valid = grammar.num_valid(draft.sequence.token_ids, [], tokens)
+                    tokens, confidences = tokens[:num_valid], confidences[:num_valid]
+                draft.tree.add_chain(
+                    SOURCE_BIT[source],
+                    tokens,
+                    confidences,
+                    min_path_prob=floor,
+                    is_recalled=chain.is_recalled,
+                )
+
+    def _retrace(self, draft: Draft) -> None:
+        """Add what the small model wrote before the answer changed its tier, and its rivals."""
+        sequence = draft.sequence
+        if not sequence.proposal_candidates or "model" not in draft.sources:
+            return
+        place = self._text.num_retraced(sequence)
+        if place is not None:
+            draft.tree.add_answer(
+                sequence.proposal_token_ids[place:],
+                sequence.proposal_candidates[place : place + draft.max_answer_depth],
+                min_path_prob=self._config.min_path_prob,
+            )
+
+    def force(self, draft: Draft, nodes: SequenceOf[int]) -> None:
+        """Behind these nodes, add the tokens that the grammar leaves no choice about."""
+        grammar, tree = draft.sequence.grammar, draft.tree
+        if grammar is None or "grammar" not in draft.sources:
+            return
+        for node in nodes if draft.sequence.failure is None else ():
+            depth, path_prob = tree.place_of(node)
+            limit = draft.max_text_depth - depth
+            if limit > 0 and path_prob >= _WORTH_FORCING:
+                with OwnFailure(draft.sequence):
+                    forced = grammar.forced_tokens(draft.sequence.token_ids, tree.path(node), limit)
+                    tree.add_chain(SOURCE_BIT["grammar"], forced, [_FORCED] * len(forced), node)

@@ -1,0 +1,1 @@
+"""Guesses from text: suffixes that were seen before, predicted outputs, vocabularies."""

@@ -1,0 +1,337 @@
+"""Finds earlier occurrences of a text's end in growing texts, and what followed them.
+
+Suffix decoding (Oliaro et al., "SuffixDecoding: A Model-Free Approach to Speeding Up Large Language
+Model Inference", 2024) does this with suffix trees. In Python the hash chains of LZ77 (Deutsch,
+"DEFLATE Compressed Data Format Specification", RFC 1951, section 4) are faster and as good: a table
+from the hash of the last 8, 4 and 2 tokens to the latest place, and from each place to the one
+before it; a candidate is then compared backwards to its true length.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from outrider.draft.trees.guess import Guess
+
+MAX_MATCH: Final = 64
+"""Matches are not measured beyond this length: 100 tokens give no more certainty than 64."""
+
+MIN_MATCH: Final = 2
+
+BREAK: Final = -1
+"""Stands behind each document: equal to no token, so that no match and no guess runs across."""
+
+MAX_CHAIN_DEPTH: Final = 256
+
+_GRAMS: Final = (8, 4, 2)
+_NO_KEYS: Final = (None,) * len(_GRAMS)
+_NOWHERE: Final = -1
+_BULK_TOKENS: Final = 48  # from here on numpy is faster
+_WORD: Final = 2**64 - 1
+_FACTORS: Final = {2: 0x9E3779B97F4A7C15, 4: 0xC2B2AE3D27D4EB4F, 8: 0x165667B19E3779F9}
+
+# How likely the token is that followed the same `length` tokens before: weak behind two, strong
+# behind twelve. Only the order matters much, since drafts are calibrated to what is accepted.
+_TRUST: Final = [length * length / (length * length + 8.0) for length in range(512)]
+_RECENCY: Final = 0.9  # an occurrence counts that much less than the one after it
+_MIN_EDGE_PROB: Final = 0.05  # less likely alternatives are left out
+_DEPTH_PER_TOKEN: Final = 4  # a chain is at most so many times as long as its match
+
+
+class Match(NamedTuple):
+    """The text's last `length` tokens also end at `position` of the index's tokens."""
+
+    length: int
+    position: int
+
+
+class SuffixIndex:
+    """A growing text in which the latest occurrences of n-grams are found in constant time.
+
+    Memory is about 0.3 kB a token. A place is entered once it is known what follows it.
+    """
+
+    def __init__(self, *, max_candidates: int = 6) -> None:
+        """`max_candidates`: places that a search compares, the latest first."""
+        self.token_ids: list[int] = []
+        # Hashes of the last n tokens, None where the document is shorter.
+        self.end_keys: tuple[int | None, ...] = _NO_KEYS
+        # Those of 2 tokens that end at the last 2 places, and of 4 at the last 4: the next ones are
+        # made of them.
+        self._last_pairs: deque[int] = deque(maxlen=2)
+        self._last_quads: deque[int] = deque(maxlen=4)
+        self._max_candidates = max_candidates
+        self._document_start = 0
+        self._latest: tuple[dict[int, int], ...] = tuple({} for _ in _GRAMS)
+        # [num_tokens - 1] each: the place before with the same hash
+        self._earlier: tuple[array[int], ...] = tuple(array("i") for _ in _GRAMS)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append to the current document."""
+        if not token_ids:
+            return
+        if len(token_ids) < _BULK_TOKENS:
+            self._extend_one_by_one(token_ids)
+            return
+        start = len(self.token_ids)
+        self.token_ids.extend(token_ids)
+        first = max(self._document_start, start - _GRAMS[0] + 1)
+        self._enter_pending(start)
+        self._extend_in_bulk(self.token_ids[first:], start, len(token_ids))
+
+    def end_document(self) -> None:
+        """Note that the next token belongs to another text."""
+        if len(self.token_ids) == self._document_start:
+            return
+        for earlier in self._earlier:
+            earlier.extend((_NOWHERE, _NOWHERE))  # the last token and the break
+        self.token_ids.append(BREAK)
+        self._document_start = len(self.token_ids)
+        self.end_keys = _NO_KEYS
+        self._last_pairs.clear()
+        self._last_quads.clear()
+
+    def find(
+        self, text: list[int], end_keys: Sequence[int | None], hint: int | None = None
+    ) -> list[Match]:
+        """The latest places where `text` ends likewise, in at least `MIN_MATCH` tokens.
+
+        Only places that share the longest n-gram found (8, 4 or 2 tokens) are given, the latest
+        first. `end_keys` are the hashes of the text's end. `hint`: a place to look at first, such
+        as the last match moved on by what the text has grown by.
+        """
+        tokens = self.token_ids
+        matches: list[Match] = []
+        if hint is not None and hint < len(tokens) - 1 and tokens[hint + 1] != BREAK:
+            length = _common_end(tokens, hint, text)
+            if length >= MIN_MATCH:
+                matches.append(Match(length, hint))
+        for level, gram in enumerate(_GRAMS):
+            key = end_keys[level]
+            if key is None:
+                continue
+            found = self._walk(level, key, text, hint)
+            matches += found
+            if found or (matches and matches[0].length >= gram):
+                break
+        return matches
+
+    def _walk(self, level: int, key: int, text: list[int], hint: int | None) -> list[Match]:
+        """Compare the latest places with this hash; `hint` was compared already."""
+        earlier, gram = self._earlier[level], _GRAMS[level]
+        position = self._latest[level].get(key, _NOWHERE)
+        found: list[Match] = []
+        num_looked_at = 0
+        while position != _NOWHERE and num_looked_at < self._max_candidates:
+            if position != hint:
+                length = _common_end(self.token_ids, position, text)
+                if length >= gram:  # or two n-grams have the same hash
+                    found.append(Match(length, position))
+            position = earlier[position]
+            num_looked_at += 1
+        return found
+
+    def _enter_pending(self, start: int) -> None:
+        """The place `start - 1` has a continuation now."""
+        if start == self._document_start:
+            return
+        for key, latest, earlier in zip(self.end_keys, self._latest, self._earlier, strict=True):
+            if key is None:
+                earlier.append(_NOWHERE)
+            else:
+                earlier.append(latest.get(key, _NOWHERE))
+                latest[key] = start - 1
+
+    def _extend_one_by_one(self, token_ids: Sequence[int]) -> None:
+        """Append a few tokens; each place is entered once the next one is known."""
+        tokens, pairs, quads, keys = (
+            self.token_ids,
+            self._last_pairs,
+            self._last_quads,
+            self.end_keys,
+        )
+        tables = tuple(zip(self._latest, self._earlier, strict=True))
+        position = len(tokens) - 1
+        for token_id in token_ids:
+            pair = quad = octet = None
+            if position >= self._document_start:
+                for key, (latest, earlier) in zip(keys, tables, strict=True):
+                    if key is None:
+                        earlier.append(_NOWHERE)
+                    else:
+                        earlier.append(latest.get(key, _NOWHERE))
+                        latest[key] = position
+                pair = (tokens[-1] * _FACTORS[2] + token_id) & _WORD
+                if len(pairs) == 2:
+                    quad = (pairs[0] * _FACTORS[4] + pair) & _WORD
+                    if len(quads) == 4:
+                        octet = (quads[0] * _FACTORS[8] + quad) & _WORD
+                    quads.append(quad)
+                pairs.append(pair)
+            tokens.append(token_id)
+            keys = (octet, quad, pair)
+            position += 1
+        self.end_keys = keys
+
+    def _extend_in_bulk(self, window: list[int], start: int, num_new: int) -> None:
+        """The same for many tokens, which sorts the hashes to find those that are equal."""
+        hashes = np.array(window, dtype=np.uint64)  # [num_window]
+        last, end_keys = {4: self._last_quads, 2: self._last_pairs}, []
+        for level in reversed(range(len(_GRAMS))):
+            gram, latest, earlier = _GRAMS[level], self._latest[level], self._earlier[level]
+            half = gram // 2
+            hashes = hashes[:-half] * np.uint64(_FACTORS[gram]) + hashes[half:]
+            if gram in last:
+                last[gram].extend(hashes[-gram:].tolist())
+            num_without = max(num_new - len(hashes), 0)
+            new = hashes[-(num_new - num_without) :]
+            end_keys.append(int(new[-1]))
+            new = new[:-1]
+            first = start + num_without
+            order = np.argsort(new, kind="stable")  # equal ones in the order of their places
+            in_order = new[order]
+            is_repeated = in_order[1:] == in_order[:-1]
+            before = np.full(len(new), _NOWHERE, dtype=np.int32)  # [num_entered]
+            before[order[1:][is_repeated]] = order[:-1][is_repeated] + first
+            keys = new.tolist()
+            if latest:
+                is_first = np.concatenate(([True], ~is_repeated))
+                for index in order[is_first].tolist():
+                    before[index] = latest.get(keys[index], _NOWHERE)
+            earlier.extend([_NOWHERE] * num_without)
+            earlier.frombytes(before.tobytes())
+            latest.update(zip(keys, range(first, first + len(keys)), strict=True))
+        self.end_keys = tuple(end_keys[::-1])
+
+
+def _common_end(tokens: list[int], position: int, text: list[int]) -> int:
+    """Count how many tokens up to `position` equal the text's last ones; at most MAX_MATCH."""
+    end, text_end = position + 1, len(text)
+    limit = min(end, text_end, MAX_MATCH)
+    length = 0
+    while (
+        length + 8 <= limit
+        and tokens[end - length - 8 : end - length]
+        == text[text_end - length - 8 : text_end - length]
+    ):
+        length += 8
+    while length < limit and tokens[end - length - 1] == text[text_end - length - 1]:
+        length += 1
+    return length
+
+
+# ---- what follows ---------------------------------------------------------------------------
+
+
+class Continuation(NamedTuple):
+    """The text behind an occurrence that had `length` tokens in common with the text's end."""
+
+    length: int
+    token_ids: list[int]
+
+
+def continuation(
+    index: SuffixIndex, match: Match, *, max_depth: int, repeats: bool
+) -> Continuation:
+    """The tokens behind a match, as far as they are worth it.
+
+    `repeats`: the index holds the text itself, so a match that runs into the text's end goes on
+    with what it has just said (a copy that overlaps itself, as in LZ77).
+    """
+    depth = min(max_depth, _DEPTH_PER_TOKEN * match.length)
+    tokens = index.token_ids[match.position + 1 : match.position + 1 + depth]
+    if repeats and len(tokens) < depth:
+        tokens = (tokens * (depth // len(tokens) + 1))[:depth]
+    elif BREAK in tokens:
+        tokens = tokens[: tokens.index(BREAK)]
+    return Continuation(match.length, tokens)
+
+
+def vote(continuations: list[Continuation], max_branches: int) -> list[Guess]:
+    """Merge continuations, best first, into at most `max_branches` chains, likeliest first.
+
+    Each occurrence has a vote that grows with its length and its place in the list. A token's
+    confidence is its share of the votes of all occurrences that agree so far, times the trust in a
+    match of that length; a match grows with every token that it foretells.
+    """
+    first, *others = continuations
+    if all(other.token_ids == first.token_ids for other in others):
+        return [Guess(token_ids=first.token_ids, edge_probs=_trust(first, 0))]
+    groups = [
+        _Group(
+            [
+                (_RECENCY**rank * one.length * one.length, one)
+                for rank, one in enumerate(continuations)
+            ]
+        )
+    ]
+    guesses: list[Guess] = []
+    while groups and len(guesses) < max_branches:
+        groups.sort(key=lambda group: group.weight)
+        guess, dissenters = groups.pop().split()
+        guesses.append(guess)
+        groups += dissenters
+    return guesses
+
+
+class _Group:
+    """Occurrences that agree in their first tokens, `edge_probs` many; the leader comes first."""
+
+    __slots__ = ("edge_probs", "voters", "weight")
+
+    def __init__(
+        self, voters: list[tuple[float, Continuation]], edge_probs: list[float] | None = None
+    ) -> None:
+        self.voters = voters
+        self.edge_probs = edge_probs or []
+        self.weight = sum(weight for weight, _ in voters)
+
+    def split(self) -> tuple[Guess, list["_Group"]]:
+        """The leader's chain, and those that leave it on the way, by where and with which token."""
+        leader = self.voters[0][1]
+        start = len(self.edge_probs)
+        edge_probs = self.edge_probs + _trust(leader, start)
+        leavers: dict[tuple[int, int], list[tuple[float, Continuation]]] = {}
+        lost_at: dict[int, float] = {}  # weight that says something else
+        ended_at: dict[int, float] = {}  # weight that has nothing more to say
+        for weight, voter in self.voters[1:]:
+            depth = _common_start(leader.token_ids, voter.token_ids, start)
+            if depth == len(voter.token_ids):
+                ended_at[depth] = ended_at.get(depth, 0.0) + weight
+            elif depth < len(leader.token_ids):
+                lost_at[depth] = lost_at.get(depth, 0.0) + weight
+                leavers.setdefault((depth, voter.token_ids[depth]), []).append((weight, voter))
+        heard: dict[int, float] = {}  # the weight of all votes at a depth
+        weight = self.weight
+        for depth in sorted(lost_at.keys() | ended_at.keys()):
+            weight -= ended_at.get(depth, 0.0)
+            if depth in lost_at:
+                heard[depth] = weight
+                weight -= lost_at[depth]
+                edge_probs[depth] *= weight / heard[depth]
+        groups = []
+        for (depth, _), voters in leavers.items():
+            share = sum(vote for vote, _ in voters) / heard[depth]
+            edge_prob = share * _TRUST[voters[0][1].length + depth]
+            if edge_prob >= _MIN_EDGE_PROB:
+                groups.append(_Group(voters, [*edge_probs[:depth], edge_prob]))
+        return Guess(token_ids=leader.token_ids, edge_probs=edge_probs), groups
+
+
+def _trust(source: Continuation, start: int) -> list[float]:
+    """Confidence of each token from `start` on, if no continuation disagrees."""
+    return _TRUST[source.length + start : source.length + len(source.token_ids)]
+
+
+def _common_start(left: list[int], right: list[int], start: int) -> int:
+    """Count how many first tokens agree, given that `start` do."""
+    size = min(len(left), len(right))
+    if left[start:size] == right[start:size]:
+        return size
+    for depth in range(start, size):
+        if left[depth] != right[depth]:
+            return depth
+    return size

@@ -1,0 +1,1 @@
+"""Trees of guesses: their nodes, their growth on the host, their batches."""

@@ -1,0 +1,194 @@
+"""The budget against trying every size."""
+
+import math
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.draft.budget.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
+from tests.engines import FixedTimes
+
+PROBS = st.lists(st.floats(0.0, 1.0), max_size=60).map(lambda probs: sorted(probs, reverse=True))
+
+
+def staircase(tile: int, step_s: float, base_s: float) -> FixedTimes:
+    return FixedTimes(lambda rows: base_s + step_s * math.ceil(rows / tile))
+
+
+def step_budget(
+    target: FixedTimes,
+    draft: FixedTimes,
+    *,
+    num_sequences: int,
+    base_tokens: float | None = None,
+    max_stretch: float = math.inf,
+) -> StepBudget:
+    budget = TreeBudget(target_pass_s=target, draft_pass_s=draft, max_stretch=max_stretch)
+    return budget.of_step(
+        num_sequences=num_sequences,
+        context=0.0,
+        base_tokens=num_sequences if base_tokens is None else base_tokens,
+    )
+
+
+@given(
+    probs=PROBS,
+    num_sequences=st.integers(1, 8),
+    tile=st.sampled_from([1, 4, 16, 64]),
+    base_s=st.floats(0.0, 1.0),
+    spent_s=st.floats(0.0, 1.0),
+    urgency=st.floats(0.5, 4.0),
+)
+def test_no_size_gives_more_tokens_per_second(
+    probs: list[float],
+    num_sequences: int,
+    tile: int,
+    base_s: float,
+    spent_s: float,
+    urgency: float,
+) -> None:
+    target = staircase(tile, 0.3, base_s)
+    base = num_sequences * urgency
+    step = step_budget(
+        target, staircase(1, 0.1, 0.0), num_sequences=num_sequences, base_tokens=base
+    )
+    nodes, expected, step_s = step.num_nodes(np.array(probs), spent_s=spent_s)
+    rates = [
+        (base + gained) / (spent_s + target(num_sequences + number))
+        for number, gained in enumerate(accumulate(probs, initial=0.0))
+    ]
+    assert 0 <= nodes <= len(probs)
+    assert expected == pytest.approx(base + sum(probs[:nodes]))
+    assert step_s == pytest.approx(spent_s + target(num_sequences + nodes))
+    assert expected / step_s == pytest.approx(max(rates))
+    assert rates[nodes] == pytest.approx(max(rates))
+
+
+def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
+    probs = np.full(40, 0.5)
+    draft = FixedTimes(lambda rows: 0.1)
+
+    def num_nodes(target: FixedTimes) -> int:
+        return step_budget(target, draft, num_sequences=1).num_nodes(probs, spent_s=0.0)[0]
+
+    assert num_nodes(FixedTimes(lambda rows: 1.0)) == 40
+    assert num_nodes(FixedTimes(lambda rows: float(rows))) == 0
+    assert num_nodes(staircase(16, 1.0, 0.0)) == 15  # up to the tile's edge
+
+
+def num_worth(step: StepBudget, acceptances: list[float], max_depth: int) -> int:
+    gains = [DraftGain(acceptance=value) for value in acceptances]
+    return step.num_worth_drafting(gains, np.empty(0), max_depth)
+
+
+def knee(num_sequences: int) -> StepBudget:
+    """Sixteen rows are free, every further one costs a sixteenth."""
+    return step_budget(
+        FixedTimes(lambda rows: 1.0 if rows <= 16 else rows / 16),
+        FixedTimes(lambda rows: 0.1),
+        num_sequences=num_sequences,
+    )
+
+
+def test_drafting_stops_paying_under_load() -> None:
+    assert num_worth(knee(1), [0.6], 4) == 1
+    assert num_worth(knee(16), [0.6] * 16, 4) == 0
+    assert num_worth(knee(1), [0.05], 4) == 0
+    assert num_worth(knee(1), [0.9], 0) == 0
+    assert num_worth(knee(1), [], 4) == 0
+
+
+def test_one_pass_of_a_block_pays_where_a_pass_a_level_does_not() -> None:
+    """A draft pass takes nearly as long as a large one."""
+    level = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 0.9), num_sequences=1)
+    block = replace(level, num_block_rows=8)
+    assert num_worth(level, [0.85], 8) == 0
+    assert num_worth(block, [0.85], 8) == 1
+    assert num_worth(block, [0.85], 1) == 0  # a block of one depth
+    # Its rows count: eight of each sequence.
+    by_rows = replace(block, draft_pass_s=FixedTimes(lambda rows: 0.6 * rows))
+    assert num_worth(by_rows, [0.85], 8) == 0
+
+
+def test_only_the_sequences_that_agree_are_drafted_for() -> None:
+    """Eight rows are free: two sequences that agree use them better than eight that may not."""
+    assert num_worth(knee(8), [0.95, 0.95, *[0.05] * 6], 4) == 2
+    assert num_worth(knee(8), [0.9] * 8, 1) == 8
+
+
+def test_an_expensive_drafter_drafts_for_no_sequence() -> None:
+    step = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 2.0), num_sequences=1)
+    assert num_worth(step, [1.0], 8) == 0
+
+
+@given(
+    gained=st.floats(0.0, 4.0),
+    expected=st.floats(1.0, 20.0),
+    step_s=st.floats(0.01, 2.0),
+    pass_s=st.floats(0.01, 2.0),
+)
+def test_a_pass_is_worth_it_when_the_rate_rises(
+    gained: float, expected: float, step_s: float, pass_s: float
+) -> None:
+    step = step_budget(
+        FixedTimes(lambda rows: 1.0), FixedTimes(lambda rows: pass_s), num_sequences=1
+    )
+    before, after = expected / step_s, (expected + gained) / (step_s + pass_s)
+    if not math.isclose(before, after, rel_tol=1e-9):
+        worth_it = step.is_worth_a_pass(
+            tokens_gained=gained, num_rows=1, expected_tokens=expected, step_s=step_s
+        )
+        assert worth_it == (after > before)
+
+
+def test_the_estimate_follows_what_is_seen() -> None:
+    estimate = AcceptanceEstimate(value=0.7)
+    for _ in range(100):
+        estimate.observe(False)
+    assert estimate.value < 0.01
+    for number in range(400):
+        estimate.observe(number % 4 > 0)
+    assert 0.55 < estimate.value < 0.95
+
+
+def test_a_step_with_guesses_does_not_keep_a_stream_waiting() -> None:
+    """Half as long again and no longer, however many tokens that would give."""
+    target, draft = FixedTimes(lambda rows: 1.0 + 0.1 * (rows - 1)), FixedTimes(lambda rows: 0.01)
+    free = step_budget(target, draft, num_sequences=1)
+    bound = step_budget(target, draft, num_sequences=1, max_stretch=1.5)
+    probs = np.full(30, 0.99)
+    assert free.num_nodes(probs, spent_s=0.1)[0] == 30
+    assert bound.num_nodes(probs, spent_s=0.1)[0] == 4  # 0.1 s is spent, four rows take 0.4 s
+    assert bound.num_nodes(probs, spent_s=0.9)[0] == 0
+    worth = {"tokens_gained": 1.0, "num_rows": 1, "expected_tokens": 2.0}
+    assert bound.is_worth_a_pass(step_s=1.48, **worth)
+    assert not bound.is_worth_a_pass(step_s=1.495, **worth)
+    assert num_worth(bound, [0.99], 16) == 1
+    slow = FixedTimes(lambda rows: 1.0)
+    step = step_budget(target, slow, num_sequences=1, max_stretch=1.5)
+    assert num_worth(step, [0.99], 16) == 0
+
+
+def test_text_that_says_it_already_leaves_the_model_less_to_add() -> None:
+    step = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 0.3), num_sequences=1)
+    probs = np.array([0.95**depth for depth in range(1, 12)])
+    text = [DraftGain(acceptance=0.7, text_tokens=float(probs.sum()))]
+    assert step.num_worth_drafting([DraftGain(acceptance=0.7)], np.empty(0), 8) == 1
+    assert step.num_worth_drafting(text, probs, 8) == 0
+    # Text of which little is expected does not keep a good model from being asked.
+    weak = np.array([0.4, 0.2, 0.1])
+    assert step.num_worth_drafting([DraftGain(acceptance=0.95, text_tokens=0.7)], weak, 8) == 1
+
+
+@pytest.mark.parametrize(("num_sequences", "longest_s"), [(1, 0.08), (2, 0.08), (3, 0.03)])
+def test_only_few_streams_may_wait_unseen(num_sequences: int, longest_s: float) -> None:
+    budget = TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: 0.02), draft_pass_s=FixedTimes(lambda rows: 0.001),
+        max_stretch=1.5,
+    )  # fmt: skip
+    step = budget.of_step(num_sequences=num_sequences, context=0.0, base_tokens=num_sequences)
+    assert step.longest_s == pytest.approx(longest_s)

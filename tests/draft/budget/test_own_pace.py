@@ -1,0 +1,110 @@
+"""No request is slower for the guesses of others; those that are right lose little by it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from outrider.draft.budget.own_pace import OwnPace
+
+MOST = 1.3  # the stretch that a step would have without accounts
+
+
+@dataclass(eq=False)
+class Stream:
+    """As much of a sequence as is looked at. chance: that a guess of it is right."""
+
+    request_id: str
+    chance: float
+    num_output_tokens: int = 0
+    waited: float = 0.0  # in plain steps
+
+    @property
+    def stretch(self) -> float:
+        """Plain steps a token."""
+        return self.waited / self.num_output_tokens
+
+
+@dataclass
+class Drive:
+    """Steps of streams together; a step's guesses are one for each stream."""
+
+    pace: OwnPace = field(default_factory=OwnPace)
+    random: Random = field(default_factory=lambda: Random(7))
+    last: float | None = None
+    stretches: list[float] = field(default_factory=list)
+
+    def run(self, streams: Sequence[Stream], num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.pace.begin_step(cast(Any, streams), self.last)
+            expected = [(cast(Any, stream), stream.chance) for stream in streams]
+            has_guesses = self.pace.most_stretch(expected) >= MOST
+            self.last = MOST if has_guesses else 1.0
+            self.stretches.append(self.last)
+            for stream in streams:
+                is_right = has_guesses and self.random.random() < stream.chance
+                stream.num_output_tokens += 1 + is_right
+                stream.waited += self.last
+
+
+def test_a_request_whose_guesses_fail_is_hardly_slower() -> None:
+    """Beside seven whose guesses are right: they are what the steps are stretched for."""
+    failing, *others = [Stream(str(n), 0.7 if n else 0.0) for n in range(8)]
+    Drive().run([failing, *others], 200)
+    assert failing.stretch < 1.05
+    assert all(other.stretch < 1.0 for other in others)
+
+
+@pytest.mark.parametrize("num_streams", [1, 4, 16])
+def test_where_guesses_are_right_few_steps_go_without(num_streams: int) -> None:
+    drive = Drive()
+    drive.run([Stream(str(n), 0.7) for n in range(num_streams)], 400)
+    assert drive.stretches.count(MOST) > 380
+
+
+@pytest.mark.parametrize("num_streams", [2, 8, 32])
+def test_no_short_answer_is_much_slower_whatever_comes_and_goes(num_streams: int) -> None:
+    """Answers of 30 steps, one in four with guesses that fail: their own pace, each of them."""
+    drive, random = Drive(), Random(3)
+    made = iter(range(10**6))
+
+    def new() -> Stream:
+        return Stream(str(next(made)), random.choice([0.0, 0.5, 0.7, 0.9]))
+
+    streams, ended = [new() for _ in range(num_streams)], []
+    for number in range(600):
+        drive.run(streams, 1)
+        if not number % 30:
+            gone = streams.pop(0)
+            ended.append(gone)
+            streams.append(new())
+    ended = [stream for stream in ended if stream.num_output_tokens > 30]
+    paces = sorted(stream.stretch for stream in ended)
+    assert paces[-1] < 1.1
+    assert paces[len(paces) // 2] <= 1.03
+
+
+def test_a_step_whose_time_says_nothing_is_not_booked() -> None:
+    pace, stream = OwnPace(), Stream("a", 0.0)
+    streams = cast(Any, [stream])
+
+    def most() -> float:
+        return pace.most_stretch([(cast(Any, stream), 0.0)])
+
+    pace.begin_step(streams, None)
+    at_first = most()
+    stream.num_output_tokens += 5  # beside prompts
+    pace.begin_step(streams, None)
+    assert most() == at_first
+    found = []
+    for _ in range(4):
+        stream.num_output_tokens += 1
+        pace.begin_step(streams, 1.2)
+        found.append(most())
+    assert all(later < before for before, later in pairwise(found))
+    pace.begin_step(cast(Any, [Stream("b", 0.0)]), 4.0)
+    pace.begin_step(streams, 4.0)  # it was away: it begins anew
+    assert most() == at_first
