@@ -55,13 +55,13 @@ bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/r
 	@$(PY) -m benchmarks.run_all $(ARGS)
 
 bench-lab: $(VENV)/.installed-dev ## replay a trace, run an A/B to its decision; runs/lab/report.html
-	@$(PY) -m benchmarks.bench_lab $(ARGS)
+	@$(PY) -m benchmarks.gateway.bench_lab $(ARGS)
 
 # With the machine's own Python: nothing is installed. DRY=1 needs no GPU, so .venv will do there.
 GPU_PYTHON ?= $(if $(and $(DRY),$(wildcard $(PY))),$(PY),python3)
 
 gpu-check: ## checks, figures and tests on a GPU in 12 minutes; DRY=1: what needs no GPU
-	@$(GPU_PYTHON) -m benchmarks.gpu_check $(if $(DRY),--dry) $(ARGS)
+	@$(GPU_PYTHON) -m benchmarks.gpu.gpu_check $(if $(DRY),--dry) $(ARGS)
 
 # What .github/workflows/release.yml runs; REPOSITORY is the public address, for the README's pictures.
 REPOSITORY ?=

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import CACHE, console, show_table
-from benchmarks.record import ROOT
-from benchmarks.slo_trace import DEFAULT_TRACE as TRACE
+from benchmarks.shared.harness import CACHE, console, show_table
+from benchmarks.shared.record import ROOT
+from benchmarks.shared.slo_trace import DEFAULT_TRACE as TRACE
 
 _QUICK_RESULTS = CACHE / "quick-benchmarks"
 _TARGET = ("--expand-target", "400M")
@@ -42,7 +42,8 @@ class Job:
     def command(self, *, quick: bool) -> list[str]:
         """Return what is run. Quick results never take the place of real ones."""
         options = (*self.quick, "--results", str(_QUICK_RESULTS)) if quick else self.arguments
-        return [sys.executable, "-m", f"benchmarks.{self.script}", *options]
+        file = next((ROOT / "benchmarks").glob(f"*/{self.script}.py"))
+        return [sys.executable, "-m", f"benchmarks.{file.parent.name}.{self.script}", *options]
 
     @property
     def missing(self) -> list[str]:

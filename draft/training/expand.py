@@ -20,7 +20,7 @@ If s is a power of two (width times 4, 16 ...), scaling is exact in every dtype 
 survive bf16 without another rounding; any other width is exact in fp32 only up to rounding, so
 write float32 there if logits are to agree to 1e-5. `shape_for_parameters` picks such a width.
 
-`python -m benchmarks.expand` does it from the command line, and compares the logits.
+`python -m benchmarks.shared.expand` does it from the command line, and compares the logits.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """A bench over a tiny pair, and prompts for it."""
 
-from benchmarks import driving
-from benchmarks.driving import build_bench
-from benchmarks.prompts import Prompt
+from benchmarks.shared import driving
+from benchmarks.shared.driving import build_bench
+from benchmarks.shared.prompts import Prompt
 from outrider.engine.passes.runner import ModelRunner
 from tests.engines import random_prompt, tiny_pair
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.agreement_tools import (
+from benchmarks.peers.agreement_tools import (
     AIPERF,
     GUIDELLM,
     OURS,
@@ -22,7 +22,7 @@ from benchmarks.agreement_tools import (
     read_ours,
     write_prompts,
 )
-from benchmarks.bench_agreement import check, compared, figures, main, tools
+from benchmarks.peers.bench_agreement import check, compared, figures, main, tools
 from outrider.gateway.tools.measuring.bench.results import write_result
 from tests.gateway.tools.measuring.bench.made_results import made_result, made_rows
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bench_lab import experiment_section, of_users, summary_figures, write_trace
+from benchmarks.gateway.bench_lab import experiment_section, of_users, summary_figures, write_trace
 from outrider.gateway.experiments.statistics.plan import SamplePlan
 from outrider.gateway.experiments.statistics.report import analyse
 from outrider.gateway.tools.measuring.bench.traces import load_trace

@@ -16,8 +16,8 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from benchmarks.chaos_experiments import ArmCount, arms_of, create_experiments, read_reports
-from benchmarks.chaos_findings import (
+from benchmarks.chaos.chaos_experiments import ArmCount, arms_of, create_experiments, read_reports
+from benchmarks.chaos.chaos_findings import (
     Finding,
     Sample,
     answered_arms,
@@ -31,11 +31,11 @@ from benchmarks.chaos_findings import (
     open_files,
     read_metrics,
 )
-from benchmarks.chaos_questions import Question, make_questions
-from benchmarks.chaos_traffic import Clients, Exchange
-from benchmarks.mock_upstream import MockScript, mock_in_thread
-from benchmarks.record import ROOT
-from benchmarks.toxics import Toxic
+from benchmarks.chaos.chaos_questions import Question, make_questions
+from benchmarks.chaos.chaos_traffic import Clients, Exchange
+from benchmarks.shared.mock_upstream import MockScript, mock_in_thread
+from benchmarks.shared.record import ROOT
+from benchmarks.shared.toxics import Toxic
 from outrider.gateway.contract.answers.outcomes import ArmRef, RequestEnding, RequestOutcome
 from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures
@@ -301,7 +301,7 @@ def test_how_a_request_ended_is_told(toxic: Toxic | None, outcome: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(5000)
 def test_an_hour_of_chaos_leaves_no_trace(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.chaos", "--minutes", "60"]
+    command = [sys.executable, "-m", "benchmarks.chaos.chaos", "--minutes", "60"]
     ran = subprocess.run(
         [*command, "--results", str(tmp_path)],
         cwd=ROOT,

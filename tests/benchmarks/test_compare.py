@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.compare import compare_answers, first_difference, runner_logits
+from benchmarks.shared.compare import compare_answers, first_difference, runner_logits
 from outrider.engine.passes.runner import ModelRunner
 from tests.engines import random_prompt, tiny_pair
 

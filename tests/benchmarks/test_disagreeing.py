@@ -2,8 +2,8 @@
 
 import torch
 
-from benchmarks.disagreeing import agreement_counts, noisy_weights
-from benchmarks.harness import DEMO_PAIR
+from benchmarks.shared.disagreeing import agreement_counts, noisy_weights
+from benchmarks.shared.harness import DEMO_PAIR
 from outrider.draft.training.pair_evaluation import Model
 
 WEIGHTS = {

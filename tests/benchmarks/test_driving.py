@@ -1,5 +1,5 @@
-from benchmarks.driving import drive, make_requests
-from benchmarks.prompts import Prompt
+from benchmarks.shared.driving import drive, make_requests
+from benchmarks.shared.prompts import Prompt
 from tests.benchmarks.benches import make_bench, make_prompts
 from tests.engines import random_prompt, serve
 

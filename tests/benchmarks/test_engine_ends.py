@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import engine_ends
+from benchmarks.chaos import engine_ends
 from outrider.engine.events import EngineEvent, TokensEmitted
 from outrider.gateway.engines.fleet.pool import EnginePool
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench_cascade import median_interval
-from benchmarks.driving import make_requests
-from benchmarks.escalation import (
+from benchmarks.routing.bench_cascade import median_interval
+from benchmarks.routing.escalation import (
     agreement,
     committed,
     escalated,
@@ -17,6 +16,7 @@ from benchmarks.escalation import (
     restarted,
     watched,
 )
+from benchmarks.shared.driving import make_requests
 from outrider.engine.request import EngineRequest
 from outrider.router.cascade import Judgement
 from tests.benchmarks.benches import make_bench, make_prompts

@@ -7,7 +7,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from benchmarks.expand import main, max_logit_gap
+from benchmarks.shared.expand import main, max_logit_gap
 from outrider.draft.training import expand_files
 from outrider.draft.training.expand import expand
 from outrider.draft.training.expand_files import EXPANDABLE_TYPES, Checkpoint, ExpandError

@@ -3,7 +3,7 @@ from itertools import islice
 import pytest
 import torch
 
-from benchmarks.bench_experts import Reader, Samples, Shape, choices, report, trees
+from benchmarks.models.bench_experts import Reader, Samples, Shape, choices, report, trees
 
 SHAPE = Shape(width=8, inner=4, num_experts=12, num_chosen=3)
 
@@ -31,7 +31,7 @@ def test_a_share_is_the_time_of_reading_over_the_time_of_the_experts() -> None:
 
 
 def test_a_reader_reads_on_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.bench_experts._BUFFER_BYTES", 4096)
+    monkeypatch.setattr("benchmarks.models.bench_experts._BUFFER_BYTES", 4096)
     reader = Reader()
     assert [float(reader.read(1600)) for _ in range(4)] == [400.0] * 4
     assert float(reader.read(1 << 20)) == 1024.0

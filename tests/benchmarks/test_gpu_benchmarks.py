@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks import gpu_check, gpu_first
-from benchmarks.bench_kernels import check, groups
-from benchmarks.gpu_attention_cases import BLOCK_SIZE, Cache, Problem, Shape, random_tree
-from benchmarks.gpu_kernel_cases import TINY, Case, Cases
-from benchmarks.gpu_models import (
+from benchmarks.gpu import gpu_check, gpu_first
+from benchmarks.gpu.bench_kernels import check, groups
+from benchmarks.gpu.gpu_attention_cases import BLOCK_SIZE, Cache, Problem, Shape, random_tree
+from benchmarks.gpu.gpu_kernel_cases import TINY, Case, Cases
+from benchmarks.gpu.gpu_models import (
     QWEN3_06B,
     QWEN3_8B,
     TINY_LARGE,
@@ -30,18 +30,18 @@ from benchmarks.gpu_models import (
     count_parameters,
     random_model,
 )
-from benchmarks.gpu_paired_models import (
+from benchmarks.gpu.gpu_paired_models import (
     Bigrams,
     PairedReader,
     agreement,
     paired_model,
     turn_head,
 )
-from benchmarks.gpu_report import Goal, Report, gpu_parser
-from benchmarks.gpu_sections import Sections
-from benchmarks.gpu_timing import Ceilings, largest_difference, measure, ratio_of
-from benchmarks.gpu_variants import recorded_variants
-from benchmarks.record import ROOT
+from benchmarks.gpu.gpu_report import Goal, Report, gpu_parser
+from benchmarks.gpu.gpu_sections import Sections
+from benchmarks.gpu.gpu_timing import Ceilings, largest_difference, measure, ratio_of
+from benchmarks.gpu.gpu_variants import recorded_variants
+from benchmarks.shared.record import ROOT
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.kernels.triton_support import use_kernels
@@ -453,7 +453,7 @@ def test_an_illegal_address_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     def lost(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr("benchmarks.gpu_first_checks.top_tokens", lost)
+    monkeypatch.setattr("benchmarks.gpu.gpu_first_checks.top_tokens", lost)
     names = "tokens,trees,load"
     assert gpu_first.main(["--dry", "--only", names, "--out", str(tmp_path)]) == 3
     lines = lines_of(tmp_path)
@@ -559,7 +559,7 @@ def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
     if torch.cuda.is_available():
         pytest.skip("all of this runs there")
     patterns = ("gpu_*.py", "bench_kernels.py", "bench_paged_attention.py", "bench_gpu_*.py")
-    files = [file for one in patterns for file in (ROOT / "benchmarks").glob(one)]
+    files = [file for one in patterns for file in (ROOT / "benchmarks" / "gpu").glob(one)]
     assert len(files) > 8
     tests = [*gpu_check.kernel_tests(), *gpu_check.gpu_marked_tests()]
     folders = {folder for file in tests for folder in file.parents}
@@ -594,7 +594,7 @@ def test_without_a_gpu_a_benchmark_refuses(
         pytest.skip("there is a GPU")
     monkeypatch.setattr(sys, "argv", [module])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "benchmarks" / f"{module}.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "benchmarks" / "gpu" / f"{module}.py"), run_name="__main__")
     assert ended.value.code == 2
     assert capsys.readouterr().out == "There is no GPU here: only --dry can be run.\n"
 
@@ -602,7 +602,7 @@ def test_without_a_gpu_a_benchmark_refuses(
 @pytest.mark.long
 @pytest.mark.parametrize("more", [(), ("--figures",)])
 def test_the_first_run_is_dry_in_the_interpreter(more: tuple[str, ...], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu_first", "--dry", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.gpu.gpu_first", "--dry", "--out", str(tmp_path)]
     answer = subprocess.run(
         [*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
@@ -613,7 +613,7 @@ def test_the_first_run_is_dry_in_the_interpreter(more: tuple[str, ...], tmp_path
 @pytest.mark.parametrize("module", [one.module for one in gpu_check.BENCHMARKS])
 def test_a_dry_run_goes_through_everything(module: str, tmp_path: Path) -> None:
     answer = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", "--dry", "--results", str(tmp_path)],
+        [sys.executable, "-m", f"benchmarks.gpu.{module}", "--dry", "--results", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.grown_head import grow_head
+from benchmarks.shared.grown_head import grow_head
 from outrider.draft.heads.read_head import read_head
 from outrider.draft.training.expand import expand
 from outrider.draft.training.expand_shape import Shape

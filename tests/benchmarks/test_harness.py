@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import harness
-from benchmarks.harness import Summary, measure_in_turn, paired_ratio, percentile, plain
+from benchmarks.shared import harness
+from benchmarks.shared.harness import Summary, measure_in_turn, paired_ratio, percentile, plain
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -119,7 +119,7 @@ def test_the_environment_is_set_for_the_script_and_taken_back_for_others() -> No
     # The script starts over once: only its second self runs `main`.
     script = """
 import os
-from benchmarks.harness import start, without_engine_environment
+from benchmarks.shared.harness import start, without_engine_environment
 def main():
     inside = os.environ.get("GOMP_SPINCOUNT")
     with without_engine_environment():

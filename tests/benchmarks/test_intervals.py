@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.intervals import bootstrap, ratio_of_percentiles, ratio_of_rates
+from benchmarks.shared.intervals import bootstrap, ratio_of_percentiles, ratio_of_rates
 
 
 def test_the_interval_of_a_mean_is_the_normal_one() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_load
-from benchmarks.driving import make_requests
-from benchmarks.load import ClosedLoop, Window
-from benchmarks.load_plot import draw
+from benchmarks.shared.driving import make_requests
+from benchmarks.speculation import bench_load
+from benchmarks.speculation.load import ClosedLoop, Window
+from benchmarks.speculation.load_plot import draw
 from outrider.engine.request import EngineRequest
 from tests.benchmarks.benches import make_bench, make_prompts
 from tests.engines import assert_idle

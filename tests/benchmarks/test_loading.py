@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_loading
+from benchmarks.models import bench_loading
 from outrider.engine.model.quantised.formats import SCHEMES
 
 

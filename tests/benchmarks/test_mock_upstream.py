@@ -12,8 +12,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.mock_script import answer_pieces
-from benchmarks.mock_upstream import (
+from benchmarks.shared.mock_script import answer_pieces
+from benchmarks.shared.mock_upstream import (
     MockScript,
     MockUpstream,
     ToolCall,
@@ -21,8 +21,8 @@ from benchmarks.mock_upstream import (
     answer_text,
     mock_in_thread,
 )
-from benchmarks.record import ROOT
-from benchmarks.toxics import ToxicKind
+from benchmarks.shared.record import ROOT
+from benchmarks.shared.toxics import ToxicKind
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Name trees."}]}
 HELLO = MockScript(pieces=("Hello", " from", " here", "."))
@@ -365,7 +365,7 @@ def test_in_a_thread() -> None:
 
 
 def test_as_a_process() -> None:
-    command = [sys.executable, "-m", "benchmarks.mock_upstream", "--tokens", "3"]
+    command = [sys.executable, "-m", "benchmarks.shared.mock_upstream", "--tokens", "3"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -3,7 +3,7 @@
     OPENVINO_PYTHON=$PWD/runs/openvino-env/bin/python LLAMA_ENVIRONMENT=$PWD/runs/llama-env \
         make test-long ARGS=tests/benchmarks/test_peers_bench.py
 
-benchmarks/openvino_peer.py and benchmarks/llama_peer.py say how to make the environments.
+openvino_peer.py and llama_peer.py in benchmarks/peers say how to make the environments.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_peers
-from benchmarks.llama_peer import Llama
-from benchmarks.peer_programs import OUR_SCHEMES
+from benchmarks.peers.llama_peer import Llama
+from benchmarks.peers.peer_programs import OUR_SCHEMES
+from benchmarks.peers import bench_peers
 
 OPENVINO, LLAMA = "OPENVINO_PYTHON", "LLAMA_ENVIRONMENT"
 SHORT = ["--num-prompts", "2", "--max-new", "24", "--long-prompt", "0", "--assistant-tokens", "4"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.prompts import load_prompts
+from benchmarks.shared.prompts import load_prompts
 from outrider.draft.training.tasks.families import split_of
 
 

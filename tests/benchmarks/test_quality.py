@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_quality import change
-from benchmarks.harness import DEMO_PAIR
-from benchmarks.prompts import load_tokenizer
-from benchmarks.quality import Answers, Text, file_texts, nats, perplexity
+from benchmarks.models.bench_quality import change
+from benchmarks.models.quality import Answers, Text, file_texts, nats, perplexity
+from benchmarks.shared.harness import DEMO_PAIR
+from benchmarks.shared.prompts import load_tokenizer
 from outrider.engine.passes.runner import ModelRunner
 from tests.engines import tiny_pair
 

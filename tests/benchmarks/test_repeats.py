@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import repeats
+from benchmarks.speculation import repeats
 from tests.engines import shipped_tokenizer
 
 

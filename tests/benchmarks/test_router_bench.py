@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from benchmarks.bench_router import Cost, TimedPolicy, make_texts, measure_judging
+from benchmarks.routing.bench_router import Cost, TimedPolicy, make_texts, measure_judging
 from outrider.router.policy import FixedPolicy, RouteConstraints
 from tests.benchmarks.scorers import make_scorer
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.routing_policies import (
+from benchmarks.routing.routing_policies import (
     ESCALATED,
     LARGE,
     SMALL,

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bench_routing_quality import (
+from benchmarks.routing.bench_routing_quality import (
     judge,
     labelled_data,
     parse,
@@ -13,8 +13,8 @@ from benchmarks.bench_routing_quality import (
     questions_for,
     show,
 )
-from benchmarks.routing_plot import draw
-from benchmarks.routing_policies import (
+from benchmarks.routing.routing_plot import draw
+from benchmarks.routing.routing_policies import (
     ESCALATED,
     LARGE,
     SMALL,
@@ -24,7 +24,7 @@ from benchmarks.routing_policies import (
     one_tier,
     oracle,
 )
-from benchmarks.routing_runs import SPECULATIVE, Labels, by_way, select_rows
+from benchmarks.routing.routing_runs import SPECULATIVE, Labels, by_way, select_rows
 from outrider.engine.events import TierInfo
 from outrider.engine.request import Tier
 from outrider.gateway.tools.learning.collect.data import read_questions

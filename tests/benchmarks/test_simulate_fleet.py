@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import simulate_fleet
-from benchmarks.fleet_trace import offered, synthetic
-from benchmarks.simulate_fleet import day, run, scaled_fleet
+from benchmarks.simulate import simulate_fleet
+from benchmarks.simulate.fleet_trace import offered, synthetic
+from benchmarks.simulate.simulate_fleet import day, run, scaled_fleet
 
 TRACE = synthetic(240, seed=1)
 

@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate_slo import CASES, MACHINES, ORDER, SLO, carried, objectives, simulate
-from benchmarks.slo_trace import Arrival, scaled
+from benchmarks.shared.slo_trace import Arrival, scaled
+from benchmarks.simulate.simulate_slo import (
+    CASES,
+    MACHINES,
+    ORDER,
+    SLO,
+    carried,
+    objectives,
+    simulate,
+)
 
 QUIET = replace(MACHINES["demo pair, 2 cores"], noise=0.0, stalls=0.0)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slo_trace import (
+from benchmarks.shared.slo_trace import (
     Arrival,
     Objectives,
     Outcome,

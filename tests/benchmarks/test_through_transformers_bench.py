@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.bench_through_transformers import (
+from benchmarks.models.bench_through_transformers import (
     DRAFTED,
     NATIVE,
     PLAIN,
@@ -8,7 +8,7 @@ from benchmarks.bench_through_transformers import (
     gain_ratio,
     name_of,
 )
-from benchmarks.turns import Turn, Turns
+from benchmarks.shared.turns import Turn, Turns
 
 
 def test_a_gain_is_compared_with_the_gain_of_the_native_decoder() -> None:

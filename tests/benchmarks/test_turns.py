@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.compare import Comparison, Divergence, combine
-from benchmarks.driving import Bench, make_requests
-from benchmarks.prompts import Prompt
-from benchmarks.turns import Case, Turn, Turns, engine_case
+from benchmarks.shared.compare import Comparison, Divergence, combine
+from benchmarks.shared.driving import Bench, make_requests
+from benchmarks.shared.prompts import Prompt
+from benchmarks.shared.turns import Case, Turn, Turns, engine_case
 from outrider.engine.request import EngineRequest
 from tests.benchmarks.benches import make_bench, make_prompts
 

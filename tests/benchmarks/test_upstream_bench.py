@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 import uvloop
 
-from benchmarks import bench_upstream
-from benchmarks.bench_upstream_faults import CASES, Plan, figures, make_plan, run_window
-from benchmarks.mock_upstream import MockScript, MockUpstream, Toxic, answer_text, mock_in_thread
-from benchmarks.toxics import ToxicKind
-from benchmarks.upstream_faults import FAULTS, Judged, Verdict, judge, tally
-from benchmarks.upstream_load import (
+from benchmarks.chaos.bench_upstream_faults import CASES, Plan, figures, make_plan, run_window
+from benchmarks.chaos.upstream_faults import FAULTS, Judged, Verdict, judge, tally
+from benchmarks.gateway import bench_upstream
+from benchmarks.shared.mock_upstream import (
+    MockScript,
+    MockUpstream,
+    Toxic,
+    answer_text,
+    mock_in_thread,
+)
+from benchmarks.shared.toxics import ToxicKind
+from benchmarks.shared.upstream_load import (
     Clients,
     Exchange,
     arrivals,
@@ -22,7 +28,7 @@ from benchmarks.upstream_load import (
     open_loop,
     transit,
 )
-from benchmarks.upstream_servers import bucket_quantile
+from benchmarks.shared.upstream_servers import bucket_quantile
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Name trees."}]}
 STREAMED = CHAT | {"stream": True}

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
+from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
 from outrider.engine.request import Tier
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
-from benchmarks.mock_upstream import MockScript
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_upstream import MockScript
+from benchmarks.shared.toxics import Toxic
 from outrider.engine.events import EngineInfo
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.cli import app, main

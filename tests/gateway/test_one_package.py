@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.record import ROOT
+from benchmarks.shared.record import ROOT
 from outrider.gateway.tools.demo.process import GatewayProcess
 
 FOLDERS = {"gateway", "router", "draft", "verifier", "engine", "kernels"}

@@ -1,6 +1,6 @@
 """In bfloat16 a batch decides ties: where answers part, the two tokens were that close."""
 
-from benchmarks.compare import compare_answers, runner_logits
+from benchmarks.shared.compare import compare_answers, runner_logits
 from outrider.engine.passes.runner import ModelRunner
 from tests.engines import heldout_prompts, make_engine, make_request, serve, shipped_pair
 from tests.sizes import repeats

@@ -12,7 +12,7 @@ from functools import cache
 import jsonschema_rs
 import pytest
 
-from benchmarks.fuzzed_schemas import random_schema
+from benchmarks.chaos.fuzzed_schemas import random_schema
 from outrider.engine.request import EngineRequest, GrammarSpec
 from tests.engines import (
     Answer,

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from benchmarks.mock_upstream import MockScript, mock_in_thread
+from benchmarks.shared.mock_upstream import MockScript, mock_in_thread
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage import tables

@@ -23,7 +23,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
+from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
 from outrider.gateway.settings.tree import load_settings

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from benchmarks.stored_checkpoints import store_quantised
+from benchmarks.shared.stored_checkpoints import store_quantised
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.model.decoder import DecoderModel

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from benchmarks.fuzzed_schemas import random_schema
+from benchmarks.chaos.fuzzed_schemas import random_schema
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.reasoning_formats import PLAIN
 from outrider.gateway.answering.text.tool_formats import (

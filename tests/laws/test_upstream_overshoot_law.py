@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockRequest, MockScript
+from benchmarks.shared.mock_upstream import MockRequest, MockScript
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
 from tests.engines import PAIR_FOLDER, shipped_tokenizer

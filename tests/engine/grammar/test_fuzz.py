@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fuzzed_schemas import WORDS, random_schema
+from benchmarks.chaos.fuzzed_schemas import WORDS, random_schema
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.process import CompileBounds, GrammarProcess
 from outrider.engine.request import GrammarKind, GrammarSpec

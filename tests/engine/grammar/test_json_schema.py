@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider.engine.grammar.json_disjoint as json_disjoint
-from benchmarks.fuzzed_schemas import random_schema
+from benchmarks.chaos.fuzzed_schemas import random_schema
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
 from outrider.engine.grammar.json_schema import MAX_VALUES, prepare_schema

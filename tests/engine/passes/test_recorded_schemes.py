@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.stored_checkpoints import store_quantised
+from benchmarks.shared.stored_checkpoints import store_quantised
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.model.quantised import scheme as schemes
 from outrider.engine.model.quantised.formats import Rounding, SchemeName

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mock_upstream import MockScript
+from benchmarks.shared.mock_upstream import MockScript
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     UpstreamError,

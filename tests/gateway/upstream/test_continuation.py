@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
+from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from outrider.gateway.contract.errors.tree import DeadlineExceededError, UpstreamError
 from outrider.gateway.upstream.call import Chunk
 from outrider.gateway.upstream.continuing import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mock_upstream import MockScript
+from benchmarks.shared.mock_upstream import MockScript
 from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.settings.tree import SettingsError, load_settings

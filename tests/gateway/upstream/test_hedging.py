@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.mock_upstream import MockRequest, MockScript, Toxic
+from benchmarks.shared.mock_upstream import MockRequest, MockScript, Toxic
 from outrider.gateway.contract.errors.tree import (
     ThrottledError,
     UpstreamError,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.mock_upstream import MockScript, MockUpstream, Toxic
+from benchmarks.shared.mock_upstream import MockScript, MockUpstream, Toxic
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.metrics import UpstreamMetrics

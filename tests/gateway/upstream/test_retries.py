@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mock_upstream import MockRequest, MockScript, Toxic
+from benchmarks.shared.mock_upstream import MockRequest, MockScript, Toxic
 from outrider.gateway.contract.errors.tree import (
     DeadlineExceededError,
     GatewayError,

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from benchmarks.mock_upstream import MockScript
+from benchmarks.shared.mock_upstream import MockScript
 from outrider.gateway.upstream.credentials.base import CredentialError, SignedRequest, bearer
 from outrider.gateway.upstream.credentials.rotating import Fetch, RotatingCredential, Secret
 from outrider.gateway.upstream.credentials.vendors import (

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.mock_upstream import MockRequest, MockScript, MockUpstream, answer_text
+from benchmarks.shared.mock_upstream import MockRequest, MockScript, MockUpstream, answer_text
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.settings.server_traits import TRAITS

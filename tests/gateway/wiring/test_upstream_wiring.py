@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.mock_upstream import MockScript, MockUpstream
+from benchmarks.shared.mock_upstream import MockScript, MockUpstream
 from outrider.engine.errors import EngineError, TierUnavailableError
 from outrider.engine.events import EngineInfo, EngineStats
 from outrider.engine.request import EngineRequest, SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, Toxic
+from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.caching.entry import CachedEntry
 from outrider.gateway.answering.caching.memory_store import MemoryStore
 from outrider.gateway.answering.caching.redis_store import RedisEntries

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, Toxic
+from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.settings.aliases import AliasSettings

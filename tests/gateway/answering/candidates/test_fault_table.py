@@ -10,8 +10,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, answer_text
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_upstream import MockScript, answer_text
+from benchmarks.shared.toxics import Toxic
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, World, hybrid
 

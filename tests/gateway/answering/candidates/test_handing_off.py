@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from benchmarks.mock_upstream import MockScript, ToolCall
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_upstream import MockScript, ToolCall
+from benchmarks.shared.toxics import Toxic
 from outrider.engine.cache.block_pool import PRIVATE_SALT
 from outrider.engine.errors import CrashSuspectError, EngineDiedError, QueueFullError
 from outrider.gateway.answering.text.chat import ChatTokenizer

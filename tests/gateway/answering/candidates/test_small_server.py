@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall
+from benchmarks.shared.toxics import Toxic
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.responses import UpstreamChunk, UpstreamCompletion
 from outrider.gateway.contract.schema.routing import RouteReport

@@ -11,7 +11,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from benchmarks.fuzzed_schemas import random_schema
+from benchmarks.chaos.fuzzed_schemas import random_schema
 from outrider.gateway.answering.text.answer_form import AnswerForm
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.engine.grammar.test_fuzz import hostile_schema

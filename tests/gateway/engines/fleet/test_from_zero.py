@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, mock_in_thread
+from benchmarks.shared.mock_upstream import MockScript, mock_in_thread
 from outrider.engine.errors import (
     EngineDiedError,
     EngineError,

@@ -10,8 +10,8 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from benchmarks.mock_script import MockScript, ToolCall
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_script import MockScript, ToolCall
+from benchmarks.shared.toxics import Toxic
 from outrider.engine.errors import QueueFullError
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server, scripted_server, wait_for

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.fuzzed_schemas import random_schema
+from benchmarks.chaos.fuzzed_schemas import random_schema
 from tests.gateway.conftest import Server
 from tests.sizes import repeats
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from benchmarks.mock_upstream import MockScript, mock_in_thread
+from benchmarks.shared.mock_upstream import MockScript, mock_in_thread
 from outrider.gateway.http.server.draining import DrainGate, Draining
 from outrider.gateway.http.server.listening import listen, url_of
 from outrider.gateway.settings.tree import load_settings

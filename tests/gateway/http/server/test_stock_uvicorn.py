@@ -20,9 +20,9 @@ UPSTREAM_ONLY = {
     "tiers": {"a": {"url": "http://127.0.0.1:1/v1"}},
 }
 API_TESTS = (
-    *("server/test_official_clients.py", "server/test_openai_client.py"),
-    *("server/test_serving.py::test_serve_answers_survives_its_engine_and_drains",),
-    *("apis/test_messages_client.py", "apis/test_responses_client.py"),
+    *("http/server/test_official_clients.py", "http/server/test_openai_client.py"),
+    *("http/server/test_serving.py::test_serve_answers_survives_its_engine_and_drains",),
+    *("http/apis/test_messages_client.py", "http/apis/test_responses_client.py"),
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript
+from benchmarks.shared.mock_upstream import MockScript
 from outrider.engine.errors import QueueFullError
 from outrider.gateway.telemetry.logs import TextFormatter
 from outrider.gateway.tenancy.keys import authenticator

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.mock_upstream import MockScript, Toxic
+from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.cli import app as cli
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes

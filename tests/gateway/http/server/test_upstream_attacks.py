@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript
+from benchmarks.shared.mock_upstream import MockScript
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import ThrottledError

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
+from benchmarks.shared.toxics import Toxic
 from outrider.engine.events import EngineEvent
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer

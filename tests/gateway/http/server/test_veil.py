@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, Toxic
+from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.keys import Scopes
 from tests.gateway.hostile import hostile, piece, streamed

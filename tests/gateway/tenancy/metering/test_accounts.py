@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, Toxic
+from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
+from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.server.responses import AnswerResponse

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
+from benchmarks.shared.toxics import Toxic
 from outrider.gateway.tools.commands.terminal_chat import (
     ChatAnswer,
     ChatOptions,

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from benchmarks.mock_upstream import MockScript, mock_in_thread
-from benchmarks.toxics import Toxic
+from benchmarks.shared.mock_upstream import MockScript, mock_in_thread
+from benchmarks.shared.toxics import Toxic
 from outrider.gateway.tools.demo import hybrid as demo_hybrid
 from outrider.gateway.tools.demo.hybrid import Cloud, DeviceApp, HybridQuestion, HybridReply
 from outrider.gateway.tools.demo.process import GatewayProcess

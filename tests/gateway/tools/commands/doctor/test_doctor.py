@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.mock_upstream import mock_in_thread
+from benchmarks.shared.mock_upstream import mock_in_thread
 from outrider.gateway.cli import app
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.tools.commands.doctor import doctor

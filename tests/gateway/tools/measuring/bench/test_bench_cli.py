@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
+from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
 from outrider.gateway.tools.measuring.bench.client import TargetSettings
 from outrider.gateway.tools.measuring.bench.flags import (
     parse_headers,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.mock_upstream import MockScript, MockUpstream, Toxic
+from benchmarks.shared.mock_upstream import MockScript, MockUpstream, Toxic
 from outrider.draft.training.tasks.families import PLAIN_FAMILIES
 from outrider.gateway.tools.measuring.bench.client import TargetError, TargetSettings
 from outrider.gateway.tools.measuring.bench.plan import BenchPlan, LoadSettings, PlanError

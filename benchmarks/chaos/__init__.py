@@ -1,0 +1,1 @@
+"""A gateway under faults: what it answers, books and leaks."""

@@ -1,0 +1,1 @@
+"""The gateway's own time, memory, fairness and pages."""

@@ -1,0 +1,1 @@
+"""Products, experts, quantised weights: how fast, how large, how good."""

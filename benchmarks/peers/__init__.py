@@ -1,0 +1,1 @@
+"""The same models and prompts in other programs, in turn."""

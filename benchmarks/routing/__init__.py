@@ -1,0 +1,1 @@
+"""Routers and cascades: quality, cost, hand-over."""

@@ -1,0 +1,1 @@
+"""What several benchmarks use: models, prompts, turns, load, mock servers, results."""

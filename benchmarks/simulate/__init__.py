@@ -1,0 +1,1 @@
+"""Fleets and objectives in virtual time."""

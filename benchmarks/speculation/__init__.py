@@ -1,0 +1,1 @@
+"""Trees, heads and sources of guesses, on against off."""
