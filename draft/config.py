@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outrider.engine.request import SOURCES, Source
+from outrider.verifier.params import SOURCES, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

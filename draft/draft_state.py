@@ -8,9 +8,10 @@ from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
-from outrider.engine.protocols import DraftModel, Verdict
-from outrider.engine.request import Source
+from outrider.engine.protocols import DraftModel
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Source
+from outrider.verifier.verdict import Verdict
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

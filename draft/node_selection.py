@@ -6,7 +6,7 @@ from math import inf
 from outrider.draft.budget.budget import Floats, StepBudget
 from outrider.draft.draft_state import Draft
 from outrider.draft.trees.tree_batch import select, weigh
-from outrider.engine.trees.token_tree import TokenTree
+from outrider.verifier.token_tree import TokenTree
 
 
 def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:

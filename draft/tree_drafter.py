@@ -41,11 +41,11 @@ from outrider.engine.protocols import (
     Proposal,
     StretchCounts,
     Trees,
-    Verdict,
 )
-from outrider.engine.sequences.own_failure import OwnFailure
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.token_tree import TokenTree
+from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import Verdict
 
 # How far a request's pace may count for or against its nodes.
 _LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0

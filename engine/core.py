@@ -26,7 +26,7 @@ from outrider.engine.events import (
 )
 from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.protocols import Drafter, StretchCounts, Verdict, Verifier
+from outrider.engine.protocols import Drafter, StretchCounts
 from outrider.engine.queue.adapter_queue import AdapterQueue, OnPrepared
 from outrider.engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, tier_info
 from outrider.engine.queue.fair_queue import FairQueue
@@ -35,9 +35,7 @@ from outrider.engine.queue.policy import QueuePolicy
 from outrider.engine.queue.preparation import Preparation
 from outrider.engine.queue.room import check_room
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
-from outrider.engine.sequences.logit_rules import build_rules
-from outrider.engine.sequences.own_failure import OwnFailure
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.drafting import Drafting
@@ -54,6 +52,11 @@ from outrider.engine.trees.verify_items import (
     note_not_finite,
     prefill_done,
 )
+from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.logit_rules import build_rules
+from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.params import Tier
+from outrider.verifier.verdict import Verdict
 
 # How long an idle engine sleeps for a grammar or an adapter; commands wait behind it.
 _PREPARATION_PAUSE_S = 0.003
@@ -71,13 +74,14 @@ class Engine:
         self,
         *,
         runners: Mapping[Tier, ModelRunner],
-        verifier: Verifier,
+        verifier: CoupledVerifier | None = None,
         drafter: Drafter | None = None,
         config: EngineConfig | None = None,
         policy: QueuePolicy | None = None,
         grammars: Mapping[Tier, GrammarCompiler] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        verifier = verifier or CoupledVerifier()
         if not runners:
             raise ValueError("an engine needs at least one model; runners is empty")
         self._runners = dict(runners)

@@ -9,22 +9,12 @@ stay. `AnswerHeld` may stand before `Finished`, or before a `TierSwitched`.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outrider.engine.request import AdapterRef, Source, Tier
+from outrider.engine.request import AdapterRef
 from outrider.engine.trace import StepTrace
+from outrider.verifier.params import Source, Tier
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """Log-probabilities of one emitted token under the target's raw distribution (temperature 1).
-
-    `top` holds (token id, log-probability), best first.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

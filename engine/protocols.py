@@ -11,30 +11,10 @@ from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.level_graphs import RecordedTrees
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.engine.sequences.next_tokens import NextRow, NextToken
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.forest import Forest, ForestVerdicts
-from outrider.engine.trees.token_tree import TokenTree
-from outrider.engine.trees.verdict import Verdict
-from outrider.kernels.sampling.sampling_rows import SamplingTable
-
-__all__ = [
-    "NOTHING_BESIDE",
-    "Beside",
-    "DraftLevel",
-    "DraftLogits",
-    "DraftModel",
-    "DraftPass",
-    "Drafter",
-    "FeatureReader",
-    "FeatureRows",
-    "Proposal",
-    "StretchCounts",
-    "Trees",
-    "Verdict",
-    "Verifier",
-]
-
+from outrider.engine.trees.forest import Forest
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import Verdict
 
 # The models that draft: the small one, whose passes advance small answers too, and a head that
 # reads the large one's hidden states.
@@ -253,27 +233,3 @@ class Drafter(Protocol):
 
     def reclaim(self, num_blocks: int) -> None:
         """Give back at least so many small blocks if they are held: drafts go before answers."""
-
-
-class Verifier(Protocol):
-    """Judges trees. Plain decoding is a tree of one node."""
-
-    def verify(
-        self, sequences: SequenceOf[Sequence], trees: SequenceOf[TokenTree], logits: Tensor
-    ) -> list[Verdict]:
-        """One verdict a sequence; logits float32 [total nodes, vocab_size], trees in order."""
-
-    def next_tokens(self, rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
-        """The same rule for trees of one node: float32 [num_rows, vocab_size], one row each.
-
-        The sequences have no cascade. Waits for the device once, whatever is asked.
-        """
-
-    def judge_forest(
-        self, forest: Forest, logits: Tensor, table: SamplingTable | None = None
-    ) -> ForestVerdicts:
-        """The same rule for trees on the device: nothing is waited for.
-
-        logits: float32 [forest.total_rows, vocab_size]. Its sequences have no rules and no cascade;
-        table: how they choose their tokens, where that is on the device already.
-        """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.engine.request import Source
+from outrider.verifier.params import Source
 
 # small: the small model's own word, because its tier answers or because a cascade let it stand.
 # target: the large model's own. grammar: nothing else was allowed. reused: drafted from the answer

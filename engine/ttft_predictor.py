@@ -13,8 +13,8 @@ from typing import Final
 
 from outrider.engine.answer_pace import AnswerPace
 from outrider.engine.config import EngineConfig
-from outrider.engine.request import Tier
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Tier
 
 _ROW_WEIGHT: Final = 0.2
 _STEP_WEIGHT: Final = 0.1

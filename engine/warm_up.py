@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from outrider.engine.core import Engine
 from outrider.engine.events import AnswerHeld
-from outrider.engine.request import CascadeParams, EngineRequest, SamplingParams, Tier
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import CascadeParams, SamplingParams, Tier
 
 # A row of a decode, chunks of a prompt as they come; text that repeats lets every source guess.
 _PROMPT_LENGTHS = (5, 40, 300)

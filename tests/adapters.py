@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider.engine.request import AdapterRef, Tier
+from outrider.engine.request import AdapterRef
+from outrider.verifier.params import Tier
 
 ALL_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

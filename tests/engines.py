@@ -33,7 +33,6 @@ from outrider.engine.events import (
     PrefillDone,
     RequestStats,
     TierSwitched,
-    TokenLogprobs,
     TokensEmitted,
 )
 from outrider.engine.grammar.grammar import GrammarCompiler
@@ -52,14 +51,15 @@ from outrider.engine.protocols import (
     Proposal,
     StretchCounts,
     Trees,
-    Verdict,
-    Verifier,
 )
 from outrider.engine.queue.policy import QueuePolicy
-from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from outrider.engine.request import EngineRequest, SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import SamplingParams, Tier
+from outrider.verifier.token_logprobs import TokenLogprobs
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import Verdict
 from tests.models import make_hf_model
 
 PAIR_FOLDER = Path(__file__).parents[1] / "draft" / "pair"
@@ -219,7 +219,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     kv_dtype: torch.dtype | None = None,
     recurrent: RecurrentSizes | None = None,
     config: EngineConfig | None = None,
-    verifier: Verifier | None = None,
+    verifier: CoupledVerifier | None = None,
     grammars: Mapping[Tier, GrammarCompiler] | None = None,
     calibration: EdgeCalibration | None = None,
     ranks: Ranks | None = None,
@@ -259,7 +259,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         )
     return Engine(
         runners={"large": large, "small": small},
-        verifier=verifier or CoupledVerifier(),
+        verifier=verifier,
         drafter=drafter,
         config=config,
         policy=policy,

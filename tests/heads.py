@@ -25,9 +25,8 @@ from outrider.engine.model.whole_ends import ends_of
 from outrider.engine.parallel.ranks import Ranks
 from outrider.engine.parallel.runner import ParallelRunner
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.protocols import Verifier
-from outrider.engine.request import Tier
 from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import Tier
 from tests.draft.heads.head_files import (
     dflash_config,
     dflash_weights,
@@ -141,7 +140,7 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
     config: EngineConfig | None = None,
     grammars: dict[Tier, GrammarCompiler] | None = None,
     clock: Callable[[], float] | None = None,
-    verifier: Verifier | None = None,
+    verifier: CoupledVerifier | None = None,
     ranks: Ranks | None = None,
 ) -> Engine:
     """The large tier with a head; with the small tier beside it where it `has_small`.
@@ -181,7 +180,7 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
     )
     return Engine(
         runners=runners,
-        verifier=verifier or CoupledVerifier(),
+        verifier=verifier,
         drafter=drafter,
         config=config,
         grammars=grammars,

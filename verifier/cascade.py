@@ -35,10 +35,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.sequences.sampling import RowGroup, add_noise, log_targets, process_logits
-from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.kernels.upload import upload
+from outrider.verifier.judged import JudgedSequence
+from outrider.verifier.sampling import RowGroup, add_noise, log_targets, process_logits
+from outrider.verifier.token_tree import TokenTree
 
 # The sides of eq. 10 are equal by themselves where the models agree (alpha 0) or where two tokens
 # have all the mass (alpha 1): rounding must not decide there, it differs from tree to tree.
@@ -50,7 +50,7 @@ UNDECIDED = -1  # instead of a token: nothing can be emitted at this node
 def cascade_choices(
     chosen: Tensor,
     processed: Tensor,
-    sequences: SequenceOf[Sequence],
+    sequences: SequenceOf[JudgedSequence],
     trees: SequenceOf[TokenTree],
 ) -> Tensor:
     """The tokens chosen at all nodes, cascades' by pi; `UNDECIDED` where a cascade cannot say.
@@ -83,7 +83,7 @@ def cascade_choices(
     return chosen.index_copy(0, index, add_noise(log_pi, groups).argmax(-1))
 
 
-def _row_group(sequence: Sequence, tree: TokenTree, nodes: list[int]) -> RowGroup:
+def _row_group(sequence: JudgedSequence, tree: TokenTree, nodes: list[int]) -> RowGroup:
     return RowGroup(
         sequence=sequence,
         depths=[tree.depth[node] for node in nodes],
@@ -99,7 +99,7 @@ def log_mixture(small: Tensor, large: Tensor, groups: SequenceOf[RowGroup]) -> T
     """
     parameters: list[tuple[float, float, float]] = []
     for group in groups:
-        cascade, sampling = group.sequence.cascade, group.sequence.request.sampling
+        cascade, sampling = group.sequence.cascade, group.sequence.sampling
         assert cascade is not None
         own = (cascade.alpha, float(cascade.rule == "opt"), float(sampling.is_greedy))
         parameters.extend([own] * len(group.depths))

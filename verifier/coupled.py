@@ -15,29 +15,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.engine.sequences.next_tokens import NextRow, NextToken, next_tokens
-from outrider.engine.sequences.sampling import (
-    RowGroup,
-    choose_tokens,
-    mark_not_finite,
-    process_logits,
-)
-from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.forest import Forest, ForestVerdicts
-from outrider.engine.trees.token_tree import TokenTree
-from outrider.engine.trees.verdict import Verdict
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
 from outrider.kernels.trees.verify_tree import verify_forest
 from outrider.kernels.triton_support import uses_triton
 from outrider.kernels.upload import upload_all
 from outrider.verifier.cascade import UNDECIDED, cascade_choices
+from outrider.verifier.judged import JudgedForest, JudgedSequence
+from outrider.verifier.next_tokens import NextRow, NextToken, next_tokens
+from outrider.verifier.sampling import (
+    RowGroup,
+    choose_tokens,
+    mark_not_finite,
+    process_logits,
+)
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import ForestVerdicts, Verdict
 
 
 class CoupledVerifier:
     """Judges every tree of a pass with one host synchronisation."""
 
     def verify(
-        self, sequences: SequenceOf[Sequence], trees: SequenceOf[TokenTree], logits: Tensor
+        self, sequences: SequenceOf[JudgedSequence], trees: SequenceOf[TokenTree], logits: Tensor
     ) -> list[Verdict]:
         """One verdict a sequence; logits float32 [total nodes, vocab_size], trees in order."""
         groups = [
@@ -56,11 +55,11 @@ class CoupledVerifier:
         return _walk(trees, chosen)
 
     def next_tokens(self, rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
-        """One token a row; see `outrider.engine.protocols.Verifier`."""
+        """One token a row; see `outrider.verifier.next_tokens`."""
         return next_tokens(rows, logits)
 
     def judge_forest(
-        self, forest: Forest, logits: Tensor, table: SamplingTable | None = None
+        self, forest: JudgedForest, logits: Tensor, table: SamplingTable | None = None
     ) -> ForestVerdicts:
         """The same rule for trees on the device; only launched.
 

@@ -37,11 +37,11 @@ from outrider.engine.events import EngineEvent, Failed, Finished, TokensEmitted
 from outrider.engine.model.load import load_model
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import TIERS, EngineRequest, SamplingParams, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import TIERS, SamplingParams, Tier
 
 _NUM_REQUESTS = 32
 _MOST_TOKENS = 16
@@ -77,7 +77,7 @@ def _engine(models: Models) -> Engine:
         for tier, model in models.items()
     }
     drafter = TreeDrafter(runner=runners["small"])
-    return Engine(runners=runners, verifier=CoupledVerifier(), drafter=drafter)
+    return Engine(runners=runners, drafter=drafter)
 
 
 def _replica(name: str, models: Models) -> tuple[Replica, _EndingEngine]:

@@ -25,11 +25,12 @@ from benchmarks.shared.harness import progress_bar, show_table, write_results
 from benchmarks.shared.record import RESULTS
 from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
 from outrider.engine.events import TierInfo
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.block_index import BlockIndex, Keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.placement import Loads, ReplicaLoad
+from outrider.verifier.params import SamplingParams
 
 _BLOCK = 16
 _SHARED_BLOCKS = 6000

@@ -61,7 +61,7 @@ from benchmarks.shared.http_stream import ChatConnection, StreamedAnswer
 from benchmarks.shared.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from benchmarks.shared.record import ROOT
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 300.0

@@ -33,10 +33,11 @@ from benchmarks.shared.harness import (
 from benchmarks.shared.mock_engine import MockEngine
 from benchmarks.shared.record import percentile
 from outrider.engine.events import TokensEmitted
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
+from outrider.verifier.params import SamplingParams
 
 _FIRST_GOAL_S: Final = 0.3e-3
 _CHUNK_GOAL_S: Final = 0.1e-3

@@ -38,7 +38,7 @@ from benchmarks.shared.harness import (
 from benchmarks.shared.record import percentile
 from benchmarks.shared.stamped_engine import TOKENS_A_CHUNK, StampedEngine, age_s
 from outrider.engine.events import TokensEmitted
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.backends.connected_gateway import ListenerBounds
 from outrider.gateway.engines.backends.engine_listener import EngineListener
@@ -52,6 +52,7 @@ from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
+from outrider.verifier.params import SamplingParams
 
 _FIRST_GOAL_S: Final = 0.3e-3
 _CHUNK_GOAL_S: Final = 0.1e-3

@@ -27,9 +27,9 @@ from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.passes.step_times import RunningStepTimes, follow_step_times
-from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams
+from outrider.engine.request import EngineRequest, SpeculationParams
 from outrider.kernels.layers.linear import Linear
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import SamplingParams
 
 BLOCK_SIZE = 16
 _CHUNK = 1024
@@ -209,7 +209,6 @@ class ServedPair:
         )
         return Engine(
             runners={"large": self.large, "small": self.small},
-            verifier=CoupledVerifier(),
             drafter=drafter,
             config=EngineConfig(max_sequences=1),
         )

@@ -57,7 +57,8 @@ from benchmarks.shared.prompts import Prompt, load_prompts, load_tokenizer
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.lora_modules import lora_modules
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import AdapterRef, Tier
+from outrider.engine.request import AdapterRef
+from outrider.verifier.params import Tier
 
 _TARGET = 0.15
 

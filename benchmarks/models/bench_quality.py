@@ -53,7 +53,7 @@ from outrider.draft.training.tasks.families import DIFFICULTIES, PLAIN_FAMILIES
 from outrider.draft.training.tasks.files import distinct_tasks
 from outrider.engine.model.quantised.formats import SCHEMES, SchemeName
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 FULL = "bfloat16"
 _MOST_LOST = 0.005

@@ -15,7 +15,7 @@ from benchmarks.shared.prompts import Prompt, make_prompt
 from outrider.draft.training.tasks.base import Task
 from outrider.draft.training.tasks.families import check
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

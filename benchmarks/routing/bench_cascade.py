@@ -71,11 +71,12 @@ from benchmarks.shared.prompts import Prompt, load_tokenizer, make_prompt, stop_
 from benchmarks.shared.turns import Turns
 from outrider.draft.training.tasks.families import DIFFICULTIES
 from outrider.draft.training.tasks.files import distinct_tasks
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.settings.tree import bundled_pair
 from outrider.router.calibration import ALWAYS_LARGE
 from outrider.router.cascade import AnswerWatch, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
 from outrider.router.scorer import RouterScorer
+from outrider.verifier.params import Tier
 
 HOLD_BACK_TOKENS = 16
 _HARD = DIFFICULTIES[2:]

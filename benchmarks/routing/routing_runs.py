@@ -21,7 +21,7 @@ from benchmarks.shared.harness import console, progress_bar
 from benchmarks.shared.turns import Turn
 from outrider.engine.core import Engine
 from outrider.engine.events import EngineInfo, TierInfo
-from outrider.engine.request import CascadeParams, EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.step_loop import no_progress
@@ -36,6 +36,7 @@ from outrider.gateway.wiring import build as wiring
 from outrider.gateway.wiring import engine as engine_wiring
 from outrider.gateway.wiring.drafter import measure_budget
 from outrider.router.features import FloatRows
+from outrider.verifier.params import CascadeParams, Tier
 
 SPECULATIVE = "speculative cascade, alpha {alpha:g}"
 HOLD_BACK_TOKENS = 16

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.engine.request import SamplingParams
-from outrider.engine.sequences.noise import SequenceNoise
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import SamplingParams
 
 NextLogits = Callable[[Sequence[int]], Tensor]
 """From the token ids of a text to the float32 logits of its next token, [vocab_size]."""

@@ -27,13 +27,14 @@ from outrider.engine.model.load import load_model
 from outrider.engine.model.quantised.formats import Rounding, SchemeName
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.passes.step_times import follow_step_times
-from outrider.engine.protocols import Verdict
 from outrider.engine.queue.policy import QueuePolicy
-from outrider.engine.request import EngineRequest, SamplingParams, Source, SpeculationParams, Tier
-from outrider.engine.sequences.sequence import Sequence as EngineSequence
-from outrider.engine.trees.token_tree import TokenTree
+from outrider.engine.request import EngineRequest, SpeculationParams
 from outrider.gateway.settings.tree import SpeculationSettings
 from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.judged import JudgedSequence
+from outrider.verifier.params import SamplingParams, Source, Tier
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import Verdict
 
 BLOCK_SIZE = 16
 
@@ -131,7 +132,7 @@ class RecordingVerifier(CoupledVerifier):
 
     def verify(
         self,
-        sequences: Sequence[EngineSequence],
+        sequences: Sequence[JudgedSequence],
         trees: Sequence[TokenTree],
         logits: Tensor,
     ) -> list[Verdict]:

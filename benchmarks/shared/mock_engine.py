@@ -17,8 +17,9 @@ from outrider.engine.events import (
     TierWork,
     TokensEmitted,
 )
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import OnEnd, PausedRequests, tell_end
+from outrider.verifier.params import Tier
 
 _TOKEN_ID = 20
 _VOCAB_SIZE = 512

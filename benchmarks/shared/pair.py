@@ -27,7 +27,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.guesses.head_texts import Head
 from outrider.engine.model.quantised.formats import SchemeName
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import SamplingParams, Tier
+from outrider.verifier.params import SamplingParams, Tier
 
 
 @dataclass(kw_only=True)

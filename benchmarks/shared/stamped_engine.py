@@ -15,8 +15,9 @@ from outrider.engine.events import (
     TierInfo,
     TokensEmitted,
 )
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
+from outrider.verifier.params import Tier
 
 TOKENS_A_CHUNK = 4
 

@@ -11,7 +11,7 @@ from outrider.engine.core import Engine
 from outrider.engine.events import TokensEmitted
 from outrider.engine.model.protocol import CausalModel, ForwardOutput
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 
 class ForwardCpu:

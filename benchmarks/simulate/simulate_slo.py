@@ -46,8 +46,9 @@ from outrider.engine.queue.fair_queue import FairQueue
 from outrider.engine.queue.policy import ArrivalOrder, QueuePolicy
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
 from outrider.engine.queue.slo_queue import SloQueue
-from outrider.engine.request import LOW, NORMAL, EngineRequest, LatencyObjective, SamplingParams
+from outrider.engine.request import LOW, NORMAL, EngineRequest, LatencyObjective
 from outrider.engine.sequences.sequence import Sequence as EngineSequence
+from outrider.verifier.params import SamplingParams
 
 ORDER, FAIR, SLO = "arrival order", "fair queue", "slo queue"
 ASSUMED = "slo queue, assumed"

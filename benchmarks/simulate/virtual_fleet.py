@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.simulate.fleet_trace import BLOCK, Call
 from benchmarks.simulate.simulate_slo import Machine
 from outrider.engine.events import TierInfo
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.autoscaling import FleetFigures, ScaleToLatency
 from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths, Keys
@@ -25,6 +25,7 @@ from outrider.gateway.engines.fleet.placement import (
     Placement,
     ReplicaLoad,
 )
+from outrider.verifier.params import SamplingParams
 
 TICK_S: Final = 0.05
 """Between two looks at all replicas, and the delay of their news."""

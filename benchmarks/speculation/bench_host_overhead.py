@@ -62,7 +62,7 @@ from outrider.draft.budget.budget import TreeBudget
 from outrider.engine.config import EngineConfig
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.passes.step_times import RunningStepTimes, StepTimeCurve
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 # As pstats keys its table: file, line, name; to calls, own and total seconds, and callers.
 _Function = tuple[str, int, str]

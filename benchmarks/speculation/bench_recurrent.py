@@ -43,7 +43,7 @@ from outrider.engine.cache.kv_view import KVView
 from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.model.load import load_model
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.engine.trees.token_tree import TokenTree
+from outrider.verifier.token_tree import TokenTree
 
 _PARENTS: Final = [-1, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 9, 10]
 _BLOCK_SIZE: Final = 16

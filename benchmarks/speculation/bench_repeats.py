@@ -42,7 +42,8 @@ from benchmarks.shared.prompts import Prompt
 from benchmarks.shared.turns import Case, Turns, engine_case
 from benchmarks.speculation import repeats as repeating
 from benchmarks.speculation.repeats import Repeat
-from outrider.engine.request import EngineRequest, Source
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Source
 
 PLAIN = "plain"
 _ALL = "all sources"

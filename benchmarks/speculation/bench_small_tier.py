@@ -50,7 +50,8 @@ from benchmarks.shared.harness import (
 from benchmarks.shared.prompts import Prompt, load_prompts, load_tokenizer
 from outrider.engine.events import EngineEvent, Finished, TokensEmitted
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

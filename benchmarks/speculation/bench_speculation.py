@@ -59,7 +59,7 @@ from benchmarks.shared.prompts import Prompt, load_prompts, load_tokenizer, stop
 from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.guesses.head_texts import Head
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 PLAIN = "outrider plain"
 _WARM_UP_PROMPTS = 2

@@ -49,7 +49,8 @@ from benchmarks.shared.pair import Folders, Pair, add_prompt_options
 from benchmarks.shared.prompts import Prompt
 from benchmarks.shared.turns import Case, Turns, engine_case
 from outrider.draft.config import DraftConfig
-from outrider.engine.request import EngineRequest, Source
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Source
 
 PLAIN = "plain"
 ADAPTIVE = "adaptive"

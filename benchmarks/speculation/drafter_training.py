@@ -39,7 +39,6 @@ from outrider.draft.training.prompt_file import PromptRow
 from outrider.draft.training.tasks.families import Split, stream
 from outrider.engine.core import Engine
 from outrider.engine.model.quantised.formats import SchemeName
-from outrider.verifier.coupled import CoupledVerifier
 
 CPU = torch.device("cpu")
 _NUM_BLOCKS = 4096
@@ -80,7 +79,7 @@ def answered(
     """The large model's answers with targets and taps; kept in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     runner = load_runner(large, dtype="auto", device="cpu", num_blocks=_NUM_BLOCKS, scheme=scheme)
-    engine = Engine(runners={"large": runner}, verifier=CoupledVerifier())
+    engine = Engine(runners={"large": runner})
     rows = write_answers(engine, render_prompts(prompts, tokenizer), plan, folder / "answers.jsonl")
     taps = default_taps("eagle3", runner.model.config.num_layers)
     taught = teach(tapped_runner(runner, taps), rows, plan.top_k, folder / "targets")

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engine.request import SOURCES
 from outrider.kernels.cpu.tree_library import CalibrationTable
+from outrider.verifier.params import SOURCES
 
 # Beside the sources' bits: the small model was asked at this place and did not name the token.
 MODEL_SILENT: Final = 1 << len(SOURCES)
@@ -84,7 +84,7 @@ class EdgeCalibration:
 
     A token that several sources guessed has a curve of its own: their agreement says more than
     each of them, and so does the small model's silence where it was asked. `sources` are bits
-    (`outrider.engine.trees.token_tree.SOURCE_BIT`, `MODEL_SILENT`). A kind that was never seen at a
+    (`outrider.verifier.token_tree.SOURCE_BIT`, `MODEL_SILENT`). A kind that was never seen at a
     depth is taken from the other bins.
     """
 

@@ -26,15 +26,9 @@ from outrider.engine.passes.level_graphs import RecordedTrees
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import DraftLogits, DraftModel, DraftPass, Proposal, Trees
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.forest import (
-    Forest,
-    ForestVerdicts,
-    HostForest,
-    path_moves,
-    reserve_trees,
-    slot_table,
-)
+from outrider.engine.trees.forest import Forest, HostForest, path_moves, reserve_trees, slot_table
 from outrider.kernels.upload import upload
+from outrider.verifier.verdict import ForestVerdicts
 
 
 class DeviceGrowth:

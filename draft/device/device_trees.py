@@ -27,9 +27,7 @@ from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.level_graphs import LevelGraphs, RecordedTrees
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import DraftModel
-from outrider.engine.sequences.sampling import forest_sampling_rows
 from outrider.engine.trees.forest import Forest, ForestDrafts, num_free_slots
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
 from outrider.kernels.trees.build_tree import (
     EdgeTable,
@@ -46,6 +44,8 @@ from outrider.kernels.trees.build_tree import (
 )
 from outrider.kernels.trees.tree_state import MAX_CAPACITY
 from outrider.kernels.upload import upload
+from outrider.verifier.sampling import forest_sampling_rows
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 
 # The source that each model is.
 MODEL_BIT: Final[dict[DraftModel, int]] = {

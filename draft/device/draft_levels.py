@@ -10,9 +10,9 @@ from outrider.draft.guesses.head_texts import Head
 from outrider.engine.passes.level_graphs import LevelConfig
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import DraftModel
-from outrider.engine.trees.token_tree import RECALLED_BIT
 from outrider.kernels.trees.build_tree import capacity_for
 from outrider.kernels.trees.tree_state import MAX_TREE_SLOTS
+from outrider.verifier.token_tree import RECALLED_BIT
 
 
 def capture_levels(

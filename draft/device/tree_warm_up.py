@@ -11,7 +11,6 @@ from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_trees import MAX_BRANCHING, DeviceCalibration
 from outrider.draft.trees.candidate import Candidate
-from outrider.engine.trees.token_tree import RECALLED_BIT
 from outrider.kernels.trees.build_tree import (
     InitialTree,
     choose_frontier,
@@ -20,6 +19,7 @@ from outrider.kernels.trees.build_tree import (
     select_trees,
 )
 from outrider.kernels.trees.tree_state import MAX_CAPACITY, MIN_CAPACITY
+from outrider.verifier.token_tree import RECALLED_BIT
 
 
 def warm_up_trees(config: DraftConfig, device: torch.device) -> None:

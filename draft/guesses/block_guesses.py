@@ -21,7 +21,7 @@ from outrider.draft.heads.protocol import BlockLayout
 from outrider.draft.trees.tree_batch import DraftTree
 from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.passes.runner import ForwardSlice
-from outrider.engine.sequences.sampling import RowGroup
+from outrider.verifier.sampling import RowGroup
 
 _RANKED_TOGETHER: Final = 128
 """Rows of logits: as many as tens of trees have in a level, for memory's sake."""

@@ -19,7 +19,7 @@ from outrider.draft.guesses.model_guesses import ModelGuesses, Slices
 from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.protocols import DraftPass
-from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.verifier.token_tree import SOURCE_BIT
 
 
 class HeadGuesses(ModelGuesses):

@@ -19,8 +19,8 @@ from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import DraftPass, FeatureRows
-from outrider.engine.request import Source
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Source
 
 # Rows that may wait for the next draft pass; more are taken in by a pass of their own.
 _MOST_WAITING: Final = 32

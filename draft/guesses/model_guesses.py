@@ -14,8 +14,8 @@ from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import DraftPass
-from outrider.engine.sequences.sampling import RowGroup, perturbed_scores, takes_greatest
 from outrider.kernels.sampling.likeliest import Likeliest, likeliest_tokens
+from outrider.verifier.sampling import RowGroup, perturbed_scores, takes_greatest
 
 Slices = list[tuple[Draft, ForwardSlice]]
 Children = list[tuple[int, float]]  # token ids and their chances

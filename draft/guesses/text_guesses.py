@@ -6,8 +6,8 @@ from typing import Final
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.text.text_sources import TextSources
-from outrider.engine.sequences.own_failure import OwnFailure
-from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.token_tree import SOURCE_BIT
 
 # The chance that a grammar's only token is the right one: the text may end before it.
 _FORCED: Final = 1.0

@@ -15,8 +15,8 @@ from outrider.draft.text.suffix_index import (
     vote,
 )
 from outrider.draft.trees.guess import Guess
-from outrider.engine.request import Source
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Source
 
 __all__ = ["Guess", "TextSources"]
 

@@ -12,7 +12,7 @@ from statistics import median
 from outrider.draft.training.tune import DraftLimits, RunFigures, Traffic, run_traffic
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

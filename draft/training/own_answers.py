@@ -26,7 +26,8 @@ from outrider.engine.core import Engine
 from outrider.engine.errors import EngineError
 from outrider.engine.events import Failed, Finished, TokensEmitted
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import SamplingParams
 
 _IN_FLIGHT = 64
 _SHARD_ROWS = 64

@@ -21,7 +21,8 @@ from outrider.engine.core import Engine
 from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineStats, Failed, Finished, TokensEmitted
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from outrider.engine.request import EngineRequest, SpeculationParams
+from outrider.verifier.params import SamplingParams, Tier
 
 Limit = Literal["max_draft_depth", "max_draft_nodes", "max_branching", "max_frontier"]
 

@@ -20,9 +20,9 @@ from outrider.draft.trees.guess_tree import GuessTree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 from outrider.kernels.cpu.tree_library import MASK_WORDS, TREE_SLOTS, TreeLibrary, TreeStruct
 from outrider.kernels.sampling.likeliest import Likeliest
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 _MASK_BYTES = 8 * MASK_WORDS
 _MODEL, _GRAMMAR = SOURCE_BIT["model"], SOURCE_BIT["grammar"]

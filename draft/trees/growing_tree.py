@@ -16,7 +16,7 @@ from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS, GuessTree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates
-from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.verifier.token_tree import SOURCE_BIT
 
 # A text's chain may have to be computed before the model can go on behind it.
 _ROWS_PER_TARGET = 4

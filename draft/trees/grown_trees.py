@@ -9,7 +9,6 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import Floats
 from outrider.draft.trees.guess_tree import JudgedGuess
-from outrider.engine.trees.token_tree import SOURCE_BIT
 from outrider.kernels.trees.tree_state import (
     CONFIDENCE,
     DEPTH,
@@ -25,6 +24,7 @@ from outrider.kernels.trees.tree_state import (
     TreeState,
     number,
 )
+from outrider.verifier.token_tree import SOURCE_BIT
 
 Whole = npt.NDArray[np.int32]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outrider.draft.budget.calibration import RequestCalibration
 from outrider.draft.trees.candidate import Candidate
-from outrider.engine.trees.token_tree import RECALLED_BIT, TokenTree
+from outrider.verifier.token_tree import RECALLED_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.
 MAX_TREE_SLOTS = 256

@@ -15,9 +15,9 @@ from outrider.draft.trees.compiled_tree import CompiledTree
 from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.kernels.cpu.tree_library import tree_library
 from outrider.kernels.sampling.likeliest import Likeliest
+from outrider.verifier.token_tree import TokenTree
 
 DraftTree = GrowingTree | CompiledTree
 

@@ -14,8 +14,9 @@ from outrider.engine.errors import InvalidAdapterError, InvalidRequestError
 from outrider.engine.events import AdapterInfo
 from outrider.engine.parallel.runner import ParallelRunner
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Tier
 
 OnPrepared = Callable[[AdapterInfo | InvalidAdapterError], None]
 

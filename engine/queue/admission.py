@@ -15,9 +15,10 @@ from outrider.engine.model.protocol import CausalModel
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter
 from outrider.engine.queue.scheduler import Scheduler
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.ttft_predictor import ForecastCorrection, RemainingWork, predict_ttft_s
+from outrider.verifier.params import Tier
 
 # A refused request is told to come back after about this long.
 # The least retry time of a refusal.

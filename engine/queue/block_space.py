@@ -5,8 +5,8 @@ from typing import Protocol
 
 from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
-from outrider.engine.request import Tier
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Tier
 
 
 class BlockCache(Protocol):

@@ -15,9 +15,10 @@ from operator import attrgetter
 from typing import Final
 
 from outrider.engine.queue.policy import QueuePolicy
-from outrider.engine.request import HIGH, LOW, Tier
+from outrider.engine.request import HIGH, LOW
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.ttft_predictor import ServiceTimes
+from outrider.verifier.params import Tier
 
 _FIRST_GUESS_TOKENS: Final = 128.0
 _LENGTH_WEIGHT: Final = 0.1

@@ -8,8 +8,9 @@ from typing import Final
 
 from outrider.engine.errors import InvalidGrammarError, InvalidRequestError
 from outrider.engine.grammar.grammar import GrammarCompiler, GrammarState, TokenGrammar
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Tier
 
 COMPILE_TIMEOUT_S: Final = 20.0
 

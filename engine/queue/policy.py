@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from outrider.engine.request import Tier
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.ttft_predictor import ServiceTimes
+from outrider.verifier.params import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from outrider.engine.config import EngineConfig
 from outrider.engine.queue.policy import StepThrottle
-from outrider.engine.request import Tier
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.ttft_predictor import ServiceTimes
+from outrider.verifier.params import Tier
 
 # A batch prompt that may be computed at all gets so many rows, or it would never end.
 _MIN_BATCH_ROWS = 16

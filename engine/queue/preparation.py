@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from outrider.engine.errors import EngineError, InvalidGrammarError
 from outrider.engine.queue.adapter_queue import AdapterQueue
 from outrider.engine.queue.grammar_queue import GrammarQueue
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Tier
 
 
 class Preparation:

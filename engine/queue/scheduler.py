@@ -9,10 +9,10 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.queue.block_space import BlockCache, BlockSpace, DraftBlocks
 from outrider.engine.queue.policy import NewcomerHolds, QueuePolicy
 from outrider.engine.queue.prefill_rows import PrefillRows
-from outrider.engine.request import Tier
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.sequences.work_counts import WorkCounts, note_start
 from outrider.engine.ttft_predictor import ServiceTimes
+from outrider.verifier.params import Tier
 
 # One part of so many of a pass is left to prompts that are less urgent than one that waits.
 _PATIENT_PART = 4

@@ -22,9 +22,10 @@ from typing import Final
 
 from outrider.engine.queue.fair_queue import FairQueue, FairQueueConfig
 from outrider.engine.queue.policy import NO_HOLDS, NewcomerHolds, StepThrottle
-from outrider.engine.request import LOW, NORMAL, Tier
+from outrider.engine.request import LOW, NORMAL
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.ttft_predictor import ServiceTimes
+from outrider.verifier.params import Tier
 
 # A prompt may take so much longer than expected before its deadline counts as out of reach.
 _PREFILL_MARGIN: Final = 1.2

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.events import FinishReason, RequestStats, TokensEmitted
-from outrider.engine.request import TIERS, CascadeParams, EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.work_counts import WorkCounts
+from outrider.verifier.params import TIERS, CascadeParams, SamplingParams, Tier
 
 if TYPE_CHECKING:  # they load torch, which the queue does without
     from outrider.engine.grammar.grammar import GrammarState
-    from outrider.engine.sequences.logit_rules import LogitRule
-    from outrider.engine.sequences.noise import SequenceNoise
     from outrider.kernels.layers.lora import LoraWeights
+    from outrider.verifier.logit_rules import LogitRule
+    from outrider.verifier.noise import SequenceNoise
 
 _arrival_numbers = itertools.count()
 
@@ -111,12 +112,17 @@ class Sequence:
     @property
     def num_remaining_tokens(self) -> int:
         """Count how many tokens may still be emitted."""
-        return self.request.sampling.max_tokens - self.num_output_tokens
+        return self.sampling.max_tokens - self.num_output_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 while decoding."""
         return len(self.token_ids) - self.view.num_computed_tokens
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the request's tokens are chosen."""
+        return self.request.sampling
 
     @property
     def cascade(self) -> CascadeParams | None:
@@ -147,7 +153,7 @@ class Sequence:
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Tokens that end the answer: the request's, and its grammar's."""
-        own = self.request.sampling.stop_token_ids
+        own = self.sampling.stop_token_ids
         return own if self.grammar is None else own + self.grammar.stop_token_ids
 
     @property

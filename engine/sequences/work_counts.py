@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider.engine.events import TierWork, TokensEmitted
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 
 @dataclass(slots=True)

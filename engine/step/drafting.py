@@ -12,16 +12,16 @@ from outrider.engine.protocols import (
     DraftPass,
     Proposal,
     Trees,
-    Verdict,
-    Verifier,
 )
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
-from outrider.engine.request import Tier
-from outrider.engine.sequences.next_tokens import NextRow
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.step.tier_switch import TierSwitcher
 from outrider.engine.step.timed_passes import TimedPasses
 from outrider.engine.trees.verify_items import VerifiedPass, answer_slices
+from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.next_tokens import NextRow
+from outrider.verifier.params import Tier
+from outrider.verifier.verdict import Verdict
 
 Accept = Callable[[VerifiedPass], None]
 _NOTHING = torch.zeros((0, 0))
@@ -39,7 +39,7 @@ class Drafting:
         *,
         scheduler: Scheduler,
         passes: TimedPasses,
-        verifier: Verifier,
+        verifier: CoupledVerifier,
         drafter: Drafter | None,
         tier_switcher: TierSwitcher,
         accept: Accept,

@@ -5,16 +5,13 @@ from dataclasses import dataclass
 
 from outrider.engine.config import EngineConfig
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from outrider.engine.protocols import Drafter, FeatureRows, Trees, Verdict, Verifier
+from outrider.engine.protocols import Drafter, FeatureRows, Trees
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
-from outrider.engine.request import Tier
-from outrider.engine.sequences.own_failure import OwnFailure
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.picked_rows import picked_rows
 from outrider.engine.step.timed_passes import TimedPasses
 from outrider.engine.trees.forest import Forest, ForestReadback, path_moves, slot_table
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.engine.trees.verify_items import (
     VerifiedPass,
     VerifyItem,
@@ -25,6 +22,11 @@ from outrider.engine.trees.verify_items import (
     pass_logprobs,
 )
 from outrider.kernels.upload import upload
+from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.params import Tier
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class LargePass:
         self,
         *,
         runners: Mapping[Tier, ModelRunner],
-        verifier: Verifier,
+        verifier: CoupledVerifier,
         drafter: Drafter | None,
         config: EngineConfig,
         scheduler: Scheduler,

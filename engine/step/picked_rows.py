@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from outrider.engine.model.shared_vocabulary import PickedRows
-from outrider.engine.sequences.sampling import RowGroup, sampling_rows, truncates
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trees.forest import Forest
 from outrider.engine.trees.verify_items import VerifyItem
 from outrider.kernels.sampling.sampling_rows import SamplingRows, field_stride
+from outrider.verifier.sampling import RowGroup, sampling_rows, truncates
 
 
 def is_token_all(sequence: Sequence) -> bool:

@@ -11,8 +11,8 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import StretchCounts
 from outrider.engine.queue.preparation import Preparation
 from outrider.engine.queue.scheduler import Scheduler
-from outrider.engine.request import Tier
 from outrider.engine.trees.speculation_counts import SpeculationCounts
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

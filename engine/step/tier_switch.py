@@ -13,9 +13,10 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter
 from outrider.engine.queue.admission import check_prompt
 from outrider.engine.queue.scheduler import Scheduler
-from outrider.engine.request import EngineRequest, Tier
-from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import Tier
 
 
 class TierSwitcher:

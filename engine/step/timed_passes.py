@@ -12,9 +12,9 @@ from outrider.engine.passes.level_graphs import RecordedTrees
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from outrider.engine.protocols import DraftModel
 from outrider.engine.queue.scheduler import Scheduler
-from outrider.engine.request import Tier
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.snapshot import StepCounts
+from outrider.verifier.params import Tier
 
 _PASS_TIME_WEIGHT: Final = 0.1
 

@@ -18,9 +18,9 @@ from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.token_tree import TokenTree
-from outrider.engine.trees.verdict import Verdict
 from outrider.kernels.sampling.sampling_rows import SamplingTable
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import ForestVerdicts, Verdict
 
 Ints = npt.NDArray[np.int64]
 
@@ -94,19 +94,6 @@ class Forest:
             tree_starts=self.tree_starts,
             kv_lens=self.kv_lens,
         )
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class ForestVerdicts:
-    """The target's verdicts on a forest, on the device.
-
-    accepted_path: int64 [num_trees, max_depth], the flat row of the accepted node at depth d + 1,
-    -1 beyond the last. emitted_tokens: int64 [num_trees, max_depth + 1], the accepted nodes' tokens
-    and the next one, -1 beyond.
-    """
-
-    accepted_path: Tensor
-    emitted_tokens: Tensor
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Final
 from outrider.engine.grammar.grammar import GrammarState
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trace import NodeSource, StepTrace, TokenOrigin, TraceNode
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
-from outrider.engine.trees.verdict import Verdict
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from outrider.verifier.verdict import Verdict
 
 # Where several guessed the same token, the first of these names it: what cost no pass comes first.
 _BITS: Final[tuple[tuple[NodeSource, int], ...]] = (

@@ -4,8 +4,8 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outrider.engine.request import SOURCES, Source
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from outrider.verifier.params import SOURCES, Source
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 
 @dataclass(slots=True)

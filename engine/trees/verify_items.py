@@ -9,17 +9,18 @@ from torch import Tensor
 
 from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.errors import NotFiniteError
-from outrider.engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
+from outrider.engine.events import FinishReason, PrefillDone, TokensEmitted
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from outrider.engine.sequences.logprobs import logprob_rows, most_wanted, token_logprobs
-from outrider.engine.sequences.own_failure import OwnFailure
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trace import StepTrace
 from outrider.engine.trees.origins import step_trace
 from outrider.engine.trees.speculation_counts import num_predicted, num_reused
-from outrider.engine.trees.token_tree import TokenTree
-from outrider.engine.trees.verdict import Verdict
 from outrider.kernels.upload import read_back, upload
+from outrider.verifier.logprobs import logprob_rows, most_wanted, token_logprobs
+from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.token_logprobs import TokenLogprobs
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import Verdict
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import NoDecode
 
 from outrider.engine.model.quantised.formats import DECODE, SCHEMES, Decode, SchemeName
-from outrider.engine.request import SOURCES, TIERS, Source, Tier
 from outrider.gateway.contract.schema.kinds import ToolFormatName
 from outrider.router.words import CascadeMode
+from outrider.verifier.params import SOURCES, TIERS, Source, Tier
 
 NONE = "none"
 """Model name that switches a tier off."""

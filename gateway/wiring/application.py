@@ -6,7 +6,6 @@ from hashlib import blake2b
 
 from prometheus_client import CollectorRegistry
 
-from outrider.engine.request import Tier
 from outrider.gateway.answering.caching.answers import AnswerCache
 from outrider.gateway.answering.caching.metrics import CacheMetrics
 from outrider.gateway.answering.candidates.arm_check import arm_check
@@ -56,6 +55,7 @@ from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.workers.line import Handler
 from outrider.gateway.workers.merging import Families, collected
 from outrider.gateway.workers.siblings import Siblings
+from outrider.verifier.params import Tier
 
 
 def build_app(parts: GatewayParts) -> AuthDispatcher:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from outrider.engine.errors import EngineError
-from outrider.engine.request import GrammarSpec, Tier
+from outrider.engine.request import GrammarSpec
 from outrider.gateway.contract.schema.parsing import JsonBounds
 from outrider.gateway.engines.backends.absent import AbsentEngine
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
@@ -36,6 +36,7 @@ from outrider.gateway.wiring.engine import (
 )
 from outrider.gateway.wiring.fleet import RemoteEngines, build_remote
 from outrider.gateway.wiring.process import process_client
+from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
     from outrider.engine.core import Engine

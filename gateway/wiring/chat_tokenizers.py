@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from outrider.engine.request import Tier
 from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
     from outrider.gateway.answering.text.chat import ChatTokenizer

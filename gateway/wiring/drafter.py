@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.engine.errors import EngineError
-from outrider.engine.request import TIERS, Source, Tier
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.checkpoints import named_models
+from outrider.verifier.params import TIERS, Source, Tier
 
 if TYPE_CHECKING:
     from outrider.draft.budget.budget import TreeBudget

@@ -15,7 +15,6 @@ from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.errors import EngineError, InvalidAdapterError
 from outrider.engine.events import AdapterInfo
 from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding
-from outrider.engine.request import Tier
 from outrider.gateway.engines.adapters.files import adapter_ref
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.gateway.settings.adapters import parse_adapter
@@ -36,6 +35,7 @@ from outrider.gateway.wiring.drafter import (
 from outrider.gateway.wiring.hardware import usable_physical_cores
 from outrider.gateway.wiring.kv_budget import cache_sizes, kv_dtype
 from outrider.gateway.wiring.tensor_parallel import has_ranks, start_ranks, threads_of_rank
+from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
     import torch
@@ -221,10 +221,9 @@ def compile_kernels(
     from outrider.engine.core import Engine
     from outrider.engine.warm_up import warm_up, warm_up_briefly
     from outrider.kernels.triton_support import uses_triton
-    from outrider.verifier.coupled import CoupledVerifier
 
     drafter = build_drafter(settings, runners, None)
-    engine = Engine(runners=runners, verifier=CoupledVerifier(), drafter=drafter)
+    engine = Engine(runners=runners, drafter=drafter)
     if any(uses_triton(runner.device) for runner in runners.values()):
         if drafter is not None:
             warm_up_trees(draft_config(settings), runners["large"].device)
@@ -263,13 +262,11 @@ def join(
     from outrider.engine.core import Engine
     from outrider.engine.queue.fair_queue import FairQueue
     from outrider.engine.queue.slo_queue import SloQueue
-    from outrider.verifier.coupled import CoupledVerifier
 
     options = settings.engine
     return Engine(
         policy=SloQueue() if settings.slo.queue == "deadlines" else FairQueue(),
         runners=runners,
-        verifier=CoupledVerifier(),
         drafter=build_drafter(settings, runners, budget),
         grammars=build_grammars(settings, runners) if grammars is None else grammars,
         config=EngineConfig(

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
-from outrider.engine.request import Tier
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.watched_client import Patience
@@ -19,6 +18,7 @@ from outrider.gateway.engines.fleet.discovery import DiscoveredPool
 from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.process import patience_of
+from outrider.verifier.params import Tier
 
 _MOST_REPLICAS: Final = 1024
 _MOST_BLOCKS: Final = 2**23  # of all; half a GB, of which only what is filled is touched

@@ -13,9 +13,9 @@ from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
 from outrider.engine.config import EngineConfig
 from outrider.engine.errors import EngineError
-from outrider.engine.request import Tier
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.hardware import available_memory_bytes
+from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.engine.request import Tier
 from outrider.gateway.answering.caching.answers import CacheRules
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.candidates.cloud_parts import CloudParts
@@ -27,6 +26,7 @@ from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.workers.siblings import Siblings
 from outrider.router.policy import RoutePolicy
+from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
     from outrider.gateway.telemetry.otlp_metrics import MetricsPush

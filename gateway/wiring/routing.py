@@ -7,7 +7,6 @@ from pathlib import Path
 from outrider.engine.errors import EngineError
 from outrider.engine.model.checkpoint_files import hub_commit
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.settings.sections import PriceSettings, TierPriceSettings
 from outrider.gateway.settings.tree import Settings
@@ -15,6 +14,7 @@ from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
 from outrider.router.policy import CascadeOptions, RoutePolicy, pair_complaint
 from outrider.router.scorer import RouterFileError
+from outrider.verifier.params import TIERS, Tier
 
 log = logging.getLogger(__name__)
 

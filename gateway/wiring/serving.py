@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 
 from outrider.engine.errors import EngineError, EngineNotStartedError
 from outrider.engine.events import EngineInfo
-from outrider.engine.request import Tier
 from outrider.gateway.engines.backends.spawning import EngineProcess
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
 from outrider.gateway.engines.fleet.pool import EnginePool
@@ -44,6 +43,7 @@ from outrider.gateway.wiring.start import check_models
 from outrider.gateway.wiring.upstream import check_upstreams
 from outrider.gateway.workers.connections import Receiver
 from outrider.gateway.workers.siblings import Siblings
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Final
 from outrider.engine.adapters.peft_config import check_kind
 from outrider.engine.errors import InvalidAdapterError
 from outrider.engine.model.checkpoint_files import read_object
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.engines.backends.spawning import EngineProcess, EngineRecipe
 from outrider.gateway.settings.adapters import parse_adapter
 from outrider.gateway.settings.caching import CacheSettings
@@ -24,6 +23,7 @@ from outrider.gateway.wiring.chat_tokenizers import chat_template
 from outrider.gateway.wiring.checkpoint_check import ask_hub, check_checkpoint
 from outrider.gateway.wiring.checkpoints import at_commits, named_models
 from outrider.gateway.wiring.hardware import may_have_gpu, usable_physical_cores
+from outrider.verifier.params import TIERS, Tier
 
 _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
 _OWN_DRAFTER: Final = "mtp"  # in the place of a path: see draft/heads/read_head.py

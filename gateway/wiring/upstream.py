@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from outrider.engine.errors import EngineError
-from outrider.engine.request import Tier
 from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.placement import PlacementPolicy
 from outrider.gateway.answering.text.token_counts import TokenCounter
@@ -26,6 +25,7 @@ from outrider.gateway.upstream.small_server import SmallServer
 from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.gateway.wiring.checkpoints import checkpoint
 from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
+from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
     from outrider.gateway.upstream.transport import Transport

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers import bench_peers
 from benchmarks.peers.llama_peer import Llama
 from benchmarks.peers.peer_programs import OUR_SCHEMES
-from benchmarks.peers import bench_peers
 
 OPENVINO, LLAMA = "OPENVINO_PYTHON", "LLAMA_ENVIRONMENT"
 SHORT = ["--num-prompts", "2", "--max-new", "24", "--long-prompt", "0", "--assistant-tokens", "4"]

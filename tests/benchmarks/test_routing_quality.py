@@ -26,9 +26,9 @@ from benchmarks.routing.routing_policies import (
 )
 from benchmarks.routing.routing_runs import SPECULATIVE, Labels, by_way, select_rows
 from outrider.engine.events import TierInfo
-from outrider.engine.request import Tier
 from outrider.gateway.tools.learning.collect.data import read_questions
 from outrider.router.scorer import RouterScorer, prompt_hashes
+from outrider.verifier.params import Tier
 from tests.benchmarks.routed_rows import PRICES, ROWS, TARGET
 from tests.benchmarks.scorers import make_scorer
 

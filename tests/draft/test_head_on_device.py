@@ -24,7 +24,7 @@ from tests.draft.heads.head_files import (
     specforge_names,
     write_head,
 )
-from tests.engines import CoupledVerifier, make_request, random_prompt, serve, texts
+from tests.engines import make_request, random_prompt, serve, texts
 from tests.gpu import DEVICE
 from tests.recorded_levels import poison_levels, record_levels, watch_levels
 
@@ -74,7 +74,7 @@ def engine_with(
             config=config,
             device_target=large if on_device else None,
         )
-    return Engine(runners={"large": large}, verifier=CoupledVerifier(), drafter=drafter)
+    return Engine(runners={"large": large}, drafter=drafter)
 
 
 def requests(**sampling: Any) -> list[EngineRequest]:

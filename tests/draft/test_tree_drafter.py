@@ -13,10 +13,10 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import Beside, DraftLogits
-from outrider.engine.request import CascadeParams, Source, SpeculationParams
-from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.request import SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import CascadeParams, Source
 from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,
@@ -279,7 +279,6 @@ def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
     )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
-        verifier=CoupledVerifier(),
         # A clock that stands still: steps are not compared by it.
         drafter=TreeDrafter(runner=runner, budget=budget, clock=lambda: 0.0),
     )
@@ -306,7 +305,6 @@ def test_a_request_behind_its_pace_gets_more_of_the_nodes() -> None:
     )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
-        verifier=CoupledVerifier(),
         drafter=TreeDrafter(runner=runner, budget=budget, config=DraftConfig(sources=MODEL)),
     )
     requests = [

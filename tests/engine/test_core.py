@@ -18,8 +18,9 @@ from outrider.engine.errors import (
 from outrider.engine.events import EngineEvent, Failed, Finished, PrefillDone, TokensEmitted
 from outrider.engine.model.decoder import DecoderModel, DtypeName
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import SamplingParams, SpeculationParams
+from outrider.engine.request import SpeculationParams
 from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import SamplingParams
 from tests.engines import (
     Answer,
     assert_idle,
@@ -37,7 +38,7 @@ from tests.models import save_hf_model
 
 def large_only(**options: object) -> Engine:
     runner = ModelRunner(model=tiny_pair().large, num_blocks=64)
-    return Engine(runners={"large": runner}, verifier=CoupledVerifier(), **options)  # type: ignore[arg-type]
+    return Engine(runners={"large": runner}, **options)  # type: ignore[arg-type]
 
 
 # ---- what is refused -----------------------------------------------------------------------
@@ -53,7 +54,6 @@ def test_the_context_can_be_filled_to_the_last_token(limited_by: str) -> None:
     large = ModelRunner(model=pair.large, num_blocks=num_blocks, max_context=max_context)
     engine = Engine(
         runners={"large": large, "small": small},
-        verifier=CoupledVerifier(),
         drafter=TreeDrafter(runner=small),
     )
     for num_prompt in (1, 40, 48, 63):
@@ -131,7 +131,7 @@ def test_a_full_queue_is_refused_with_a_time() -> None:
 
 def test_an_engine_without_models_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one model"):
-        Engine(runners={}, verifier=CoupledVerifier())
+        Engine(runners={})
 
 
 def test_unknown_ids_are_ignored() -> None:

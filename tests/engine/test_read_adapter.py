@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from outrider.engine.adapters.peft_config import read_scales
 from outrider.engine.adapters.read_adapter import Adapter, read_adapter
 from outrider.engine.errors import InvalidAdapterError
-from outrider.engine.request import AdapterRef, EngineRequest, SamplingParams
+from outrider.engine.request import AdapterRef, EngineRequest
+from outrider.verifier.params import SamplingParams
 from tests.adapters import make_adapter
 from tests.engines import make_engine, make_request, random_prompt, tiny_pair
 from tests.models import make_hf_model

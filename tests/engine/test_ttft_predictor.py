@@ -10,13 +10,14 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import InfeasibleObjectiveError
 from outrider.engine.queue.slo_queue import SloQueue
-from outrider.engine.request import EngineRequest, LatencyObjective, Tier
+from outrider.engine.request import EngineRequest, LatencyObjective
 from outrider.engine.ttft_predictor import (
     ForecastCorrection,
     RemainingWork,
     ServiceTimes,
     predict_ttft_s,
 )
+from outrider.verifier.params import Tier
 from tests.engines import assert_idle, make_engine, make_request, random_prompt, tiny_pair
 
 TIMES = {"row_s": 0.01, "token_s": 0.1}

@@ -3,8 +3,8 @@ import pytest
 from outrider.engine.adapters.warm_up import adapter_of_nothing
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.passes.warm_up import warm_up_passes
-from outrider.engine.request import TIERS
 from outrider.engine.warm_up import warm_up, warm_up_briefly
+from outrider.verifier.params import TIERS
 from tests.engines import assert_idle, engine_model, make_engine, tiny_pair
 from tests.models import make_hf_model
 

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 
 from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
-from outrider.engine.request import Tier
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.experiments.experiments import build_experiments
@@ -29,6 +28,7 @@ from outrider.gateway.wiring.tenancy import build_tenancy
 from outrider.gateway.wiring.upstream import build_cloud
 from outrider.router.cascade import CascadePlan
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.verifier.params import Tier
 from tests.gateway.conftest import serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch

@@ -19,13 +19,14 @@ from outrider.engine.events import (
     TierInfo,
     TierStats,
     TierSwitched,
-    TokenLogprobs,
     TokensEmitted,
 )
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.engine.trace import StepTrace, TokenOrigin
 from outrider.gateway.engines.backends.client import OnEnd, PausedRequests, tell_end
 from outrider.gateway.engines.backends.seen_work import SeenWork
+from outrider.verifier.params import Tier
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,10 @@ from outrider.engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from outrider.engine.request import EngineRequest, SamplingParams, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.seen_work import SeenWork
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
+from outrider.verifier.params import SamplingParams, Tier
 
 CRASH_IN_STEP = 900_001
 WEDGE_IN_STEP = 900_002

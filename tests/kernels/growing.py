@@ -23,7 +23,6 @@ from outrider.draft.budget.calibration import (
 )
 from outrider.draft.trees.candidate import Candidate
 from outrider.draft.trees.growing_tree import GrowingTree
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
 from outrider.kernels.trees import choose_frontier as choosing
 from outrider.kernels.trees import select_trees as selecting
 from outrider.kernels.trees.build_tree import (
@@ -36,6 +35,7 @@ from outrider.kernels.trees.build_tree import (
     init_trees,
 )
 from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 from tests.sizes import compiled_sizes
 
 VOCAB = 30  # so few that text and the small model often say the same

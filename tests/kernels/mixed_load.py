@@ -37,10 +37,11 @@ from outrider.engine.model.quantised import scheme as schemes
 from outrider.engine.model.quantised.formats import Rounding, SchemeName
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.passes.warm_up import warm_up_passes
-from outrider.engine.request import AdapterRef, CascadeParams, EngineRequest
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.engine.warm_up import warm_up
 from outrider.kernels import triton_support
 from outrider.kernels.triton_support import Launch, use_kernels
+from outrider.verifier.params import CascadeParams
 from tests.adapters import adapter_ref, make_adapter
 from tests.engines import (
     Answer,

@@ -16,7 +16,6 @@ from sqlalchemy import select
 
 from outrider.draft.training.tasks.families import stream
 from outrider.engine.events import EngineStats
-from outrider.engine.request import TIERS
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.storage import tables
@@ -26,6 +25,7 @@ from outrider.gateway.tenancy.keys.records import KeyOrder, TeamOrder
 from outrider.gateway.tenancy.ledger.book import Ledger
 from outrider.gateway.tenancy.ledger.writer import JournaledLedger
 from outrider.router.policy import RoutePolicy
+from outrider.verifier.params import TIERS
 from tests.databases import with_tables
 from tests.laws.gateways import Gateway, gateway
 

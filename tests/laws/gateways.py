@@ -11,7 +11,6 @@ import pytest
 
 from outrider.engine.model.load import load_model
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import Tier
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
@@ -21,6 +20,7 @@ from outrider.gateway.wiring.build import build_client, build_parts
 from outrider.gateway.wiring.engine import join, named_models
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.policy import RoutePolicy
+from outrider.verifier.params import Tier
 from tests.engines import PAIR_FOLDER, shipped_pair
 from tests.gateway.conftest import serve, wait_for
 

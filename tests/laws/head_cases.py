@@ -5,7 +5,8 @@ from functools import cache
 
 from outrider.draft.heads.protocol import HeadModel
 from outrider.engine.core import Engine
-from outrider.engine.request import EngineRequest, Source
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Source
 from tests.engines import Pair, make_request, random_prompt
 from tests.heads import random_head, random_pair
 from tests.laws.mixed import mixed_requests, plainly

@@ -20,9 +20,10 @@ from outrider.engine.events import (
     PrefillDone,
     TokensEmitted,
 )
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, StepEngine
 from outrider.gateway.wiring.build import build_engine_from_json
+from outrider.verifier.params import Tier
 from tests.gateway.scripted_engine import ScriptedEngine
 
 OnEvents = Callable[[list[EngineEvent]], None]

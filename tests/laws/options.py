@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.engine.request import SamplingParams
+from outrider.verifier.params import SamplingParams
 
 # Tokens that the bundled pair's answers often hold: the end, "-", "=" and the line's end; then "-",
 # ":", "1", a space and "Answer".

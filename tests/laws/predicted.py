@@ -3,7 +3,8 @@
 import random
 from dataclasses import replace
 
-from outrider.engine.request import EngineRequest, Source, SpeculationParams
+from outrider.engine.request import EngineRequest, SpeculationParams
+from outrider.verifier.params import Source
 from tests.engines import (
     make_request,
     random_prompt,

@@ -13,8 +13,8 @@ from outrider.draft.draft_state import Draft
 from outrider.draft.guesses.model_guesses import Slices
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
-from outrider.engine.sequences.sampling import RowGroup, perturbed_scores
-from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.verifier.sampling import RowGroup, perturbed_scores
+from outrider.verifier.token_tree import SOURCE_BIT
 from tests.block_heads import DEPTHS, random_block, taught_head, taught_requests
 from tests.engines import assert_idle, make_engine, serve, texts
 from tests.heads import head_runner, make_head_engine, random_head, random_pair

@@ -22,11 +22,11 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidRequestError, PromptTooLongError
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams
+from outrider.engine.request import EngineRequest, GrammarSpec, SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import CascadeParams
+from outrider.verifier.token_tree import TokenTree
 from tests.engines import (
     Answer,
     FixedTimes,
@@ -170,7 +170,6 @@ def test_a_budget_for_hardly_anything_does_not_matter(right_cascades: dict[str, 
     )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=256), "small": small},
-        verifier=CoupledVerifier(),
         drafter=TreeDrafter(runner=small, budget=budget),
     )
     answers = serve(engine, cascade_requests())

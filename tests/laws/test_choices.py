@@ -3,7 +3,8 @@
 import pytest
 
 from outrider.engine.config import EngineConfig
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Tier
 from tests.engines import (
     assert_idle,
     make_engine,

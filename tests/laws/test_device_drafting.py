@@ -11,14 +11,9 @@ from outrider.draft.device.device_trees import DeviceTrees
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.protocols import Trees
-from outrider.engine.request import (
-    CascadeParams,
-    EngineRequest,
-    GrammarSpec,
-    SpeculationParams,
-    Tier,
-)
+from outrider.engine.request import EngineRequest, GrammarSpec, SpeculationParams
 from outrider.kernels.triton_support import use_kernels
+from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import (
     Answer,
     FixedTimes,

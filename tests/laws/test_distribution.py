@@ -23,11 +23,11 @@ from transformers import (
 
 from outrider.draft.config import DraftConfig
 from outrider.engine.core import Engine
-from outrider.engine.protocols import Verdict
-from outrider.engine.request import SOURCES, Source
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import SOURCES, Source
+from outrider.verifier.token_tree import TokenTree
+from outrider.verifier.verdict import Verdict
 from tests.engines import make_engine, make_request, serve
 from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from tests.sizes import repeats

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from outrider.draft.config import DraftConfig
-from outrider.engine.request import CascadeParams, EngineRequest
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import CascadeParams
 from tests.engines import (
     PAIR_FOLDER,
     Answer,

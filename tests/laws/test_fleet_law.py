@@ -24,11 +24,11 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import CascadeParams, EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import Answer, make_request, random_prompt, serve, tiny_pair
 from tests.engines import make_engine as engine_of_pair
 from tests.gateway.engines.backends.clients import started
@@ -173,7 +173,7 @@ def alone(tier: Tier, drafter: TreeDrafter | None = None) -> Engine:
     pair = tiny_pair()
     model = pair.large if tier == "large" else pair.small
     runner = ModelRunner(model=model, num_blocks=256, block_size=16, prefix_caching=True)
-    return Engine(runners={tier: runner}, verifier=CoupledVerifier(), drafter=drafter)
+    return Engine(runners={tier: runner}, drafter=drafter)
 
 
 LARGE_ENGINES: dict[str, Callable[[], Engine]] = {

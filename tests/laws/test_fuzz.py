@@ -11,7 +11,8 @@ import pytest
 
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
-from outrider.engine.request import EngineRequest, SpeculationParams, Tier
+from outrider.engine.request import EngineRequest, SpeculationParams
+from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     assert_idle,

@@ -17,7 +17,8 @@ from outrider.engine.core import Engine
 from outrider.engine.passes.level_graphs import TREE_COUNTS
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.passes.step_times import follow_step_times
-from outrider.engine.request import CascadeParams, EngineRequest
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import CascadeParams
 from tests.engines import (
     Pair,
     assert_idle,

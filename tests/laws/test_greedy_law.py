@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.core import Engine
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     assert_idle,

@@ -14,7 +14,8 @@ from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
-from outrider.engine.request import CascadeParams, SpeculationParams
+from outrider.engine.request import SpeculationParams
+from outrider.verifier.params import CascadeParams
 from tests.engines import (
     FixedTimes,
     assert_idle,

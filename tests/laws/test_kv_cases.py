@@ -11,7 +11,6 @@ from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
-from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     Answer,
     FixedTimes,
@@ -168,9 +167,7 @@ def switchable_engine(switch: Switchable) -> Engine:
         calibration=Unlearning(),
         clock=lambda: 0.0,  # steps are not compared by it
     )
-    return Engine(
-        runners={"large": large, "small": small}, verifier=CoupledVerifier(), drafter=drafter
-    )
+    return Engine(runners={"large": large, "small": small}, drafter=drafter)
 
 
 @pytest.mark.parametrize("num_steps_off", [1, 4, 13])

@@ -10,8 +10,7 @@ from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import SOURCES, Source
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.params import SOURCES, Source
 from tests.engines import (
     FixedTimes,
     assert_idle,
@@ -132,7 +131,6 @@ def test_acceptance_returns_after_a_spell_of_load() -> None:
     )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=1024), "small": small},
-        verifier=CoupledVerifier(),
         drafter=drafter,
         config=EngineConfig(max_sequences=80),
     )

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from outrider.draft.config import DraftConfig
-from outrider.engine.request import SamplingParams
-from outrider.engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
+from outrider.verifier.logit_rules import LogitEdits, LogitRule, SamplingRule
+from outrider.verifier.params import SamplingParams
 from tests.engines import make_engine, make_request, serve
 from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from tests.laws.options import changed_logits

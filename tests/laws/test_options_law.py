@@ -11,7 +11,8 @@ from functools import cache
 import pytest
 import torch
 
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     assert_idle,

@@ -16,8 +16,8 @@ from outrider.engine.core import Engine
 from outrider.engine.events import EngineEvent, Failed
 from outrider.engine.grammar.grammar import GrammarState, TokenGrammar, TokenMatcher
 from outrider.engine.request import EngineRequest, GrammarSpec
-from outrider.engine.sequences.logit_rules import SamplingRule
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.logit_rules import SamplingRule
 from tests.engines import (
     assert_idle,
     heldout_prompts,

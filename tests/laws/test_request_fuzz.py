@@ -18,16 +18,13 @@ from outrider.engine.errors import EngineError
 from outrider.engine.events import Failed, Finished, TokensEmitted
 from outrider.engine.request import (
     NO_OBJECTIVE,
-    SOURCES,
-    TIERS,
-    CascadeParams,
     EngineRequest,
     GrammarSpec,
     LatencyObjective,
-    SamplingParams,
     SpeculationParams,
 )
 from outrider.gateway.engines.backends.wire import Events, encode
+from outrider.verifier.params import SOURCES, TIERS, CascadeParams, SamplingParams
 from tests.engines import (
     assert_idle,
     heldout_prompts,

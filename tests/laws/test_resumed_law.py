@@ -13,13 +13,8 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidRequestError, QueueFullError
 from outrider.engine.events import AnswerHeld
-from outrider.engine.request import (
-    CascadeParams,
-    EngineRequest,
-    GrammarSpec,
-    LatencyObjective,
-    Tier,
-)
+from outrider.engine.request import EngineRequest, GrammarSpec, LatencyObjective
+from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import (
     Answer,
     assert_idle,

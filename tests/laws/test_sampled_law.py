@@ -13,7 +13,6 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest, SpeculationParams
-from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import (
     FixedTimes,
     assert_idle,
@@ -129,7 +128,6 @@ def test_the_budget_does_not_matter(
     )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=256), "small": small},
-        verifier=CoupledVerifier(),
         drafter=TreeDrafter(runner=small, budget=budget, config=DraftConfig(sources=("model",))),
     )
     answers = serve(engine, mixed_requests())

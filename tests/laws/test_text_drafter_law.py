@@ -15,7 +15,6 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.drafter import build_drafter
-from outrider.verifier.coupled import CoupledVerifier
 from tests.engines import FixedTimes, make_request, random_prompt, serve, texts, tiny_pair
 
 NUM_TOKENS = 24
@@ -24,7 +23,7 @@ NUM_TOKENS = 24
 def large_alone(*, drafts: bool, budget: TreeBudget | None = None) -> Engine:
     large = ModelRunner(model=tiny_pair().large, num_blocks=256, block_size=16)
     drafter = TreeDrafter(runner=None, budget=budget, clock=lambda: 0.0) if drafts else None
-    return Engine(runners={"large": large}, verifier=CoupledVerifier(), drafter=drafter)
+    return Engine(runners={"large": large}, drafter=drafter)
 
 
 def requests_of(temperature: float) -> list[EngineRequest]:

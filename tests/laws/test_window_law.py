@@ -12,7 +12,6 @@ from outrider.engine.model.load import load_model
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest
 from outrider.kernels.triton_support import use_kernels
-from outrider.verifier.coupled import CoupledVerifier
 from tests.engine.passes.twins import record_eagerly
 from tests.engines import (
     Pair,
@@ -109,7 +108,7 @@ def test_bfloat16_answers_do_not_depend_on_the_windows_cache(
             block_size=BLOCK_SIZE,
             num_window_blocks=num_window_blocks,
         )
-        engine = Engine(runners={"large": runner}, verifier=CoupledVerifier())
+        engine = Engine(runners={"large": runner})
         return texts(serve(engine, long_requests()))
 
     assert answers(WINDOW_BLOCKS) == answers(None)

@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.request import CascadeParams, SamplingParams
 from outrider.kernels.sampling.sample import log_target
+from outrider.verifier.params import CascadeParams, SamplingParams
 
 Floats = NDArray[np.float64]
 

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from outrider.engine.cache.block_pool import BlockPool, root_hash
 from outrider.engine.cache.kv_view import KVView
-from outrider.engine.request import CascadeParams, CascadeRule, EngineRequest, SamplingParams, Tier
-from outrider.engine.sequences.noise import SequenceNoise
-from outrider.engine.sequences.sampling import RowGroup
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.kernels.triton_support import triton, use_kernels
 from outrider.verifier.cascade import log_mixture
 from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import CascadeParams, CascadeRule, SamplingParams, Tier
+from outrider.verifier.sampling import RowGroup
+from outrider.verifier.token_tree import TokenTree
 from tests.verifier.mixtures import MARGIN, mixture, probs_of
 
 VOCAB_SIZE = 12

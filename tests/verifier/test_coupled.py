@@ -13,17 +13,18 @@ from torch import Tensor
 
 from outrider.engine.cache.block_pool import BlockPool, root_hash
 from outrider.engine.cache.kv_view import KVView
-from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.engine.sequences.noise import SequenceNoise
-from outrider.engine.sequences.sampling import forest_sampling_rows
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trees.forest import Forest
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.kernels.sampling import sample, truncation_floor
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
 from outrider.kernels.sampling.sample import log_target
 from outrider.kernels.triton_support import triton, use_kernels
 from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import SamplingParams
+from outrider.verifier.sampling import forest_sampling_rows
+from outrider.verifier.token_tree import TokenTree
 from tests.sizes import repeats
 
 VOCAB_SIZE = 12

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from outrider.engine.errors import EngineError
 from outrider.engine.events import TierInfo
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.reading.model_catalog import (
@@ -18,6 +17,7 @@ from outrider.gateway.answering.reading.model_catalog import (
 )
 from outrider.gateway.contract.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
 from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.verifier.params import TIERS, Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,10 @@ from outrider.engine.request import (
     NO_OBJECTIVE,
     NORMAL,
     AdapterRef,
-    CascadeParams,
     EngineRequest,
     GrammarSpec,
     LatencyObjective,
-    SamplingParams,
     SpeculationParams,
-    Tier,
 )
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
@@ -36,6 +33,7 @@ from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.local_work import LocalWork
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
 from outrider.router.cascade import CascadePlan
+from outrider.verifier.params import CascadeParams, SamplingParams, Tier
 
 _USUAL_SPECULATION: Final = SpeculationParams()
 

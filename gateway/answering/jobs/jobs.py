@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineInfo, TierInfo
-from outrider.engine.request import TIERS, LatencyObjective, Tier
+from outrider.engine.request import LatencyObjective
 from outrider.gateway.answering.jobs.job import (
     Answer,
     ChoicePlan,
@@ -47,6 +47,7 @@ from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.router.cascade import CascadePlan
 from outrider.router.guard import GuardOutcome
 from outrider.router.policy import pair_complaint
+from outrider.verifier.params import TIERS, Tier
 
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53

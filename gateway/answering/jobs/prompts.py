@@ -12,7 +12,6 @@ import msgspec
 
 from outrider.engine.errors import PromptTooLongError
 from outrider.engine.events import TierInfo
-from outrider.engine.request import Tier
 from outrider.gateway.answering.jobs.job import Answer, Rendered, check_token_ids
 from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
@@ -27,6 +26,7 @@ from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
+from outrider.verifier.params import Tier
 
 # About as long as an idle prefix stays in the cache of a server in use.
 _CACHE_LIFETIME_S: Final = 600.0

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.engine.events import TierInfo
-from outrider.engine.request import Tier
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import TierChoice
+from outrider.verifier.params import Tier
 
 
 def describe_route(

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider.engine.request import Tier
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.router.conversations import ConversationMemory
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.guard import RouteGuard
 from outrider.router.policy import CascadeOptions
+from outrider.verifier.params import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

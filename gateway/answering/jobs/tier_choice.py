@@ -9,7 +9,6 @@ import msgspec
 
 from outrider.engine.errors import PromptTooLongError, TierUnavailableError
 from outrider.engine.events import EngineInfo, TierInfo
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.answering.jobs.prompts import Dialogue, Prompts
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
@@ -23,6 +22,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.router.costs import ConversationSize, gain_factor, prices_by_size
 from outrider.router.policy import Route, RouteConstraintError, RouteConstraints, RoutePolicy
+from outrider.verifier.params import TIERS, Tier
 
 _CHARS_PER_TOKEN = 4.0
 CandidateTiers = Sequence[TierInfo]

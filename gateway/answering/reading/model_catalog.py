@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from outrider.engine.events import TierInfo
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.answering.reading.placement import Named
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
 from outrider.gateway.settings.tiers import RESERVED_NAMES
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Scopes
+from outrider.verifier.params import TIERS, Tier
 
 AUTO: Final = "auto"
 # Clients sort models by age; local and upstream models have no meaningful one.

@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from outrider.engine.request import Tier
 from outrider.gateway.contract.answers.responder import Place
 from outrider.gateway.contract.schema.kinds import Policy
 from outrider.gateway.settings.tiers import HandoffSettings
+from outrider.verifier.params import Tier
 
 Named = Literal["auto", "local", "cloud"]
 """The meaning of a request's model: any that suits, a local model, or an upstream tier."""

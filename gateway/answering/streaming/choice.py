@@ -9,13 +9,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from outrider.engine.events import TokenLogprobs, TokensEmitted
+from outrider.engine.events import TokensEmitted
 from outrider.gateway.answering.jobs.job import EscalationTarget, Job
 from outrider.gateway.answering.streaming.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.reasoning_formats import TextKind
 from outrider.gateway.answering.text.stopping import StopMatcher
 from outrider.gateway.answering.text.tool_parser import PieceKind, ToolParser, ToolPiece
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
 AnswerKind = TextKind | PieceKind

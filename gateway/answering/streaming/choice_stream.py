@@ -16,7 +16,7 @@ from outrider.engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.jobs.job import Answer, Job
 from outrider.gateway.answering.streaming.choice import Choice, Delta
 from outrider.gateway.contract.errors.tree import (
@@ -31,6 +31,7 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.token_allowance import within_allowance
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

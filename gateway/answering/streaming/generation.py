@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from outrider.engine.request import Tier
 from outrider.gateway.answering.jobs.job import ChoicePlan, Job
 from outrider.gateway.answering.streaming.choice import Choice, ChoiceUsage, Delta
 from outrider.gateway.answering.streaming.choice_stream import CascadeUsage, ChoiceStream
@@ -13,6 +12,7 @@ from outrider.gateway.answering.streaming.watched_stream import WatchedStream
 from outrider.gateway.contract.answers.responder import HandedOverError
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.verifier.params import Tier
 
 __all__ = ["Choice", "ChoicePlan", "Delta", "Generation", "Job"]
 

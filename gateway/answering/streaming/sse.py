@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from outrider.engine.events import TokenLogprobs
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.streaming.choice import Delta
 from outrider.gateway.answering.streaming.generation import Generation
@@ -19,6 +18,7 @@ from outrider.gateway.answering.streaming.trace import DeltaTrace
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.schema.line_ends import escape_line_ends
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 DONE: Final = b"data: [DONE]\n\n"
 _EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")

@@ -21,7 +21,7 @@ from outrider.engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.jobs.job import EscalationTarget, Job
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.streaming.choice import Choice, Delta
@@ -39,6 +39,7 @@ from outrider.gateway.contract.errors.tree import EngineLostError
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.router.cascade import CascadePlan, Judgement
+from outrider.verifier.params import Tier
 
 _ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})
 _REFUSED = "cascade: the large tier could not take it, small answer kept"

@@ -19,8 +19,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from outrider.engine.request import CascadeRule, Source
 from outrider.gateway.contract.schema.kinds import Policy
+from outrider.verifier.params import CascadeRule, Source
 
 MAX_CHOICES = 16
 MAX_STOPS = 16

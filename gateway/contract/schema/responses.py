@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from outrider.engine.request import Tier
 from outrider.engine.trace import NodeSource, TokenOrigin
 from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind, UsageSource
+from outrider.verifier.params import Tier
 
 
 class ResponseModel(BaseModel):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from outrider.engine.request import Tier
 from outrider.gateway.contract.schema.responses import ResponseModel
+from outrider.verifier.params import Tier
 
 
 class CascadeReport(ResponseModel):

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from outrider.engine.errors import EngineError, InvalidAdapterError
 from outrider.engine.events import AdapterInfo, TierInfo
-from outrider.engine.request import AdapterRef, Tier
+from outrider.engine.request import AdapterRef
 from outrider.gateway.contract.errors.tree import BadRequestError, ConflictError, NotFoundError
 from outrider.gateway.engines.adapters.files import adapter_ref
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.settings.adapters import NamedAdapter
+from outrider.verifier.params import Tier
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator
 
 from outrider.engine.errors import InvalidAdapterError, TierUnavailableError
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import LOADING_REASON, OnEnd, PausedRequests, tell_end
+from outrider.verifier.params import Tier
 
 
 class AbsentEngine:

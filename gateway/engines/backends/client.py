@@ -13,7 +13,8 @@ from outrider.engine.events import (
     Failed,
     Finished,
 )
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

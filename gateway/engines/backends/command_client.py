@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable
 
 from outrider.engine.errors import EngineDiedError
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import OnEnd, PausedRequests
 from outrider.gateway.engines.backends.streams import NOT_READY_MESSAGE, EventStreams
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset, Command, GetBlocks
+from outrider.verifier.params import Tier
 
 OnBlocks = Callable[[BlocksChanged | BlocksReset], None]
 """Told the news of an engine's prefix cache, in the event loop; it must be quick."""

@@ -22,7 +22,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from outrider.engine.errors import EngineDiedError, InvalidRequestError
 from outrider.engine.events import EngineEvent, EngineInfo, Failed, Finished
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.connected_gateway import (
     MAX_CALLS,
     ConnectedGateway,
@@ -61,6 +61,7 @@ from outrider.gateway.engines.backends.wire import (
     pack_error,
 )
 from outrider.gateway.settings.errors import SettingsError
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

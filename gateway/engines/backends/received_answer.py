@@ -13,9 +13,10 @@ from outrider.engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.seen_work import SeenWork, joined, retracted
 from outrider.gateway.engines.backends.wire import SwitchTier
+from outrider.verifier.params import Tier
 
 
 class ReceivedAnswer:

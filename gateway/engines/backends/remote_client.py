@@ -12,7 +12,6 @@ from typing import Final
 import zmq
 
 from outrider.engine.errors import EngineDiedError, EngineError
-from outrider.engine.request import Tier
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys
 from outrider.gateway.engines.backends.replica_link import (
     HandshakeError,
@@ -39,6 +38,7 @@ from outrider.gateway.engines.backends.wire import (
     Submit,
     Welcome,
 )
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

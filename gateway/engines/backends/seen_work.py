@@ -10,8 +10,9 @@ from outrider.engine.events import (
     TierWork,
     TokensEmitted,
 )
-from outrider.engine.request import TIERS, EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.work_counts import WorkCounts, note_start
+from outrider.verifier.params import TIERS, Tier
 
 
 class SeenWork:

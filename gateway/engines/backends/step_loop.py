@@ -9,7 +9,7 @@ from typing import Protocol
 from outrider.engine.cache.block_news import BlockChanges, BlockFeed
 from outrider.engine.errors import EngineError, InvalidAdapterError
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.wire import (
     Abort,
     AdapterReply,
@@ -33,6 +33,7 @@ from outrider.gateway.engines.backends.wire import (
     join_hashes,
     pack_error,
 )
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

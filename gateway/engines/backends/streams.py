@@ -14,7 +14,7 @@ from outrider.engine.errors import (
 )
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineStats, Failed, Finished
 from outrider.engine.queue.room import check_room
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import OnEnd, PausedRequests
 from outrider.gateway.engines.backends.crash_suspects import EXPIRES_S, CrashSuspects
 from outrider.gateway.engines.backends.event_stream import EventStream
@@ -32,6 +32,7 @@ from outrider.gateway.engines.backends.wire import (
     SwitchTier,
     unpack_error,
 )
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

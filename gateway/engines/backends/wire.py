@@ -26,8 +26,9 @@ from outrider.engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.telemetry.logs import LogFormat
+from outrider.verifier.params import Tier
 
 PROTOCOL_VERSION: Final = 1
 """Of the messages between a gateway and an engine that several gateways share."""

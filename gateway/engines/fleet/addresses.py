@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.engines.fleet.demand import Needs
+from outrider.verifier.params import TIERS, Tier
 
 DNS: Final = "dns://"
 """In front of NAME:PORT: all addresses of the name."""

@@ -11,9 +11,10 @@ import numpy as np
 
 from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
 from outrider.engine.events import TierInfo
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths, Keys, block_keys, grid
 from outrider.gateway.engines.fleet.placement import Ints, Loads, least
+from outrider.verifier.params import Tier
 
 _PLACED_S: Final = 60.0
 _MOST_PLACED: Final = 2**14

@@ -7,9 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.fleet.placement import Ints
 from outrider.gateway.engines.fleet.replica import Replica, needed_tiers, num_tokens
+from outrider.verifier.params import Tier
 
 _FRESH_S: Final = 0.05  # so long the replicas are not looked through again
 

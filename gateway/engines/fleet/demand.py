@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from outrider.engine.errors import EngineNotStartedError, QueueFullError
-from outrider.engine.request import Tier
 from outrider.gateway.engines.backends.client import PausedRequests
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

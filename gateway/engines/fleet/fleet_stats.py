@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
 from outrider.engine.events import EngineInfo, EngineStats, TierInfo, TierStats
-from outrider.engine.request import TIERS, Tier
+from outrider.verifier.params import TIERS, Tier
 
 _NO_GAUGES: Final = {
     "num_running": 0,

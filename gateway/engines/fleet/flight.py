@@ -24,7 +24,7 @@ from outrider.engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.client import OnEnd, tell_end
 from outrider.gateway.engines.backends.crash_suspects import EXPIRES_S, MAX_DEATHS
 from outrider.gateway.engines.backends.received_answer import ReceivedAnswer
@@ -33,6 +33,7 @@ from outrider.gateway.engines.backends.wire import SwitchTier
 from outrider.gateway.engines.fleet.attempt import Attempt, Fleet, ended_by_itself, is_loss
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.replica import Replica, needed_tiers, numerics_of
+from outrider.verifier.params import Tier
 
 _MAX_TRIES: Final = 3
 """So many replicas may refuse a new request before it is refused."""

@@ -16,7 +16,7 @@ from outrider.engine.errors import (
     TierUnavailableError,
 )
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
-from outrider.engine.request import AdapterRef, EngineRequest, Tier
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import LOADING_REASON, OnEnd, PausedRequests
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.demand import Demand, Needs
@@ -26,6 +26,7 @@ from outrider.gateway.engines.fleet.losses import Losses
 from outrider.gateway.engines.fleet.placement import LeastWork, Placement
 from outrider.gateway.engines.fleet.replica import Replica, needed_tiers
 from outrider.gateway.engines.fleet.roster import ReplicaState, Roster
+from outrider.verifier.params import Tier
 
 _WATCH_S: Final = 1.0  # between two snapshots of a replica
 

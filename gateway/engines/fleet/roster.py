@@ -9,12 +9,12 @@ from typing import Final
 
 from outrider.engine.errors import EngineDiedError, EngineError
 from outrider.engine.events import EngineInfo, EngineStats, TierInfo
-from outrider.engine.request import Tier
 from outrider.gateway.engines.fleet.candidates import Candidates
 from outrider.gateway.engines.fleet.demand import Needs
 from outrider.gateway.engines.fleet.fleet_stats import FleetStats, joined_info
 from outrider.gateway.engines.fleet.placement import LoadBoard
 from outrider.gateway.engines.fleet.replica import OtherModelsError, Replica
+from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import msgspec
 from starlette.responses import Response
 
 from outrider.engine.events import TierInfo
-from outrider.engine.request import Tier
 from outrider.gateway.answering.candidates.chains import ChainBook, ModelChain
 from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.jobs.job import check_token_ids
@@ -32,6 +31,7 @@ from outrider.gateway.http.apis.tokenize_schema import (
     TokenizePrompt,
 )
 from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.verifier.params import Tier
 
 # Below this an answer is written within about a millisecond: less than a hop to a thread may cost.
 _INLINE_TOKENS: Final = 4096

@@ -4,7 +4,6 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-from outrider.engine.request import Tier
 from outrider.gateway.contract.schema.chat import Message
 from outrider.gateway.contract.schema.common import (
     MAX_LABEL_CHARS,
@@ -17,6 +16,7 @@ from outrider.gateway.contract.schema.common import (
 from outrider.gateway.contract.schema.responses import ResponseModel
 from outrider.gateway.contract.schema.template_variables import TemplateVariables
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, Tool, ToolChoice
+from outrider.verifier.params import Tier
 
 MAX_TOKENIZED_CHARS = 2**20
 MAX_DETOKENIZED_TOKENS = 2**20

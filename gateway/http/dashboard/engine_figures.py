@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.engine.events import EngineStats, TierStats
-from outrider.engine.request import Tier
 from outrider.gateway.http.dashboard.schema import (
     Acceptance,
     EngineFigures,
@@ -14,6 +13,7 @@ from outrider.gateway.http.dashboard.schema import (
     EngineTier,
     SourceFigures,
 )
+from outrider.verifier.params import Tier
 
 _KEPT_S: Final = 300.0
 _MIN_GAP_S: Final = 0.9

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from outrider.engine.events import RequestStats
-from outrider.engine.request import Tier
 from outrider.gateway.telemetry.spans import EngineMarks, record_engine
 from outrider.gateway.telemetry.tracer import Span
 from outrider.gateway.tenancy.metering.local_work import Ended, LocalWork
 from outrider.gateway.tenancy.metering.rows import LocalAnswer
+from outrider.verifier.params import Tier
 
 
 def record_local(span: Span, work: LocalWork, answer: LocalAnswer) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from outrider.engine.events import Failed, Finished, RequestStats, TierWork
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 # An abort takes effect after the step that runs; a long prefill on a CPU takes a second.
 _LAST_WORD_S: Final = 10.0

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from outrider.engine.events import EngineStats, TierStats
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.telemetry.children import Children
 from outrider.gateway.telemetry.histograms import ThreadHistogram
 from outrider.gateway.telemetry.loop_lag import ProcessTime, StageTimes
 from outrider.gateway.workers.merging import exposition
+from outrider.verifier.params import TIERS, Tier
 
 _FIRST_TOKEN_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,

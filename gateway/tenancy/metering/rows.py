@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from outrider.engine.events import TierWork
-from outrider.engine.request import Tier
 from outrider.gateway.contract.schema.kinds import Units
 from outrider.gateway.tenancy.ledger.row import LedgerRow, RowKind, RowOutcome
+from outrider.verifier.params import Tier
 
 _NOTHING: Final = TierWork(tier="small")
 Template = Callable[..., LedgerRow]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from outrider.engine.events import EngineEvent, Finished, RequestStats, TierSwitched, TokensEmitted
-from outrider.engine.request import Tier
+from outrider.verifier.params import Tier
 
 Grow = Callable[[int], Awaitable[bool]]
 """Reserves more tokens; False where a limit has no room for them."""

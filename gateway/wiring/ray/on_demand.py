@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.wiring.ray.plan import EnginePlan
+from outrider.verifier.params import TIERS, Tier
 
 MOST_BYTES: Final = 4096
 _MOST_WANTED: Final = 16

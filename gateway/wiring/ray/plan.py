@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.settings.tree import SettingsError
+from outrider.verifier.params import TIERS, Tier
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Positive = Annotated[float, Field(gt=0)]

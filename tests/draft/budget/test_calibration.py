@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.draft.budget.calibration import MODEL_SILENT, EdgeCalibration, pool_adjacent_violators
-from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.verifier.token_tree import SOURCE_BIT
 
 MODEL, SUFFIX = SOURCE_BIT["model"], SOURCE_BIT["suffix"]
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.draft.budget.step_choice import STEP_KINDS, StepChoice, StepKind
-from outrider.engine.request import SamplingParams
+from outrider.verifier.params import SamplingParams
 
 Step = tuple[int, float]  # tokens of a stream, and hundredths of a second
 

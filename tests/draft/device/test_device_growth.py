@@ -19,12 +19,14 @@ from outrider.draft.trees import tree_batch
 from outrider.draft.trees.candidate import Candidate
 from outrider.engine.core import Engine
 from outrider.engine.protocols import DraftLogits, Trees
-from outrider.engine.request import Source, SpeculationParams
+from outrider.engine.request import SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
-from outrider.engine.trees.forest import ForestReadback, ForestVerdicts, HostForest
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from outrider.engine.trees.forest import ForestReadback, HostForest
 from outrider.kernels.sampling.sample import SamplingTable, TopTokens
 from outrider.kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeState
+from outrider.verifier.params import Source
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
+from outrider.verifier.verdict import ForestVerdicts
 from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from outrider.draft.guesses.block_guesses import grow_products
 from outrider.draft.guesses.model_guesses import Children
 from outrider.draft.trees.growing_tree import GrowingTree
-from outrider.engine.trees.token_tree import SOURCE_BIT
+from outrider.verifier.token_tree import SOURCE_BIT
 
 Path = tuple[int, ...]
 

@@ -7,9 +7,10 @@ import pytest
 from outrider.draft.text.text_sources import Guess, TextSources
 from outrider.engine.cache.block_pool import BlockPool, root_hash
 from outrider.engine.cache.kv_view import KVView
-from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.engine.sequences.noise import SequenceNoise
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import SamplingParams
 
 VOCAB_SIZE = 50_000
 

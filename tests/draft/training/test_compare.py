@@ -9,8 +9,8 @@ from outrider.draft.training.compare import Compared, measure_drafter, plain_tok
 from outrider.draft.training.tune import DraftLimits, RunFigures, Traffic
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import SamplingParams, Tier
 from outrider.gateway.tools.learning.drafters.tables import print_comparison
+from outrider.verifier.params import SamplingParams, Tier
 from tests.engines import make_engine, random_prompt, tiny_pair
 
 FIGURES = RunFigures(

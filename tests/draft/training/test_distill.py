@@ -47,7 +47,6 @@ from outrider.draft.training.tasks.families import stream
 from outrider.engine.core import Engine
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.runner import ModelRunner
-from outrider.verifier.coupled import CoupledVerifier
 from tests.models import save_hf_model
 
 PAIR = Path(draft.__file__).parent / "pair"
@@ -76,7 +75,7 @@ def runner(large: Path) -> ModelRunner:
 @pytest.fixture(scope="module")
 def load(runner: ModelRunner) -> Load:
     def loaded() -> tuple[Engine, ModelRunner]:
-        return Engine(runners={"large": runner}, verifier=CoupledVerifier()), runner
+        return Engine(runners={"large": runner}), runner
 
     return loaded
 
@@ -368,7 +367,7 @@ def test_a_drafter_is_made_loads_and_agrees_more_than_before(
     runner = ModelRunner(model=DecoderModel.load(str(PAIR / "large")), num_blocks=512)
 
     def load() -> tuple[Engine, ModelRunner]:
-        return Engine(runners={"large": runner}, verifier=CoupledVerifier()), runner
+        return Engine(runners={"large": runner}), runner
 
     job = replace(
         job,

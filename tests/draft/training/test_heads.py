@@ -29,7 +29,6 @@ from outrider.draft.training.own_answers import AnswerPlan, TappedRow, TokenRow,
 from outrider.engine.core import Engine
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.verifier.coupled import CoupledVerifier
 from tests.models import save_hf_model
 
 CPU = torch.device("cpu")
@@ -225,7 +224,7 @@ def test_a_head_is_made_from_prompts(
     )
 
     def load() -> tuple[Engine, ModelRunner]:
-        return Engine(runners={"large": runner}, verifier=CoupledVerifier()), runner
+        return Engine(runners={"large": runner}), runner
 
     report = train_head(job, load)
     assert (report.steps, report.num_held_out) == (2, 1)

@@ -19,7 +19,7 @@ from outrider.draft.training.tune import (
 )
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import SamplingParams
+from outrider.verifier.params import SamplingParams
 from tests.engines import assert_idle, make_engine, random_prompt, shipped_tokenizer, tiny_pair
 
 TRAFFIC = Traffic(

@@ -15,9 +15,9 @@ from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.engine.cache.block_pool import BlockPool, root_hash
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
-from outrider.engine.trees.token_tree import SOURCE_BIT
 from outrider.kernels.cpu.tree_library import TreeLibrary, tree_library
 from outrider.kernels.sampling.likeliest import Likeliest
+from outrider.verifier.token_tree import SOURCE_BIT
 from tests.engines import make_engine, make_request, random_prompt, serve, tiny_pair
 
 pytestmark = pytest.mark.skipif(tree_library() is None, reason="the library was not built")

@@ -13,8 +13,8 @@ from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.draft.trees.tree_batch import DraftTree
 from outrider.engine.cache.block_pool import BlockPool, root_hash
 from outrider.engine.cache.kv_view import KVView
-from outrider.engine.trees.token_tree import SOURCE_BIT
 from outrider.kernels.cpu.tree_library import tree_library
+from outrider.verifier.token_tree import SOURCE_BIT
 
 Path = tuple[int, ...]
 

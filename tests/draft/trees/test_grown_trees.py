@@ -7,9 +7,9 @@ import torch
 from outrider.draft.budget.calibration import BIN_EDGES, DEPTH_CLASS, EdgeCalibration
 from outrider.draft.device.device_trees import DeviceCalibration
 from outrider.draft.trees.grown_trees import GrownTrees
-from outrider.engine.trees.token_tree import SOURCE_BIT
 from outrider.kernels.trees import tree_state
 from outrider.kernels.trees.tree_state import number
+from outrider.verifier.token_tree import SOURCE_BIT
 
 
 def test_the_device_reads_the_calibration_that_the_host_uses() -> None:

@@ -15,8 +15,8 @@ from outrider.draft.device.draft_levels import capture_levels
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.flat_rows import ForwardSlice
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.kernels.triton_support import observe_launches, record_launches, triton, use_kernels
+from outrider.verifier.token_tree import TokenTree
 from tests.models import save_hf_model
 
 pytestmark = pytest.mark.skipif(triton is None, reason="there is no triton for this system")

@@ -12,8 +12,8 @@ from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.flat_rows import ForwardSlice
 from outrider.engine.passes.runner import ModelRunner, PassOutput
 from outrider.engine.passes.step_buffers import mask_words
-from outrider.engine.trees.token_tree import TokenTree
 from outrider.kernels.triton_support import use_kernels
+from outrider.verifier.token_tree import TokenTree
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 160

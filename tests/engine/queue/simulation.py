@@ -10,8 +10,9 @@ from outrider.engine.cache.kv_view import KVView
 from outrider.engine.config import EngineConfig
 from outrider.engine.queue.policy import ArrivalOrder, QueuePolicy
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
-from outrider.engine.request import EngineRequest, SamplingParams, Tier
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.verifier.params import SamplingParams, Tier
 
 BLOCK_SIZE = 4
 CAPACITY = 40  # tokens that a pool holds, at least

@@ -13,17 +13,9 @@ from outrider.engine.errors import QueueFullError
 from outrider.engine.events import Finished
 from outrider.engine.queue.fair_queue import FairQueue, FairQueueConfig
 from outrider.engine.queue.policy import ArrivalOrder
-from outrider.engine.request import (
-    HIGH,
-    LOW,
-    NO_OBJECTIVE,
-    NORMAL,
-    EngineRequest,
-    LatencyObjective,
-    SamplingParams,
-    Tier,
-)
+from outrider.engine.request import HIGH, LOW, NO_OBJECTIVE, NORMAL, EngineRequest, LatencyObjective
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.verifier.params import SamplingParams, Tier
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 from tests.engines import (
     assert_idle,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from outrider.engine.config import EngineConfig
 from outrider.engine.queue.policy import QueuePolicy
-from outrider.engine.request import Tier
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.params import Tier
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, Whimsical, simulate
 
 

@@ -11,17 +11,9 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.queue.fair_queue import FairQueue
 from outrider.engine.queue.policy import NO_HOLDS, NewcomerHolds
 from outrider.engine.queue.slo_queue import SloQueue, SloQueueConfig
-from outrider.engine.request import (
-    HIGH,
-    LOW,
-    NO_OBJECTIVE,
-    NORMAL,
-    EngineRequest,
-    LatencyObjective,
-    SamplingParams,
-    Tier,
-)
+from outrider.engine.request import HIGH, LOW, NO_OBJECTIVE, NORMAL, EngineRequest, LatencyObjective
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
+from outrider.verifier.params import SamplingParams, Tier
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 
 BATCH = LatencyObjective(is_batch=True)

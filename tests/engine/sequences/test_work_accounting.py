@@ -11,7 +11,8 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.events import EngineEvent, Failed, Finished, TierWork
-from outrider.engine.request import CascadeParams, GrammarSpec, Tier
+from outrider.engine.request import GrammarSpec
+from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import (
     make_engine,
     make_request,

@@ -8,9 +8,9 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidRequestError, TierUnavailableError
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import EngineRequest, SpeculationParams, Tier
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.engine.request import EngineRequest, SpeculationParams
+from outrider.verifier.params import Tier
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 from tests.engines import (
     Answer,
     Pair,
@@ -177,7 +177,7 @@ def test_an_answer_that_is_whole_has_nothing_to_be_continued_by() -> None:
 
 def test_a_tier_that_is_not_there_changes_nothing() -> None:
     small = ModelRunner(model=tiny_pair().small, num_blocks=64)
-    engine = Engine(runners={"small": small}, verifier=CoupledVerifier())
+    engine = Engine(runners={"small": small})
     answers = hold(engine, watched())
     with pytest.raises(TierUnavailableError):
         engine.switch_tier("r", "large")

@@ -9,12 +9,7 @@ import pytest
 from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidRequestError
 from outrider.engine.events import Failed
-from outrider.engine.request import (
-    MAX_LOGIT_BIASES,
-    MAX_STOP_TOKEN_IDS,
-    EngineRequest,
-    SamplingParams,
-)
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.step_loop import _apply
 from outrider.gateway.engines.backends.wire import (
     Events,
@@ -24,6 +19,7 @@ from outrider.gateway.engines.backends.wire import (
     decode_reply,
     encode,
 )
+from outrider.verifier.params import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SamplingParams
 from tests.engines import assert_idle, make_engine, make_request, serve, shipped_pair, tiny_pair
 from tests.grammars import schema_spec, shipped_compiler
 

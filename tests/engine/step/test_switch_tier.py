@@ -8,8 +8,8 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import PromptTooLongError
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import EngineRequest, Tier
-from outrider.verifier.coupled import CoupledVerifier
+from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     Pair,
@@ -236,7 +236,6 @@ def test_a_tier_without_room_refuses_and_the_answer_goes_on() -> None:
     large = ModelRunner(model=pair.large, num_blocks=64, max_context=64)
     engine = Engine(
         runners={"large": large, "small": small},
-        verifier=CoupledVerifier(),
         drafter=TreeDrafter(runner=small),
     )
     engine.submit(escalating())

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from outrider.engine.cache.block_pool import BlockPool
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.sequences.noise import SequenceNoise
-from outrider.engine.sequences.sampling import forest_sampling_rows
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trees.forest import (
     Forest,
     ForestReadback,
-    ForestVerdicts,
     num_free_slots,
     path_moves,
     reserve_trees,
     slot_table,
 )
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.sampling import forest_sampling_rows
+from outrider.verifier.verdict import ForestVerdicts
 from tests.engines import make_request, random_prompt, tiny_pair
 
 

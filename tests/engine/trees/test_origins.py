@@ -9,15 +9,9 @@ import pytest
 from outrider.engine.core import Engine
 from outrider.engine.events import TokensEmitted
 from outrider.engine.protocols import Trees
-from outrider.engine.request import (
-    CascadeParams,
-    EngineRequest,
-    GrammarSpec,
-    Source,
-    SpeculationParams,
-    Tier,
-)
+from outrider.engine.request import EngineRequest, GrammarSpec, SpeculationParams
 from outrider.engine.trace import StepTrace
+from outrider.verifier.params import CascadeParams, Source, Tier
 from tests.engine.grammar.compiling import allowed_after, compiled
 from tests.engines import (
     Answer,

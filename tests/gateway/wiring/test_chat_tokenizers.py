@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.request import TIERS
 from outrider.gateway.contract.schema.chat import InputMessage
 from outrider.gateway.settings.tree import Settings, SettingsError, bundled_pair, load_settings
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from outrider.gateway.wiring.start import check_models
+from outrider.verifier.params import TIERS
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}"

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.shared.mock_upstream import MockScript, MockUpstream
 from outrider.engine.errors import EngineError, TierUnavailableError
 from outrider.engine.events import EngineInfo, EngineStats
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.engines.backends.absent import AbsentEngine
 from outrider.gateway.engines.backends.client import EngineClient
@@ -32,6 +32,7 @@ from outrider.gateway.wiring.upstream import (
     build_upstreams,
     check_upstreams,
 )
+from outrider.verifier.params import SamplingParams
 from tests.gateway.upstream.raw_server import answering, raw_server, whole
 
 NO_MODELS = {"models.large": "none", "models.small": "none"}

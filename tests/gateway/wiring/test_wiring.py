@@ -15,7 +15,7 @@ from outrider.engine.core import Engine
 from outrider.engine.errors import EngineError
 from outrider.engine.events import Finished, TokensEmitted
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends import spawning
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
@@ -28,6 +28,7 @@ from outrider.gateway.wiring import start
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.label_free import LabelFreePolicy
 from outrider.router.policy import CascadeOptions, TrainedPolicy
+from outrider.verifier.params import SamplingParams
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
 

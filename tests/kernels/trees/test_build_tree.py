@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine.trees.token_tree import RECALLED_BIT
 from outrider.kernels.trees.build_tree import (
     InitialTree,
     SelectedTrees,
@@ -18,6 +17,7 @@ from outrider.kernels.trees.build_tree import (
     select_trees,
 )
 from outrider.kernels.trees.tree_state import CandidateFields
+from outrider.verifier.token_tree import RECALLED_BIT
 from tests.kernels.growing import (
     Growth,
     tree_kernels,

@@ -8,7 +8,6 @@ import torch
 from hypothesis import example, given
 
 from outrider.draft.budget.budget import MOST_BELIEVED
-from outrider.engine.trees.token_tree import RECALLED_BIT
 from outrider.kernels.trees.build_tree import (
     FrontierRows,
     InitialTree,
@@ -18,6 +17,7 @@ from outrider.kernels.trees.build_tree import (
     keep_rows,
     parent_rows,
 )
+from outrider.verifier.token_tree import RECALLED_BIT
 from tests.kernels.growing import (
     FEW,
     FLOORS,

@@ -8,10 +8,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
 from outrider.kernels.trees.build_tree import (
     expand_tree,
 )
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 from tests.kernels.growing import (
     FEW,
     FLOORS,

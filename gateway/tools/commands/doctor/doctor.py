@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from outrider.engine.request import Tier
 from outrider.gateway.http.server.listening import listen
 from outrider.gateway.settings.extras import MissingExtraError
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
@@ -26,6 +25,7 @@ from outrider.gateway.tools.commands.doctor.storage import STORAGE_CHECKS
 from outrider.gateway.tools.commands.doctor.tested_versions import check_version
 from outrider.gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 from outrider.gateway.wiring.start import check_extras
+from outrider.verifier.params import Tier
 
 _GIB = 2**30
 # None from a check that does not matter here.

@@ -6,10 +6,10 @@ import torch
 
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.gguf.folder import LINK
-from outrider.engine.request import Tier
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tools.measuring.plan.stored import stored_bits
 from outrider.kernels.layers.row_invariant_linear import keeps_stored_weights
+from outrider.verifier.params import Tier
 
 
 def stored_format(config: ModelConfig) -> str | None:

@@ -24,7 +24,7 @@ from outrider.engine.events import (
     TierInfo,
     TokensEmitted,
 )
-from outrider.engine.request import TIERS, EngineRequest, SamplingParams, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.tool_formats import HERMES
 from outrider.gateway.answering.text.tool_parser import ToolParser, ToolReading
@@ -38,6 +38,7 @@ from outrider.gateway.tools.learning.collect.data import (
     LabelFile,
     LabelledRow,
 )
+from outrider.verifier.params import TIERS, SamplingParams, Tier
 
 _SHOWN_CHARS = 60
 

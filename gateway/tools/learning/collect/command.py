@@ -17,7 +17,6 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from outrider.engine.errors import EngineError
-from outrider.engine.request import Tier
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
@@ -40,6 +39,7 @@ from outrider.gateway.tools.learning.collect.data import (
 from outrider.gateway.tools.learning.collect.judge import Judge, JudgeError
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from outrider.gateway.wiring.checkpoints import named_models
+from outrider.verifier.params import Tier
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 _FIXABLE = (CollectError, JudgeError, EngineError, GatewayError, SettingsError, OSError)

@@ -265,8 +265,8 @@ def tune(  # noqa: PLR0913 - a flag each
         from outrider.draft.training.prompt_file import read_prompts
         from outrider.draft.training.tune import DEFAULT_GRID, sample_traffic, speculation_toml
         from outrider.engine.model.read_config import read_model_config
-        from outrider.engine.request import SamplingParams
         from outrider.gateway.wiring import start as wiring
+        from outrider.verifier.params import SamplingParams
 
         given = {
             "max_draft_depth": depths,

@@ -131,7 +131,7 @@ def _traffic(
     from outrider.draft.training.prompt_file import read_prompts
     from outrider.draft.training.tune import sample_traffic
     from outrider.engine.model.read_config import read_model_config
-    from outrider.engine.request import SamplingParams
+    from outrider.verifier.params import SamplingParams
 
     model = read_model_config(large)
     return sample_traffic(
@@ -148,9 +148,9 @@ def _measure(
 ) -> "Compared":
     """Load the large model with one drafter, measure, and let both go."""
     from outrider.draft.training.compare import measure_drafter
-    from outrider.engine.request import Tier
     from outrider.gateway.wiring import engine as engine_wiring
     from outrider.gateway.wiring.drafter import head_of, measure_budget
+    from outrider.verifier.params import Tier
 
     typer.echo(f"{path} ...", err=True)
     runners = engine_wiring.load_runners(settings, say_stage())

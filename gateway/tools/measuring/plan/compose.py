@@ -8,7 +8,6 @@ from typing import Final
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.read_config import read_model_config
-from outrider.engine.request import TIERS, Tier
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tools.measuring.bench.results import BenchResult
@@ -24,6 +23,7 @@ from outrider.gateway.tools.measuring.plan.workload import LengthPairs
 from outrider.gateway.wiring.checkpoint_check import check_checkpoint
 from outrider.gateway.wiring.checkpoints import named_models
 from outrider.gateway.wiring.tensor_parallel import has_ranks
+from outrider.verifier.params import TIERS, Tier
 
 HERE: Final = "here"
 _RESERVE_SHARE: Final = 0.1

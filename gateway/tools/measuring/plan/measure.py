@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from outrider.engine.model.whole_ends import whole_config
-from outrider.engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from outrider.engine.request import EngineRequest, SpeculationParams
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.gateway.tools.measuring.bench.prompts import built_in_prompts
 from outrider.gateway.tools.measuring.plan.curves import MeasuredCurve
@@ -18,6 +18,7 @@ from outrider.gateway.tools.measuring.plan.simulate import GuessedStep, Speculat
 from outrider.gateway.wiring.checkpoints import named_models
 from outrider.gateway.wiring.drafter import measure_budget
 from outrider.gateway.wiring.engine import join, load_runners
+from outrider.verifier.params import SamplingParams, Tier
 
 if TYPE_CHECKING:
     from outrider.engine.core import Engine

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from outrider.engine.events import EngineInfo
-from outrider.engine.request import CascadeParams, EngineRequest
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.reading.parsed_request import RequestContext
 from outrider.gateway.answering.streaming.generation import Job
 from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -17,6 +17,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.responses import ChatCompletion
 from outrider.gateway.wiring.application import build_jobs
 from outrider.gateway.wiring.parts import GatewayParts
+from outrider.verifier.params import CascadeParams
 from tests.gateway.conftest import LengthPolicy, Server
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from outrider import draft
-from outrider.engine.request import GrammarSpec, SamplingParams
+from outrider.engine.request import GrammarSpec
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
@@ -25,6 +25,7 @@ from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.wiring.build import build_client
 from outrider.router.cascade import Action
+from outrider.verifier.params import SamplingParams
 from tests.gateway.watches import Outcome, PlannedWatch, unwatched, watched_job
 
 QUESTION = "What is 17 + 48, and how do you get there?"

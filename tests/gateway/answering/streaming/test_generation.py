@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.events import TokenLogprobs, TokensEmitted
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.events import TokensEmitted
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.generation import (
     Choice,
@@ -21,6 +21,8 @@ from outrider.gateway.answering.streaming.generation import (
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import EngineLostError
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.verifier.params import SamplingParams
+from outrider.verifier.token_logprobs import TokenLogprobs
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 

@@ -7,10 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from outrider.engine.events import (
-    EngineEvent,
-    TokensEmitted,
-)
+from outrider.engine.events import EngineEvent, TokensEmitted
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient

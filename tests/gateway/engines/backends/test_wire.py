@@ -27,12 +27,13 @@ from outrider.engine.events import (
     TierStats,
     TierSwitched,
     TierWork,
-    TokenLogprobs,
     TokensEmitted,
 )
-from outrider.engine.request import SOURCES, TIERS, EngineRequest, SamplingParams, SpeculationParams
+from outrider.engine.request import EngineRequest, SpeculationParams
 from outrider.engine.trace import StepTrace, TraceNode
 from outrider.gateway.engines.backends import wire
+from outrider.verifier.params import SOURCES, TIERS, SamplingParams
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 counts = st.integers(0, 2**40)
 token_ids = st.integers(0, 2**31)

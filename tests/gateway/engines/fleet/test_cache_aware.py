@@ -7,11 +7,12 @@ import pytest
 
 from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
 from outrider.engine.events import TierInfo
-from outrider.engine.request import AdapterRef, EngineRequest, SamplingParams
+from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.wire import BlocksReset, join_hashes
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.placement import Loads, ReplicaLoad
+from outrider.verifier.params import SamplingParams
 
 BLOCK = 16
 LARGE = TierInfo(

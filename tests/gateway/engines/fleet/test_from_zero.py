@@ -17,7 +17,6 @@ from outrider.engine.errors import (
     QueueFullError,
 )
 from outrider.engine.events import Failed, Finished
-from outrider.engine.request import Tier
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.engines.fleet.addresses import Found, Wanted
 from outrider.gateway.engines.fleet.demand import Demand, Needs
@@ -29,6 +28,7 @@ from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.wiring.upstream import build_cloud
+from outrider.verifier.params import Tier
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.gateway.engines.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.engines.fleet.replicas import mortal

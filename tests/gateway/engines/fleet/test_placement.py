@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.fleet.placement import LeastWork, LoadBoard, Loads, ReplicaLoad
+from outrider.verifier.params import SamplingParams
 
 
 def _request(num_tokens: int) -> EngineRequest:

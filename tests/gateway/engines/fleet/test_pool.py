@@ -23,10 +23,10 @@ from outrider.engine.events import (
     TierSwitched,
     TokensEmitted,
 )
-from outrider.engine.request import CascadeParams
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import OtherModelsError
 from outrider.gateway.engines.fleet.roster import NoReplicaLeftError
+from outrider.verifier.params import CascadeParams
 from tests.gateway.engines.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.engines.backends.test_resuming import Reader
 from tests.gateway.engines.fleet.replicas import all_up, mortal, pool_of, replica_of

@@ -25,12 +25,12 @@ from outrider.engine.events import (
     TierWork,
     TokensEmitted,
 )
-from outrider.engine.request import CascadeParams
 from outrider.gateway.engines.backends.absent import AbsentEngine
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.backends.seen_work import SeenWork
 from outrider.gateway.engines.backends.streams import EventStreams
 from outrider.gateway.engines.backends.wire import Abort, Command, Submit
+from outrider.verifier.params import CascadeParams
 from tests.gateway import scripted_engine
 from tests.gateway.engines.backends.clients import (
     STEP_MS,

@@ -5,9 +5,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from outrider.engine.events import EngineEvent, Finished, TierSwitched, TokenLogprobs, TokensEmitted
+from outrider.engine.events import EngineEvent, Finished, TierSwitched, TokensEmitted
 from outrider.engine.trace import StepTrace, TraceNode
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance, within_allowance
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 NODES = (
     TraceNode(token_id=1, parent=-1, is_accepted=True),

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.engine.events import TierWork
-from outrider.engine.request import Tier
 from outrider.gateway.tenancy.ledger.row import LedgerRow, RowOutcome
 from outrider.gateway.tenancy.metering.rows import Entry, LocalAnswer, Tokens, local_entries
+from outrider.verifier.params import Tier
 
 
 def entries(

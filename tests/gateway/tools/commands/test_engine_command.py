@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.events import Finished
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.fleet_keys import read_fleet_keys
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
+from outrider.verifier.params import SamplingParams
 from tests.gateway.engines.backends.clients import run, tokens
 
 ENGINE = (sys.executable, "-P", "-m", "outrider.gateway.cli", "engine")

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from outrider.engine.events import EngineEvent, Finished, TokensEmitted
-from outrider.engine.request import EngineRequest, SamplingParams
+from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.fleet_keys import write_fleet_keys
 from outrider.gateway.engines.fleet.addresses import resolve
 from outrider.gateway.engines.fleet.discovery import DiscoveredPool
@@ -22,6 +22,7 @@ from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tools.commands.fleet.status import status_table
 from outrider.gateway.wiring.fleet import build_remote
 from outrider.gateway.wiring.ray.patience import be_patient
+from outrider.verifier.params import SamplingParams
 from tests.gateway.engines.backends.clients import becomes, started, tokens
 
 ray = pytest.importorskip("ray", reason="pip install 'outrider[fleet]': Ray Serve is not here")

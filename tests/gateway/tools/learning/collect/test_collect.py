@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from outrider.engine.events import EngineInfo, TierInfo
-from outrider.engine.request import EngineRequest, Tier
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.tool_formats import HERMES, QWEN3_CODER, ToolFormat
 from outrider.gateway.answering.text.tool_prompt import write_calls
@@ -32,6 +32,7 @@ from outrider.gateway.tools.learning.collect.collecting import (
 from outrider.gateway.tools.learning.collect.command import collect
 from outrider.gateway.tools.learning.collect.data import CollectError, LabelFile, read_questions
 from outrider.router.dataset import read_labelled_prompts
+from outrider.verifier.params import Tier
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.models import save_hf_model
 

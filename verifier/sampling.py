@@ -14,16 +14,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.engine.request import SamplingParams
-from outrider.engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
-from outrider.engine.sequences.noise import SequenceNoise
-from outrider.engine.sequences.own_failure import OwnFailure
-from outrider.engine.sequences.sequence import Sequence
 from outrider.kernels.sampling.gumbel_noise import row_keys
 from outrider.kernels.sampling.sample import log_target, perturb, top_tokens
 from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
 from outrider.kernels.triton_support import uses_triton
 from outrider.kernels.upload import upload
+from outrider.verifier.judged import JudgedSequence
+from outrider.verifier.logit_rules import LogitEdits, LogitRule, SamplingRule
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.params import SamplingParams
 
 # Beyond every vocabulary, and still exact in float32.
 _MOST_TOP_K = 2**24
@@ -41,7 +41,7 @@ class RowGroup:
     sequences with rules that look at them. noise: instead of the sequence's own.
     """
 
-    sequence: Sequence
+    sequence: JudgedSequence
     depths: list[int]
     paths: Callable[[], list[list[int]]]
     noise: SequenceNoise | None = None
@@ -89,9 +89,9 @@ def perturbed_scores(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     return perturbed(process_logits(logits, groups), groups)
 
 
-def takes_greatest(sequence: Sequence) -> bool:
+def takes_greatest(sequence: JudgedSequence) -> bool:
     """True if a sequence's scores are the logits as they are."""
-    return sequence.request.sampling.is_greedy and not sequence.rules
+    return sequence.sampling.is_greedy and not sequence.rules
 
 
 def perturbed(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
@@ -141,7 +141,7 @@ def log_targets(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     parameters: list[tuple[float, float, float, float]] = []
     start = 0
     for group in groups:
-        sampling = group.sequence.request.sampling
+        sampling = group.sequence.sampling
         if not sampling.is_greedy:
             rows.extend(range(start, start + len(group.depths)))
             own = (sampling.temperature, float(sampling.top_k), sampling.top_p, sampling.min_p)
@@ -172,7 +172,7 @@ def add_noise(log_probs: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     start = 0
     for group in groups:
         sequence, depths = group.sequence, group.depths
-        if depths and not sequence.request.sampling.is_greedy:
+        if depths and not sequence.sampling.is_greedy:
             first, last = min(depths), max(depths)
             position = len(sequence.token_ids) + first
             noise_rows = (group.noise or sequence.noise).rows
@@ -206,7 +206,7 @@ def sampling_words(
     groups: SequenceOf[RowGroup], *, has_noise_only: bool = False
 ) -> npt.NDArray[np.int32]:
     """What `sampling_rows_of` reads on the device, as it is brought there."""
-    samplings = [group.sequence.request.sampling for group in groups]
+    samplings = [group.sequence.sampling for group in groups]
     counts = [len(group.depths) for group in groups]
     num_rows = sum(counts)
     if has_noise_only:
@@ -232,7 +232,7 @@ def sampling_rows_of(
     words: Tensor, groups: SequenceOf[RowGroup], *, has_noise_only: bool = False
 ) -> SamplingRows:
     """The groups' rows from their `sampling_words` on the device."""
-    samplings = [group.sequence.request.sampling for group in groups]
+    samplings = [group.sequence.sampling for group in groups]
     return SamplingRows.of_words(
         words,
         sum(len(group.depths) for group in groups),
@@ -242,13 +242,13 @@ def sampling_rows_of(
 
 
 def forest_sampling_rows(
-    sequences: SequenceOf[Sequence], max_depth: int, device: torch.device
+    sequences: SequenceOf[JudgedSequence], max_depth: int, device: torch.device
 ) -> SamplingTable:
     """The parameters of all rows of these trees, in one copy that the host does not wait for.
 
     Row (b, d) decides the token behind a node of sequence b at depth d, at most `max_depth`.
     """
-    samplings = [sequence.request.sampling for sequence in sequences]
+    samplings = [sequence.sampling for sequence in sequences]
     own = np.array([_parameters(sampling) for sampling in samplings], np.float32)
     streams = np.array([sequence.noise.stream_key for sequence in sequences], np.uint64)
     lengths = np.array([len(sequence.token_ids) for sequence in sequences], np.int64)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 from torch import Tensor
 
-from outrider.engine.events import TokenLogprobs
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

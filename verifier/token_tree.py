@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import Tensor
 
-from outrider.engine.request import SOURCES, Source
+from outrider.verifier.params import SOURCES, Source
 
 # A node's sources as bits: several may have guessed the same token.
 SOURCE_BIT: Final[dict[Source, int]] = {source: 1 << bit for bit, source in enumerate(SOURCES)}

@@ -13,15 +13,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.engine.events import TokenLogprobs
-from outrider.engine.sequences.logprobs import (
+from outrider.kernels.sampling.sample import perturb, top_tokens
+from outrider.kernels.triton_support import uses_triton
+from outrider.kernels.upload import read_back, upload_all
+from outrider.verifier.judged import JudgedSequence
+from outrider.verifier.logprobs import (
     LogprobRows,
     logprob_rows,
     most_wanted,
     token_logprobs,
 )
-from outrider.engine.sequences.noise import SequenceNoise
-from outrider.engine.sequences.sampling import (
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.sampling import (
     RowGroup,
     choose_tokens,
     mark_not_finite,
@@ -30,10 +33,7 @@ from outrider.engine.sequences.sampling import (
     sampling_rows_of,
     sampling_words,
 )
-from outrider.engine.sequences.sequence import Sequence
-from outrider.kernels.sampling.sample import perturb, top_tokens
-from outrider.kernels.triton_support import uses_triton
-from outrider.kernels.upload import read_back, upload_all
+from outrider.verifier.token_logprobs import TokenLogprobs
 
 _NUM_CANDIDATES: Final = 2
 
@@ -46,7 +46,7 @@ class NextRow:
     log-probabilities are wanted is the request's to say.
     """
 
-    sequence: Sequence
+    sequence: JudgedSequence
     rivals: SequenceNoise | None = None
 
 
@@ -70,7 +70,7 @@ def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
     """
     groups = [_group(row.sequence, None) for row in rows]
     ranked = [number for number, row in enumerate(rows) if row.rivals is not None]
-    wanted = [row.sequence.request.sampling.num_logprobs for row in rows]
+    wanted = [row.sequence.sampling.num_logprobs for row in rows]
     reported = [number for number, count in enumerate(wanted) if count is not None]
     rivals = [_group(rows[number].sequence, rows[number].rivals) for number in ranked]
     processed = process_logits(logits, groups)
@@ -97,7 +97,7 @@ def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
     return _answers(read_back(found), ranked, reported, wanted)
 
 
-def _group(sequence: Sequence, noise: SequenceNoise | None) -> RowGroup:
+def _group(sequence: JudgedSequence, noise: SequenceNoise | None) -> RowGroup:
     return RowGroup(sequence=sequence, depths=[0], paths=lambda: [[]], noise=noise)
 
 

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from outrider.engine.request import SamplingParams, Tier
-from outrider.engine.sequences.noise import SequenceNoise
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import SamplingParams, Tier
 
 CPU = torch.device("cpu")
 

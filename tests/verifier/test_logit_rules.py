@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.engine.request import EngineRequest, SamplingParams
-from outrider.engine.sequences.logit_rules import build_rules
-from outrider.engine.sequences.noise import SequenceNoise
-from outrider.engine.sequences.sampling import RowGroup, process_logits
+from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.logit_rules import build_rules
+from outrider.verifier.noise import SequenceNoise
+from outrider.verifier.params import SamplingParams
+from outrider.verifier.sampling import RowGroup, process_logits
 from tests.laws.options import changed_logits
 
 VOCAB_SIZE = 23

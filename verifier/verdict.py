@@ -1,8 +1,10 @@
-"""The target's verdict on one tree."""
+"""The target's verdicts: on one tree, and on the trees of a step that the device knows alone."""
 
 from dataclasses import dataclass, field
 
-from outrider.engine.sequences.sampling import NOT_FINITE
+from torch import Tensor
+
+from outrider.verifier.sampling import NOT_FINITE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +40,16 @@ class Verdict:
     def nodes(self) -> list[int]:
         """For each emitted token, the node whose logits chose it."""
         return [0, *self.accepted_nodes][: len(self.token_ids)]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class ForestVerdicts:
+    """The target's verdicts on a forest, on the device.
+
+    accepted_path: int64 [num_trees, max_depth], the flat row of the accepted node at depth d + 1,
+    -1 beyond the last. emitted_tokens: int64 [num_trees, max_depth + 1], the accepted nodes' tokens
+    and the next one, -1 beyond.
+    """
+
+    accepted_path: Tensor
+    emitted_tokens: Tensor

@@ -3,7 +3,7 @@
 import logging
 from types import TracebackType
 
-from outrider.engine.sequences.sequence import Sequence
+from outrider.verifier.judged import JudgedSequence
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ class OwnFailure:
 
     __slots__ = ("_sequence",)
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: JudgedSequence) -> None:
         self._sequence = sequence
 
     def __enter__(self) -> None:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from outrider.engine.request import SamplingParams, Tier
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key, stream_key
+from outrider.verifier.params import SamplingParams, Tier
 
 _NUM_AHEAD = 16
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-import outrider.engine.sequences.next_tokens as module
+import outrider.verifier.next_tokens as module
 from outrider.engine.core import Engine
 from outrider.engine.request import EngineRequest
 from outrider.kernels.triton_support import triton, use_kernels

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.request import SamplingParams
 from outrider.kernels.sampling.penalties import apply_penalties
 from outrider.kernels.upload import upload
+from outrider.verifier.params import SamplingParams
 
 _FIRST_CAPACITY = 64
 # Below this, logits divided by it overflow float32; it already outweighs every other difference.
