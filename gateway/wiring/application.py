@@ -11,15 +11,17 @@ from outrider.gateway.answering.caching.metrics import CacheMetrics
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
-from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.candidates.local_responder import LocalLoad
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner
-from outrider.gateway.answering.candidates.reading import RequestReader
 from outrider.gateway.answering.candidates.small_calls import SmallCalls
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.tier_choice import TierChooser
+from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
+from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.model_catalog import LocalFormats
+from outrider.gateway.answering.reading.reading import RequestReader
+from outrider.gateway.answering.reading.tier_checks import TierChecks
 from outrider.gateway.engines.adapters.admin import AdapterApi
 from outrider.gateway.engines.adapters.registry import AdapterChange, AdapterRegistry
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher
@@ -65,7 +67,9 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     adapters = build_adapters(parts)
     jobs = build_jobs(parts, adapters)
     chains = ChainBook(aliases=parts.aliases)
-    catalog = LiveModelCatalog(parts.cloud, jobs, _local_formats(parts), chains.first_models())
+    catalog = LiveModelCatalog(
+        parts.cloud, jobs.models, _local_formats(parts), chains.first_models()
+    )
     planner = _build_planner(parts, jobs, catalog, chains)
     recent = RecentOutcomes(clock=parts.clock)
     intake = _build_intake(parts, recent)
@@ -77,7 +81,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         cloud=parts.cloud,
         tenancy=parts.tenancy,
         metrics=parts.metrics,
-        fleet=jobs.fleet,
+        fleet=jobs.models.fleet,
         siblings=parts.siblings,
     )
     parts.metrics.registry.register(PauseMetrics(parts.engine))
@@ -196,8 +200,15 @@ def build_adapters(parts: GatewayParts) -> AdapterRegistry:
 
 def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> JobBuilder:
     """Build the builder of the engine's jobs."""
-    return JobBuilder(
+    models = LocalModels(
         engine=parts.engine,
+        loaded=parts.tokenizers.keys(),
+        adapters=adapters or build_adapters(parts),
+        pair=parts.routing.pair,
+        fleet=parts.engine if isinstance(parts.engine, EnginePool) else None,
+    )
+    return JobBuilder(
+        models=models,
         tokenizers=parts.tokenizers,
         chooser=TierChooser(
             tokenizers=parts.tokenizers,
@@ -213,8 +224,6 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
         metrics=parts.metrics,
         clock=parts.clock,
         prompt_slots=parts.prompt_slots,
-        adapters=adapters or build_adapters(parts),
-        fleet=parts.engine if isinstance(parts.engine, EnginePool) else None,
     )
 
 
@@ -234,11 +243,16 @@ def build_tokenizing(parts: GatewayParts, jobs: JobBuilder, chains: ChainBook) -
 def _build_planner(
     parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCatalog, chains: ChainBook
 ) -> Planner:
+    checks = TierChecks(
+        cloud=parts.cloud,
+        default_max_tokens=parts.limits.default_max_tokens,
+        typical=parts.routing.typical,
+    )
     calls = CloudCalls(
         cloud=parts.cloud,
         names=catalog,
+        checks=checks,
         routing=parts.routing,
-        limits=parts.limits,
         metrics=parts.metrics,
         local_tiers=tuple(parts.tokenizers),
         clock=parts.clock,
@@ -246,7 +260,7 @@ def _build_planner(
     reader = RequestReader(
         cloud=parts.cloud,
         names=catalog,
-        calls=calls,
+        checks=checks,
         experiments=parts.experiments,
         classes=parts.slo.classes,
         local_tiers=tuple(parts.tokenizers),
@@ -324,10 +338,10 @@ def _build_cache(parts: GatewayParts, jobs: JobBuilder) -> AnswerCache:
     cache = parts.cache
 
     def version() -> bytes | None:
-        fingerprints = jobs.fingerprints if parts.tokenizers else ""
+        fingerprints = jobs.models.fingerprints if parts.tokenizers else ""
         if fingerprints is None:
             return None
-        shaping = f"{fingerprints}{jobs.adapters.stamp}".encode()
+        shaping = f"{fingerprints}{jobs.models.adapters.stamp}".encode()
         return blake2b(shaping, key=cache.settings_digest, digest_size=32).digest()
 
     return AnswerCache(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from outrider.gateway.answering.caching.answers import CacheRules
 from outrider.gateway.answering.caching.entry import CacheStore
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptSlots

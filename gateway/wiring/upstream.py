@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.placement import PlacementPolicy
 from outrider.gateway.answering.text.token_counts import TokenCounter
 from outrider.gateway.settings.server_traits import TRAITS

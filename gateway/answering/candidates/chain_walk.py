@@ -10,8 +10,8 @@ from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.basis import AnswerBasis
 from outrider.gateway.answering.candidates.chains import ModelChain, goes_on, told_together
 from outrider.gateway.answering.candidates.fallback import Lineup
-from outrider.gateway.answering.candidates.reading import RequestReader
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest, RequestContext
+from outrider.gateway.answering.reading.reading import RequestReader
 from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.errors.tree import GatewayError, NotReadyError
 from outrider.gateway.contract.schema.header_text import header_text

@@ -8,16 +8,14 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
-from outrider.gateway.answering.candidates.documents import beginning, num_answers, speaks_in_ids
-from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch, WatchedResponder
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
-from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
-from outrider.gateway.answering.reading.model_catalog import ModelCatalog
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.documents import beginning, num_answers
+from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
-from outrider.gateway.answering.reading.required_capabilities import uses_of
+from outrider.gateway.answering.reading.tier_checks import TierChecks
 from outrider.gateway.contract.answers.responder import (
     DraftAnswer,
     Place,
@@ -30,12 +28,10 @@ from outrider.gateway.tenancy.metering.meter import RequestMeter
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
-from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
+from outrider.gateway.upstream.bounds import most_predicted_tokens
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.mirror import MirroredAnswer
 from outrider.gateway.upstream.tier import UpstreamTier
-from outrider.gateway.upstream.upstream_usage import UpstreamUsage
-from outrider.gateway.upstream.usage import cost_usd
 from outrider.router.label_free import text_agreement
 
 # If no tier takes over, the held text must still be sent and the answer written to its end.
@@ -54,102 +50,19 @@ class CloudCalls:
 
     cloud: CloudParts
     names: LiveModelCatalog
+    checks: TierChecks
     routing: RoutingParts
-    limits: GatewayLimits
     metrics: GatewayMetrics
     local_tiers: Collection[str]
     clock: Callable[[], float]
 
-    def complaint(self, parsed: ParsedRequest) -> GatewayError | None:
-        """Return why the upstream tier cannot be sent this request; None where it can."""
-        named = parsed.meant is not None and parsed.meant.named == "cloud"
-        if not named and speaks_in_ids(parsed.document, parsed.endpoint):
-            return BadRequestError(
-                "Token ids mean something for the models of this machine only; name a model."
-            )
-        tier = self._tier(parsed)
-        missing = uses_of(parsed.document, parsed.endpoint) - set(tier.settings.supports)
-        if missing:
-            return BadRequestError(
-                f"The {tier.name} tier does not take {min(missing)} (tiers.{tier.name}.supports)."
-            )
-        try:
-            tier.fields.outgoing(parsed.document)
-        except BadRequestError as refused:
-            return refused
-        most = parsed.max_cost_usd
-        return None if most is None else self._too_dear(parsed, most)
-
-    def _too_dear(self, parsed: ParsedRequest, most: float) -> BadRequestError | None:
-        tier, param = self._tier(parsed), "outrider.max_cost_usd"
-        cost_usd = self._cost_usd(parsed)
-        if cost_usd is None and (tier.settings.local or tier.settings.has_price):
-            return None  # this device's own work has no price; prices of 0 were set
-        if cost_usd is None:
-            return BadRequestError(
-                f"{param}: the price of the {tier.name} tier is unknown; the operator can set "
-                f"tiers.{tier.name}.price.",
-                param=param,
-            )
-        if cost_usd <= most:
-            return None
-        told = f"more than {most:.3g} USD"
-        if parsed.context.principal.scopes.shown() == "costs":
-            told = f"{cost_usd:.3g} USD on the {tier.name} tier, not {most:.3g}"
-        return BadRequestError(
-            f"{param}: the request may cost {told}; a smaller max_tokens costs less.", param=param
-        )
-
-    def _cost_usd(self, parsed: ParsedRequest) -> float | None:
-        """The most that the request may cost at its upstream tier; None where no price is set.
-
-        The prompt is bounded by its size. Without `max_tokens` an answer of usual length counts.
-        """
-        return self._cost_of(
-            parsed,
-            parsed.token_limit
-            or self.limits.default_max_tokens
-            or round(self.routing.typical.num_completion_tokens.value),
-        )
-
-    def _cost_of(self, parsed: ParsedRequest, per_answer: int) -> float | None:
-        """The most that the request costs if each answer has this many tokens."""
-        most = UpstreamUsage(
-            num_prompt_tokens=self._num_prompt_tokens(parsed),
-            num_completion_tokens=num_answers(parsed)
-            * (per_answer + most_predicted_tokens(parsed.document)),
-        )
-        return cost_usd(most, self._tier(parsed).settings.price)
-
-    def _num_prompt_tokens(self, parsed: ParsedRequest) -> int:
-        """The most tokens that the prompt can have, by the size of all that is sent."""
-        return most_prompt_tokens(parsed.document, self._tier(parsed).settings.media_tokens)
-
-    def _affordable(self, parsed: ParsedRequest) -> int | None:
-        """The tokens that `max_cost_usd` leaves each answer; None where it sets no bound."""
-        most = parsed.max_cost_usd
-        if most is None or parsed.token_limit is not None:
-            return None
-        price = self._tier(parsed).settings.price.at(self._num_prompt_tokens(parsed))
-        if not price.completion:
-            return None
-        left_usd = most - (self._cost_of(parsed, 0) or 0.0)
-        return max(int(left_usd * 1e6 / (price.completion * num_answers(parsed))), 1)
-
-    def model(self, parsed: ParsedRequest, names: ModelCatalog) -> str | None:
-        """The model to request: the one that the request means, else the tier's usual one."""
-        meant, tier = parsed.meant, parsed.constraints.cloud
-        assert meant is not None
-        assert tier is not None
-        return meant.model if meant.named == "cloud" else names.usual_model(tier)
-
     def ignored_fields(self, parsed: ParsedRequest) -> tuple[str, ...]:
         """The request's fields that its upstream tier does not get, and the client is told of."""
-        return self._tier(parsed).fields.ignored(parsed.document)
+        return self.checks.tier(parsed).fields.ignored(parsed.document)
 
     def expected_s(self, parsed: ParsedRequest) -> float | None:
         """Seconds that the upstream tier takes for an answer; None while nothing was measured."""
-        total = self._tier(parsed).total
+        total = self.checks.tier(parsed).total
         return total.quantile(0.95) or total.ewma_s
 
     async def responder(
@@ -165,7 +78,7 @@ class CloudCalls:
 
         `watch`: the answer is the small model's, and is judged. `weak`: the one that it replaces.
         """
-        tier = self._tier(parsed)
+        tier = self.checks.tier(parsed)
         if origin.continues is not None:
             if tier.traits.continuation == "none":
                 raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
@@ -178,7 +91,7 @@ class CloudCalls:
             )
         meter = parsed.context.meter
         document, credit = parsed.document, None
-        affordable = self._affordable(parsed)
+        affordable = self.checks.affordable(parsed)
         if affordable is not None:
             document = {**document, "max_completion_tokens": affordable}
         if meter is not None:
@@ -237,7 +150,7 @@ class CloudCalls:
         return await meter.admit(
             UsageEstimate(
                 tiers=(tier.name, *allowed),
-                num_prompt_tokens=self._num_prompt_tokens(parsed),
+                num_prompt_tokens=self.checks.num_prompt_tokens(parsed),
                 num_choices=num_answers(parsed),
                 num_predicted_tokens=most_predicted_tokens(parsed.document),
                 # The default for the local models is not sent, and binds no other server.
@@ -258,7 +171,7 @@ class CloudCalls:
 
     def second_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
         """Have the upstream tier write the beginning of an answer that is kept, and compare."""
-        tier = self._tier(parsed)
+        tier = self.checks.tier(parsed)
         num_tokens = _LOOK_FACTOR * kept.num_tokens
 
         async def look() -> None:
@@ -358,7 +271,7 @@ class CloudCalls:
 
     def route_report(self, parsed: ParsedRequest, origin: RouteReason) -> dict[str, Any]:
         """`RouteReport` of a request that an upstream tier answers."""
-        tier = self._tier(parsed)
+        tier = self.checks.tier(parsed)
         meant = parsed.meant
         return {
             "object": "route",
@@ -372,15 +285,11 @@ class CloudCalls:
             "stage": None if origin.quality is None else "text",
             "cascade": None,
             "prompt_tokens": None,
-            "cost_usd": self._cost_usd(parsed),
+            "cost_usd": self.checks.cost_usd(parsed),
             "sticky": None,
             "pair": self.routing.pair,
             "alternatives": [],
         }
-
-    def _tier(self, parsed: ParsedRequest) -> UpstreamTier:
-        assert parsed.constraints.cloud is not None, "the upstream tier is among the places"
-        return self.cloud.tiers[parsed.constraints.cloud]
 
     def _affinity(self, parsed: ParsedRequest, tier: UpstreamTier) -> str:
         """A key, equal for requests that begin alike: a conversation's turns, one system prompt."""

@@ -7,9 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from outrider.gateway.answering.candidates.chains import ChainBook, goes_on, told_together
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.candidates.cloud_responder import blot_out
-from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.candidates.passed_work import (
     COUNTS,
     ELSEWHERE,
@@ -20,6 +18,8 @@ from outrider.gateway.answering.candidates.passed_work import (
     number_of_images,
     work_of,
 )
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
     refuse_privacy_header,

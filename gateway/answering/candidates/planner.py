@@ -12,14 +12,13 @@ from outrider.gateway.answering.candidates.arm_models import ArmedRequest, ArmWa
 from outrider.gateway.answering.candidates.chain_walk import ChainWalk
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.candidates.fallback import AnswerCandidate, FallbackChain, Lineup
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
-from outrider.gateway.answering.candidates.reading import RequestReader
 from outrider.gateway.answering.candidates.small_calls import SmallCalls
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import (
     ParsedRequest,
@@ -27,6 +26,7 @@ from outrider.gateway.answering.reading.parsed_request import (
     trace_request,
     without_tier,
 )
+from outrider.gateway.answering.reading.reading import RequestReader
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.streaming.usage_summary import usage_summary
 from outrider.gateway.contract.answers.responder import (
@@ -224,7 +224,7 @@ class Planner:
 
     def _is_busy(self, parsed: ParsedRequest) -> str | None:
         """Return why the local models would answer too late; None where they would not."""
-        fleet = self.jobs.fleet
+        fleet = self.jobs.models.fleet
         if fleet is not None and fleet.is_asleep:
             fleet.wake(self.jobs.tokenizers)
             return "load: no engine runs; one is being started"
@@ -340,7 +340,7 @@ class Planner:
     ) -> Responder:
         """Open the local models. Raises HandOffError where the upstream tier is to answer."""
         if self.cloud.tiers and "failure" in parsed.falls_back_on:
-            self.jobs.require_ready()  # the chain's next model need not wait for a restart
+            self.jobs.models.require_ready()  # the chain's next model need not wait for a restart
         if origin.continues is not None:
             parsed, upstream = parsed.continued(origin.continues), None
         request, context = parsed.request, parsed.context

@@ -90,7 +90,9 @@ class SmallCalls:
             token_ids = await job.tokenizer.encode_answer(kept.text, 2 * kept.num_tokens)
             share = None
             if token_ids:
-                share = await shared_tokens(self.jobs.engine, job.choices[0].request, token_ids)
+                share = await shared_tokens(
+                    self.jobs.models.engine, job.choices[0].request, token_ids
+                )
             if share is not None:
                 kept.agrees(share)
 

@@ -3,12 +3,10 @@
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from outrider.engine.errors import EngineError
-from outrider.engine.events import EngineInfo, TierInfo
 from outrider.engine.request import LatencyObjective
 from outrider.gateway.answering.jobs.job import (
     Answer,
@@ -30,24 +28,20 @@ from outrider.gateway.answering.jobs.route_report import describe_route
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import CandidateTiers, TierChoice, TierChooser
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
-from outrider.gateway.answering.reading.model_catalog import AUTO, local_tiers
+from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext, permitted
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptSlots, PromptWork
 from outrider.gateway.contract.answers.responder import HandOffError, UpstreamEscalation
-from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
+from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
-from outrider.gateway.engines.adapters.registry import AdapterRegistry
-from outrider.gateway.engines.backends.client import EngineClient
-from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.experiments.slo.classes import SloClasses
 from outrider.gateway.telemetry.spans import record_route
-from outrider.gateway.tenancy.keys.keys import Principal, Scopes
+from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.router.cascade import CascadePlan
 from outrider.router.guard import GuardOutcome
-from outrider.router.policy import pair_complaint
-from outrider.verifier.params import TIERS, Tier
+from outrider.verifier.params import Tier
 
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53
@@ -65,13 +59,9 @@ class _Planned:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobBuilder:
-    """Turns requests into jobs. Keeps the description of the engine.
+    """Turns requests into jobs. `prompt_slots`: threads for long prompts."""
 
-    `prompt_slots`: threads for long prompts. `start_error`: why the engine could not be loaded
-    at all. `adapters`: those that have a name. `fleet`: the engine, where it is a pool.
-    """
-
-    engine: EngineClient
+    models: LocalModels
     tokenizers: Mapping[Tier, ChatTokenizer]
     chooser: TierChooser
     routing: RoutingParts
@@ -80,11 +70,6 @@ class JobBuilder:
     metrics: GatewayMetrics
     clock: Callable[[], float]
     prompt_slots: PromptSlots
-    adapters: AdapterRegistry
-    start_error: Exception | None = None
-    fleet: EnginePool | None = None
-    _info: EngineInfo | None = field(default=None, init=False)
-    _own_names: dict[str, tuple[TierInfo, ...]] = field(default_factory=dict, init=False)
 
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
@@ -95,63 +80,6 @@ class JobBuilder:
             json_bounds=self.limits.json_bounds,
             on_held=partial(self.metrics.stages.observe, "prompt"),
         )
-
-    async def engine_info(self) -> EngineInfo:
-        """Return what is loaded; asked until all tiers are known, which do not change.
-
-        Raises NotReadyError while no engine serves and none is waited for, and EngineError if the
-        router was trained for other models.
-        """
-        if not self.engine.is_paused:
-            self.require_ready()
-        if self._info is None or not self.tokenizers.keys() <= self._info.tiers.keys():
-            info = await self.engine.info()
-            prints = [info.tiers[tier].fingerprint if tier in info.tiers else "" for tier in TIERS]
-            by_tier = dict(zip(TIERS, prints, strict=True))
-            complaint = pair_complaint(self.routing.pair, by_tier["small"], by_tier["large"])
-            if complaint is not None:
-                raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
-            self._info, self._own_names = info, _names_of(info)
-        return self._info
-
-    def require_ready(self) -> None:
-        """Raise NotReadyError while the engine is loading or being restarted."""
-        if self.engine.is_ready:
-            return
-        if self.start_error is not None:
-            raise NotReadyError(f"The engine failed to start: {self.start_error}")
-        raise NotReadyError(self.engine.not_ready_reason)
-
-    async def until_known(self) -> None:
-        """Return when the models are known; those of a fleet without engines once one has started.
-
-        Raises EngineNotStartedError, QueueFullError.
-        """
-        if self.fleet is not None:
-            await self.fleet.until_known(self.tokenizers)
-
-    @property
-    def fingerprints(self) -> str | None:
-        """The loaded models' fingerprints; None until they are known (`engine_info`)."""
-        if self._info is None:
-            return None
-        return " ".join(f"{tier}={info.fingerprint}" for tier, info in self._info.tiers.items())
-
-    async def names(self) -> dict[str, tuple[TierInfo, ...]]:
-        """Return every name that `model` accepts, with the checkpoints that may answer to it."""
-        tiers = (await self.engine_info()).tiers
-        own, adapted = self._own_names, self.adapters.candidates(tiers)
-        return own | {name: infos for name, infos in adapted.items() if name not in own}
-
-    async def _meant(self, model: str, scopes: Scopes) -> tuple[TierInfo, ...]:
-        """Return the checkpoints that may answer to a name. Raises ModelNotFoundError."""
-        await self.engine_info()
-        if (own := self._own_names.get(model)) is not None:  # by far the most requests
-            return own
-        names = await self.names()
-        if model not in names:
-            raise ModelNotFoundError(model, scopes.usable(local_tiers(names)))
-        return names[model]
 
     async def job(
         self,
@@ -198,11 +126,11 @@ class JobBuilder:
     ) -> _Planned:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
-        await self.until_known()
-        meant = await self._meant(request.model, context.principal.scopes)
+        await self.models.until_known()
+        meant = await self.models.meant(request.model, context.principal.scopes)
         candidates = permitted(context.principal, meant, prompts.options.tier)
         chosen_from_s = self.clock()
-        info = await self.engine_info()
+        info = await self.models.engine_info()
         choice = await self.chooser.choose(prompts, candidates, upstream, info)
         self._trace_route(context, choice, chosen_from_s)
         job = await self._job(prompts, choice, context, upstream)
@@ -369,11 +297,3 @@ class JobBuilder:
                 plan.on_agreement(answer.confidence, agreement)
 
         return learn
-
-
-def _names_of(info: EngineInfo) -> dict[str, tuple[TierInfo, ...]]:
-    """Return the names of the loaded models, without adapters, with what answers to them."""
-    ordered = [info.tiers[tier] for tier in TIERS if tier in info.tiers]
-    names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
-    # A real id is an alias; should both tiers have the same, the large one has it.
-    return names | {info.model_id: (info,) for info in ordered if info.model_id not in names}

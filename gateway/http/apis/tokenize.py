@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.candidates.chains import ChainBook, ModelChain
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.jobs.job import check_token_ids
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.prompts import chat_prompt
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.model_catalog import AUTO, local_tiers
 from outrider.gateway.answering.reading.parsed_request import check_model, permitted
 from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -121,7 +121,7 @@ class Tokenizing:
         check_model(principal, asked)
         name = self.chains.first_link(asked).model
         self._refuse_upstream(name)
-        names = await self.jobs.names()
+        names = await self.jobs.models.names()
         if name not in names:
             known = local_tiers(names) | {alias: [] for alias in self.chains.aliases}
             raise ModelNotFoundError(asked, principal.scopes.usable(known))

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from outrider.engine.errors import EngineNotStartedError
 from outrider.gateway.answering.caching.entry import CacheStore
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
@@ -90,7 +90,7 @@ class Lifespan:
             await self.engine.start()
             if self.checks_pair:
                 with contextlib.suppress(EngineNotStartedError):  # the first request asks again
-                    await self.jobs.engine_info()  # raises if the router is for other models
+                    await self.jobs.models.engine_info()  # raises if the router is for other models
         except Exception as error:  # noqa: BLE001 - kept: /ready reports it
-            self.jobs.start_error = error
+            self.jobs.models.start_error = error
             logger.error("engine failed to start error=%s message=%s", type(error).__name__, error)

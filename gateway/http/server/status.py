@@ -12,9 +12,9 @@ from starlette.responses import Response
 from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineStats
 from outrider.gateway.answering.candidates.chains import ChainBook
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
-from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import check_model, tier_not_allowed
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
@@ -91,8 +91,8 @@ class StatusEndpoints:
             )
         is_asleep = self.fleet is not None and self.fleet.is_asleep
         if not has_cloud and not is_asleep:
-            self.jobs.require_ready()
-            await self.jobs.engine_info()
+            self.jobs.models.require_ready()
+            await self.jobs.models.engine_info()
         ready: dict[str, Any] = {"ready": True}
         if self.siblings is not None:
             ready["workers"] = {"up": self.siblings.num_up, "of": self.siblings.num_workers}
@@ -129,7 +129,7 @@ class StatusEndpoints:
     async def limits(self) -> LoadedLimits | None:
         """Return the limits of the loaded models; None while the engine is not ready."""
         try:
-            names = await self.jobs.names()
+            names = await self.jobs.models.names()
         except (GatewayError, EngineError):
             return None
         tiers = names[AUTO]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.gateway.answering.candidates import reading
+from outrider.gateway.answering.reading import reading
 from outrider.gateway.contract.errors.tree import BodyTooComplexError
 from outrider.gateway.contract.schema.parsing import JsonBounds, check_json_bounds
 from outrider.gateway.http.edge import bodies

@@ -12,7 +12,7 @@ from tests.gateway.hybrid import World, hybrid
 
 NUM_PARTS = 1_000
 API = "outrider.gateway.http.apis.reading"
-READING = "outrider.gateway.answering.candidates.reading"
+READING = "outrider.gateway.answering.reading.reading"
 OF_ANY_API = (
     f"{API}.validate",
     f"{API}.refuse_doubled_names",

@@ -8,9 +8,6 @@ from typing import Any, Final
 import msgspec
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
-from outrider.gateway.answering.candidates.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.arms import (
     assignment_of,
     choosing_of,
@@ -20,6 +17,8 @@ from outrider.gateway.answering.reading.arms import (
     sampled,
     with_arms,
 )
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
     refuse_privacy_header,
@@ -39,6 +38,7 @@ from outrider.gateway.answering.reading.required_capabilities import (
     lacking,
     required_capabilities,
 )
+from outrider.gateway.answering.reading.tier_checks import TierChecks
 from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.errors.tree import GatewayError, LoopError
 from outrider.gateway.contract.schema.chat import ChatRequest
@@ -68,7 +68,7 @@ class RequestReader:
 
     cloud: CloudParts
     names: LiveModelCatalog
-    calls: CloudCalls
+    checks: TierChecks
     experiments: Experiments
     classes: SloClasses
     local_tiers: tuple[str, ...]
@@ -230,7 +230,7 @@ class RequestReader:
             parsed = msgspec.structs.replace(parsed, request=request, ignored_fields=ignored)
         if "cloud" in parsed.constraints.places:
             names = await self.names.current()
-            parsed = msgspec.structs.replace(parsed, model=self.calls.model(parsed, names))
+            parsed = msgspec.structs.replace(parsed, model=self.checks.model(parsed, names))
         if parsed.constraints.small is not None:
             names = await self.names.current()
             small = names.usual_model(parsed.constraints.small)
@@ -294,7 +294,7 @@ class RequestReader:
         for place in ("server", "cloud"):
             if place not in parsed.constraints.places:
                 continue
-            complaint = self.calls.complaint(parsed.for_small() if place == "server" else parsed)
+            complaint = self.checks.complaint(parsed.for_small() if place == "server" else parsed)
             if complaint is None:
                 continue
             left = tuple(other for other in parsed.constraints.places if other != place)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from outrider.engine.errors import EngineError
 from outrider.engine.events import TierInfo
-from outrider.gateway.answering.candidates.cloud_parts import CloudParts
-from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.reading.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.model_catalog import (
     AUTO,
     LocalFormats,
@@ -39,7 +39,7 @@ class LiveModelCatalog:
     def __init__(
         self,
         cloud: CloudParts,
-        jobs: JobBuilder,
+        models: LocalModels,
         formats: Mapping[Tier, LocalFormats],
         aliases: Mapping[str, str] | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class LiveModelCatalog:
         """
         self._aliases = aliases or {}
         self._cloud = cloud
-        self._jobs = jobs
+        self._models = models
         self._formats = formats
         self._listed: dict[str, tuple[str, ...]] = {}
         self._known: _Known | None = None
@@ -64,7 +64,7 @@ class LiveModelCatalog:
         fleet's first engine is waited for, where no upstream tier could answer meanwhile.
         """
         if not self._cloud.tiers:
-            await self._jobs.until_known()
+            await self._models.until_known()
         names = await self.current()
         if model not in names and self._asking:
             await asyncio.wait(self._asking.values())  # the name may be in one of their lists
@@ -143,7 +143,7 @@ class LiveModelCatalog:
         if not rules.has_local:
             return {AUTO: ()}
         try:
-            self._last_local = await self._jobs.names()
+            self._last_local = await self._models.names()
             return self._last_local
         except (EngineError, GatewayError):
             if not self._cloud.tiers:
