@@ -8,13 +8,13 @@ from functools import cache, partial
 from pathlib import Path
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_check import ask_hub, first_line
 from outrider.engine.model.checkpoint_files import hub_commit, pinned_folder
 from outrider.engine.model.gguf.folder import find_gguf, gguf_folder
 from outrider.gateway.answering.text.gguf_tokenizer import write_tokenizer
 from outrider.gateway.settings.paths import cache_folder
 from outrider.gateway.settings.sections import ModelSettings
 from outrider.gateway.settings.tree import Settings
-from outrider.gateway.wiring.checkpoint_check import ask_hub, first_line
 from outrider.verifier.params import TIERS, Tier
 
 log = logging.getLogger(__name__)

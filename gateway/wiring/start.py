@@ -9,6 +9,7 @@ from typing import Final
 
 from outrider.engine.adapters.peft_config import check_kind
 from outrider.engine.errors import InvalidAdapterError
+from outrider.engine.model.checkpoint_check import ask_hub, check_checkpoint
 from outrider.engine.model.checkpoint_files import read_object
 from outrider.gateway.engines.backends.spawning import EngineProcess, EngineRecipe
 from outrider.gateway.settings.adapters import parse_adapter
@@ -20,7 +21,6 @@ from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
 from outrider.gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
 from outrider.gateway.tenancy.keys.loopback import listen_host
 from outrider.gateway.wiring.chat_tokenizers import chat_template
-from outrider.gateway.wiring.checkpoint_check import ask_hub, check_checkpoint
 from outrider.gateway.wiring.checkpoints import at_commits, named_models
 from outrider.gateway.wiring.hardware import may_have_gpu, usable_physical_cores
 from outrider.verifier.params import TIERS, Tier

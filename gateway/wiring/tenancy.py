@@ -9,11 +9,10 @@ from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.open import open_database
 from outrider.gateway.tenancy.keys.metrics import TenantMetrics
 from outrider.gateway.tenancy.keys.parts import build_key_parts
-from outrider.gateway.tenancy.ledger.book import Ledger
+from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.history import usage_history
-from outrider.gateway.tenancy.ledger.journal_place import journal_folder
+from outrider.gateway.tenancy.ledger.journal import journal_folder
 from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
-from outrider.gateway.tenancy.ledger.null import NullLedger
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.writer import JournaledLedger
 from outrider.gateway.tenancy.limits.limiter import Limiter
@@ -21,7 +20,7 @@ from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
 from outrider.gateway.tenancy.limits.metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.presence import GatewayPresence
 from outrider.gateway.tenancy.limits.redis_limiter import RedisLimiter
-from outrider.gateway.tenancy.limits.uncounted import UncountedLimits
+from outrider.gateway.tenancy.limits.unlimited import UncountedLimits
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 
 

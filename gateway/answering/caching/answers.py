@@ -1,6 +1,7 @@
 """Answers from the cache, one computation for equal requests that wait, and the rules of both."""
 
 import asyncio
+import hashlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -8,8 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import msgspec
+
 from outrider.gateway.answering.caching.entry import CachedEntry, CacheStore
-from outrider.gateway.answering.caching.key import answer_key, decoded
 from outrider.gateway.answering.caching.metrics import CacheMetrics, CacheStatus
 from outrider.gateway.answering.candidates.basis import AnswerBasis
 from outrider.gateway.answering.candidates.fallback import FallbackChain
@@ -296,3 +298,51 @@ def _wish(document: Mapping[str, Any]) -> Literal["on", "off"] | None:
     options = document.get("outrider")
     wish = options.get("cache") if isinstance(options, dict) else None
     return wish if wish in ("on", "off") else None
+
+
+_LABELS: Final = frozenset(
+    {
+        *("user", "metadata", "safety_identifier", "store"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "anthropic_billing",
+    }
+)
+"""Fields that change no answer."""
+_OPTIONS: Final = "outrider"
+_FREE_OPTIONS: Final = frozenset({"cache", "deadline_ms", "slo"})
+"""Options that bound the time of an answer, not its text."""
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def answer_key(basis: AnswerBasis, document: dict[str, Any], version: bytes) -> bytes:
+    """Return 32 bytes that are equal for requests whose answers are distributed alike.
+
+    They cover the request without its labels, whatever the order of its fields; the models behind
+    its first one; its arms of experiments; the tiers that its key may use; the tenant's salt; and
+    `version`, which stands for the gateway's models and settings.
+    """
+    context = basis.parsed.context
+    principal = context.principal
+    kept = {name: value for name, value in document.items() if name not in _LABELS}
+    options = kept.get(_OPTIONS)
+    if isinstance(options, dict):
+        kept[_OPTIONS] = {k: v for k, v in options.items() if k not in _FREE_OPTIONS}
+        if not kept[_OPTIONS]:
+            del kept[_OPTIONS]
+    tiers = principal.scopes.tiers
+    shaped = (
+        basis.parsed.endpoint,
+        kept,
+        basis.models_behind,
+        context.arm,
+        None if tiers is None else sorted(tiers),
+        principal.cache_salt,
+    )
+    return hashlib.blake2b(_encode(shaped), key=version, digest_size=32).digest()
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """Return the JSON of a request that was read before."""
+    document = msgspec.json.decode(body)
+    assert isinstance(document, dict)
+    return document

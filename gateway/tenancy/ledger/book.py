@@ -19,3 +19,19 @@ class Ledger(Protocol):
 
     async def close(self) -> None:
         """Flush and end; no added row is lost."""
+
+
+class NullLedger:
+    """Drops all rows. Implements `Ledger`."""
+
+    def add(self, row: LedgerRow) -> None:
+        """Forget the row."""
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def flush(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""

@@ -9,6 +9,7 @@ another one knows that it is dead, and takes over its files.
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import zlib
@@ -18,6 +19,9 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.storage.database import Database
+from outrider.gateway.storage.urls import state_folder
 from outrider.gateway.tenancy.ledger.row import LedgerRow, fitted
 
 logger = logging.getLogger(__name__)
@@ -250,3 +254,20 @@ def _open_lock(path: Path) -> int | None:
         os.close(file)
         return None
     return file
+
+
+_SUFFIX: Final = ".ledger-journal"
+_HASH_LENGTH: Final = 12
+
+
+def journal_folder(settings: Settings, database: Database) -> Path:
+    """Return the configured folder, or one beside the database or in the state folder.
+
+    Each database has its own: rows never reach another one than they were written for.
+    """
+    if settings.ledger.journal is not None:
+        return settings.ledger.journal.expanduser().absolute()
+    if database.path is not None:
+        return database.path.with_name(database.path.name + _SUFFIX)
+    name = hashlib.sha256(database.name.encode()).hexdigest()[:_HASH_LENGTH]
+    return state_folder() / f"{name}{_SUFFIX}"

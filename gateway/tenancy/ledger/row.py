@@ -1,6 +1,8 @@
 """One row of the ledger: one attempt at an answer, its key, tier, usage and cost."""
 
-from collections.abc import Mapping
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -110,3 +112,13 @@ def fitted(row: LedgerRow) -> LedgerRow:
         if word is not None and not (len(word) <= length and word.isprintable()):
             changes[name] = "".join(c if c.isprintable() else "?" for c in word[:length])
     return msgspec.structs.replace(row, **changes) if changes else row
+
+
+def row_ids(rng: random.Random, wall_clock: Callable[[], float]) -> Iterator[str]:
+    """Return ids of 38 characters that count up after a prefix that no other process has.
+
+    Ids that begin alike and grow keep a database's index dense: a new row goes to its end. `rng`
+    must differ between processes; `wall_clock` is since 1970.
+    """
+    prefix = f"{int(wall_clock() * 1000):012x}-{rng.getrandbits(64):016x}"
+    return map(f"{prefix}-{{:08x}}".format, itertools.count())

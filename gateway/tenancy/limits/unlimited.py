@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.tenancy.keys.amounts import Amounts, Want
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.limit_rules import Holding
@@ -70,3 +71,17 @@ class Unlimited:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+class UncountedLimits(Unlimited):
+    """Serves principals without limits, and never others: no process knows what the others do."""
+
+    async def reserve(self, principal: Principal, want: Want) -> UnlimitedReservation:
+        """Reserve without any check. Raises StorageError for a principal with limits."""
+        if principal.is_limited:
+            raise StorageError(
+                "This key has limits, which a gateway with several processes (server.workers) can "
+                "count only in Redis: its operator has to set redis_url, or start it with one "
+                "process."
+            )
+        return await super().reserve(principal, want)

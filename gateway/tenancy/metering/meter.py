@@ -33,10 +33,10 @@ from outrider.gateway.tenancy.metering.rows import (
     LocalAnswer,
     cached_entry,
     local_entries,
+    upstream_entry,
 )
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
-from outrider.gateway.tenancy.metering.upstream_rows import upstream_entry
 from outrider.gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.parts import KeyParts, open_parts
-from outrider.gateway.tenancy.ledger.book import Ledger
-from outrider.gateway.tenancy.ledger.null import NullLedger
+from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.prices import PriceBook
-from outrider.gateway.tenancy.ledger.row_ids import row_ids
+from outrider.gateway.tenancy.ledger.row import row_ids
 from outrider.gateway.tenancy.limits.answer_lengths import AnswerLengths
 from outrider.gateway.tenancy.limits.limiter import Limiter
 from outrider.gateway.tenancy.limits.presence import GatewayPresence

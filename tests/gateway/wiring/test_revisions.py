@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from outrider.engine.errors import EngineError, UnsupportedModelError
+from outrider.engine.model.checkpoint_check import ask_hub
 from outrider.engine.model.checkpoint_files import hub_commit
 from outrider.engine.queue.admission import tier_info
 from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -18,7 +19,6 @@ from outrider.gateway.tools.commands.doctor.doctor import examine
 from outrider.gateway.tools.learning.drafters.shared import draft_settings
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring import checkpoints
-from outrider.gateway.wiring.checkpoint_check import ask_hub
 from outrider.gateway.wiring.checkpoints import at_commits, named_models
 from outrider.gateway.wiring.drafter import load_head
 from outrider.gateway.wiring.engine import load_runners

@@ -12,7 +12,7 @@ from outrider.gateway.tenancy.keys.amounts import LimitSpec, Want
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
 from outrider.gateway.tenancy.keys.parts import key_store
 from outrider.gateway.tenancy.keys.records import KeyOrder
-from outrider.gateway.tenancy.limits.uncounted import UncountedLimits
+from outrider.gateway.tenancy.limits.unlimited import UncountedLimits
 from outrider.gateway.wiring.crew import prepare_database
 from outrider.gateway.wiring.worker import share_of
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_check import check_checkpoint
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.read_config import read_model_config
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
@@ -20,7 +21,6 @@ from outrider.gateway.tools.measuring.plan.report import CapacityPlan
 from outrider.gateway.tools.measuring.plan.shapes import ModelSizes, largest_pass_bytes, part_of
 from outrider.gateway.tools.measuring.plan.simulate import Speculation, System, TierModel
 from outrider.gateway.tools.measuring.plan.workload import LengthPairs
-from outrider.gateway.wiring.checkpoint_check import check_checkpoint
 from outrider.gateway.wiring.checkpoints import named_models
 from outrider.gateway.wiring.tensor_parallel import has_ranks
 from outrider.verifier.params import TIERS, Tier

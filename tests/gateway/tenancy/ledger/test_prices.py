@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 from outrider.gateway.tenancy.ledger.prices import Money, PriceBook
-from outrider.gateway.tenancy.ledger.row_ids import row_ids
+from outrider.gateway.tenancy.ledger.row import row_ids
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 from outrider.gateway.upstream.usage import cost_usd
 

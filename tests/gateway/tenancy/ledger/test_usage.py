@@ -25,8 +25,7 @@ from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import keys
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal, Scopes
-from outrider.gateway.tenancy.ledger.book import Ledger
-from outrider.gateway.tenancy.ledger.null import NullLedger
+from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.row import LedgerRow
 from outrider.gateway.tenancy.ledger.storing import RowStore
 from outrider.gateway.tenancy.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi

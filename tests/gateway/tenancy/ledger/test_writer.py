@@ -16,11 +16,9 @@ from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import ledger, price_versions
-from outrider.gateway.tenancy.ledger.book import Ledger
-from outrider.gateway.tenancy.ledger.journal import Journal
-from outrider.gateway.tenancy.ledger.journal_place import journal_folder
+from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
+from outrider.gateway.tenancy.ledger.journal import Journal, journal_folder
 from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
-from outrider.gateway.tenancy.ledger.null import NullLedger
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.writer import Ticket
 from tests.databases import with_tables

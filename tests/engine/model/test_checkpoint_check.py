@@ -12,12 +12,12 @@ import pytest
 from huggingface_hub import constants, errors
 
 from outrider.engine.errors import InvalidAdapterError, UnsupportedModelError
+from outrider.engine.model.checkpoint_check import ask_hub, check_checkpoint
 from outrider.engine.model.families.table import FAMILIES
 from outrider.engine.model.gguf.header import read_header
 from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.wiring import start
-from outrider.gateway.wiring.checkpoint_check import ask_hub, check_checkpoint
 from outrider.gateway.wiring.hardware import may_have_gpu
 from outrider.gateway.wiring.start import check_models
 
@@ -59,7 +59,7 @@ def test_the_bundled_pair_passes() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     script = (
-        "import sys; from outrider.gateway.wiring.checkpoint_check import check_checkpoint\n"
+        "import sys; from outrider.engine.model.checkpoint_check import check_checkpoint\n"
         "check_checkpoint(sys.argv[1]); print(*sys.modules)"
     )
     done = subprocess.run(
