@@ -15,30 +15,29 @@ that of the same request in the healthy window; `longest` is the whole of the lo
     python -m benchmarks.chaos.bench_upstream_faults
 """
 
-import argparse
 import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chaos.upstream_faults import FAULTS, GOOD, Fault, Judged, judge, tally
-from benchmarks.shared.harness import (
-    DEMO_PAIR,
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import (
+    Benchmark,
+    Results,
+    Table,
+    count,
+    figure,
     milliseconds,
-    percentile,
-    progress_bar,
-    quiet_transformers,
-    show_table,
-    start,
-    verdict,
-    write_results,
+    option,
 )
+from benchmarks.shared.harness import DEMO_PAIR, progress_bar
 from benchmarks.shared.mock_upstream import MockScript, MockThread, answer_text, mock_in_thread
-from benchmarks.shared.record import RESULTS
+from benchmarks.shared.record import percentile
 from benchmarks.shared.upstream_load import Clients, Exchange, arrivals, http_request
 from benchmarks.shared.upstream_servers import Server, gateway_server
 
@@ -54,6 +53,24 @@ Expected = Callable[[dict[str, Any]], set[str]]
 """The texts that a request may be answered with."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    cases: tuple[str, ...] = option(CASES, choices=CASES)
+    faults: tuple[str, ...] = option(
+        (), "default: all", choices=tuple(fault.name for fault in FAULTS)
+    )
+    small: Path = option(DEMO_PAIR / "small", "the local model")
+    rate: float = option(10.0, "requests a second")
+    seconds: float = option(6.0, "a window")
+    tokens: int = option(24, "of an answer")
+    first_token_ms: float = option(20.0)
+    gap_ms: float = option(5.0)
+    deadline_s: float = option(8.0, "of each request")
+    seed: int = option(0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Requests of a window: documents and times."""
@@ -63,22 +80,22 @@ class Plan:
     deadline_s: float
 
 
-def make_plan(arguments: argparse.Namespace, case: str) -> Plan:
+def make_plan(options: Options, case: str) -> Plan:
     """Each request asks something else."""
-    moments_s = arrivals(arguments.rate, arguments.seconds, arguments.seed)
+    moments_s = arrivals(options.rate, options.seconds, options.seed)
     more = {"policy": "prefer_cloud"} if case == "local" else {}
     documents = [
         {
             "model": "cloud" if case == "replica" else "auto",
             "messages": [{"role": "user", "content": f"Question {number}: which trees grow here?"}],
             "temperature": 0,
-            "max_tokens": arguments.tokens,
+            "max_tokens": options.tokens,
             "stream": number % _WHOLE_EVERY != _WHOLE_EVERY - 1,
-            "outrider": {"deadline_ms": arguments.deadline_s * 1e3, **more},
+            "outrider": {"deadline_ms": options.deadline_s * 1e3, **more},
         }
         for number in range(len(moments_s))
     ]
-    return Plan(documents=documents, moments_s=moments_s, deadline_s=arguments.deadline_s)
+    return Plan(documents=documents, moments_s=moments_s, deadline_s=options.deadline_s)
 
 
 async def _send(port: int, plan: Plan) -> list[Exchange]:
@@ -130,36 +147,33 @@ def figures(plan: Plan, healthy: Sequence[Judged], struck: Sequence[Judged]) -> 
 
 
 @contextlib.contextmanager
-def _gateway(
-    case: str, mocks: Sequence[MockThread], arguments: argparse.Namespace
-) -> Iterator[Server]:
-    options = ["--large", "none", "--small"]
-    options += [str(arguments.small) if case == "local" else "none"]
+def _gateway(case: str, mocks: Sequence[MockThread], options: Options) -> Iterator[Server]:
+    words = ["--large", "none", "--small", str(options.small) if case == "local" else "none"]
     settings = {
         "server": "vllm",
         "timeouts.first_token_s": TIMEOUT_S,
         "timeouts.between_tokens_s": TIMEOUT_S,
     }
     for name, value in settings.items():
-        options += ["--set", f"tiers.cloud.{name}={value}"]
-    with gateway_server([("cloud", mock.url) for mock in mocks], options=options) as server:
+        words += ["--set", f"tiers.cloud.{name}={value}"]
+    with gateway_server([("cloud", mock.url) for mock in mocks], options=words) as server:
         yield server
 
 
-def run_fault(case: str, fault: Fault, arguments: argparse.Namespace) -> dict[str, Any]:
+def run_fault(case: str, fault: Fault, options: Options) -> dict[str, Any]:
     """A healthy window and a struck one, on a gateway of their own."""
     script = MockScript(
-        num_pieces=arguments.tokens,
-        first_token_delay_s=arguments.first_token_ms / 1e3,
-        gap_s=arguments.gap_ms / 1e3,
+        num_pieces=options.tokens,
+        first_token_delay_s=options.first_token_ms / 1e3,
+        gap_s=options.gap_ms / 1e3,
     )
-    plan = make_plan(arguments, case)
+    plan = make_plan(options, case)
     with contextlib.ExitStack() as stack:
         spoilt = stack.enter_context(mock_in_thread(script, name="spoilt"))
         mocks = [spoilt]
         if case == "replica":
             mocks.append(stack.enter_context(mock_in_thread(script, name="healthy")))
-        server = stack.enter_context(_gateway(case, mocks, arguments))
+        server = stack.enter_context(_gateway(case, mocks, options))
         expected = _expected(case, script, plan, server)
         healthy = run_window(server.port, plan, expected)
         num_before = len(spoilt.requests)
@@ -205,61 +219,43 @@ def _local_text(exchange: Exchange) -> str:
 # ---- the command ------------------------------------------------------------------------------
 
 
-def _show(case: str, results: dict[str, dict[str, Any]]) -> None:
-    def time_of(seconds: float | None) -> str:
-        return "-" if seconds is None else milliseconds(seconds)
-
-    show_table(
-        f"{case}: one server fails",
-        ["", "sent", "hit", "answered", "refused", "other", "added ms", "p99", "longest s", "good"],
-        [
-            [
-                name,
-                str(entry["num_requests"]),
-                "-" if entry["num_hit"] is None else str(entry["num_hit"]),
-                str(entry["struck"]["answered"]),
-                str(entry["struck"]["refused"]),
-                str(sum(entry["struck"].values()) - sum(entry["struck"][v] for v in GOOD)),
-                time_of(entry["added_first_text_median_s"]),
-                time_of(entry["added_first_text_p99_s"]),
-                f"{entry['longest_s']:.2f}",
-                verdict(entry["is_good"]),
-            ]
-            for name, entry in results.items()
-        ],
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the table and write the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--faults", nargs="+", choices=[fault.name for fault in FAULTS])
-    parser.add_argument("--small", type=Path, default=DEMO_PAIR / "small", help="the local model")
-    parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=6.0, help="a window")
-    parser.add_argument("--tokens", type=int, default=24, help="of an answer")
-    parser.add_argument("--first-token-ms", type=float, default=20.0)
-    parser.add_argument("--gap-ms", type=float, default=5.0)
-    parser.add_argument("--deadline-s", type=float, default=8.0, help="of each request")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--variant", default="mock", help="second part of the results' name")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    arguments = parser.parse_args(argv)
-    quiet_transformers()
-    faults = [fault for fault in FAULTS if not arguments.faults or fault.name in arguments.faults]
-    results: dict[str, dict[str, dict[str, Any]]] = {case: {} for case in arguments.cases}
-    with progress_bar("faults", len(faults) * len(arguments.cases)) as advance:
-        for case in arguments.cases:
+def measure(options: Options) -> Results:
+    """Return the figures by case and fault."""
+    faults = [fault for fault in FAULTS if not options.faults or fault.name in options.faults]
+    results: Results = {case: {} for case in options.cases}
+    with progress_bar("faults", len(faults) * len(options.cases)) as advance:
+        for case in options.cases:
             for fault in faults:
-                results[case][fault.name] = run_fault(case, fault, arguments)
+                results[case][fault.name] = run_fault(case, fault, options)
                 advance(f"{case}, {fault.name}")
-    for case, entries in results.items():
-        _show(case, entries)
-    write_results("bench_upstream_faults", arguments.variant, results, arguments)
+    return results
 
+
+def _others(entry: Mapping[str, Any]) -> str:
+    struck = entry["struck"]
+    return str(sum(struck.values()) - sum(struck[good] for good in GOOD))
+
+
+_COLUMNS: Final = (
+    ("sent", count("num_requests")),
+    ("hit", count("num_hit")),
+    ("answered", lambda entry: str(entry["struck"]["answered"])),
+    ("refused", lambda entry: str(entry["struck"]["refused"])),
+    ("other", _others),
+    ("added ms", milliseconds("added_first_text_median_s")),
+    ("p99", milliseconds("added_first_text_p99_s")),
+    ("longest s", figure("longest_s")),
+    ("good", figure("is_good")),
+)
+
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A table a case, a row a fault."""
+    for case, entries in results.items():
+        yield Table(title=f"{case}: one server fails", columns=_COLUMNS, entries=entries)
+
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant="mock")
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()

@@ -16,34 +16,32 @@ without it.
     python -m benchmarks.gateway.bench_tenants --requests 0  # not the memory, which takes minutes
 """
 
-import argparse
 import contextlib
 import itertools
-import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.shared.harness import (
-    Summary,
-    console,
-    measure_in_turn,
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import (
+    Benchmark,
+    Goal,
+    Results,
+    Table,
+    count,
+    figure,
+    microseconds,
     milliseconds,
-    quiet_transformers,
-    show_table,
-    start,
-    verdict,
-    write_results,
+    option,
 )
-from benchmarks.shared.record import RESULTS, ROOT, package_version
+from benchmarks.shared.harness import console
+from benchmarks.shared.record import ROOT, package_version
 from benchmarks.shared.upstream_servers import Server, cores, tenant_server
+from benchmarks.shared.windows import Window, seen_by_clients, whole_figures, windows_in_turn
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.open import open_database
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
@@ -53,9 +51,7 @@ from outrider.gateway.tenancy.keys.records import KeyOrder
 
 EVERYTHING: Final = "everything"
 NOTHING: Final = "nothing of it"
-_US: Final = 1e-6
 _MIB: Final = 2**20
-_WINDOW_TIMEOUT_S: Final = 300.0
 _ALL_LIMITS: Final = LimitSpec(
     requests_per_minute=10**9,
     tokens_per_minute=10**12,
@@ -66,6 +62,18 @@ _ALL_LIMITS: Final = LimitSpec(
     usd_per_month=10**6,
 )
 _PRICES: Final = ("routing.prices.small.prompt=0.1", "routing.prices.small.completion=0.4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    rate: float = option(250.0, "requests a second, for latency")
+    tokens: int = option(16, "of an answer")
+    clients: int = option(16, "for the throughput")
+    seconds: float = option(8.0, "a window")
+    requests: int = option(200_000, "for the memory")
+    seed: int = option(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,22 +101,6 @@ class Way:
 
     server: Server
     key: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Measurements of one process of clients."""
-
-    latencies_s: list[float]
-    num_failed: int
-    busy_s: float
-    seconds: float | None = None
-
-    @property
-    def rate(self) -> float:
-        """Answers per second."""
-        assert self.seconds is not None
-        return len(self.latencies_s) / self.seconds
 
 
 # ---- servers ----------------------------------------------------------------------------------
@@ -145,95 +137,62 @@ def _new_key(options: Sequence[str], case: Case) -> str:
 def load(ways: Mapping[str, Way], name: str, options: Sequence[str], core: int | None) -> Window:
     """One window of clients; the other gateways get no processor time meanwhile."""
     way = ways[name]
-    server = way.server
-    command = [sys.executable, "-m", "benchmarks.shared.upstream_load", "--port", str(server.port)]
-    command += ["--server-pid", str(server.pid), "--model", "small", "--sentences", "3", *options]
-    command += ["--key", way.key] if way.key else []
-    command += [] if core is None else ["--core", str(core)]
-    with contextlib.ExitStack() as stack:
-        for other in ways.values():
-            if other is not way:
-                stack.enter_context(other.server.paused())
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, check=False, timeout=_WINDOW_TIMEOUT_S
-        )
-    if done.returncode:
-        raise SystemExit(f"the clients failed:\n{done.stderr.decode()[-2000:]}")
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return Window(
-        latencies_s=[us * _US for us in seen["latencies"] if us is not None],
-        num_failed=seen["num_failed"],
-        busy_s=seen["busy_s"],
-        seconds=seen.get("seconds"),
-    )
+    others = [other.server for other in ways.values() if other is not way]
+    words = ("--model", "small", "--sentences", "3", *options)
+    seen = seen_by_clients(way.server, words, core=core, key=way.key, paused=others)
+    return Window.of(seen)
 
 
-def figures(windows: Sequence[Window], *, has_rate: bool) -> dict[str, Any]:
-    """One case's figures."""
-    latencies_s = [s for window in windows for s in window.latencies_s]
-    found: dict[str, Any] = {
-        "num_answers": len(latencies_s),
-        "num_failed": sum(window.num_failed for window in windows),
-        "latency_s": Summary.of(latencies_s),
-        "busy_s": sum(window.busy_s for window in windows) / len(latencies_s),
-    }
-    if has_rate:
-        found["answers_per_s"] = Summary.of([window.rate for window in windows])
-    return found
-
-
-def measure_throughput(
-    ways: Mapping[str, Way], arguments: argparse.Namespace, core: int | None
-) -> dict[str, Any]:
+def measure_throughput(ways: Mapping[str, Way], options: Options, core: int | None) -> Results:
     """Whole answers one after the other."""
-    options = ["--clients", str(arguments.clients), "--max-tokens", str(arguments.tokens)]
+    words = ("--clients", str(options.clients), "--max-tokens", str(options.tokens))
 
     def window(name: str, seconds: float) -> Window:
-        return load(ways, name, [*options, "--seconds", str(seconds)], core)
+        return load(ways, name, [*words, "--seconds", str(seconds)], core)
 
-    windows = measure_in_turn(
-        {name: partial(window, name, arguments.seconds) for name in ways},
-        repeats=arguments.repeats,
-        warm_up={name: partial(window, name, 2.0) for name in ways},
-        description="throughput",
-    )
-    return {name: figures(rounds, has_rate=True) for name, rounds in windows.items()}
+    return _in_turn(ways, window, options, "throughput")
 
 
-def measure_latency(
-    ways: Mapping[str, Way], arguments: argparse.Namespace, core: int | None
-) -> dict[str, Any]:
+def measure_latency(ways: Mapping[str, Way], options: Options, core: int | None) -> Results:
     """Whole answers at a fixed rate, at the same moments in every case."""
-    options = ["--whole", "--rate", str(arguments.rate), "--max-tokens", str(arguments.tokens)]
-    seeds = {name: itertools.count(arguments.seed) for name in ways}
+    words = ("--whole", "--rate", str(options.rate), "--max-tokens", str(options.tokens))
+    seeds = {name: itertools.count(options.seed) for name in ways}
 
     def window(name: str, seconds: float) -> Window:
-        more = ["--seconds", str(seconds), "--seed", str(next(seeds[name]))]
-        return load(ways, name, [*options, *more], core)
+        more = ("--seconds", str(seconds), "--seed", str(next(seeds[name])))
+        return load(ways, name, [*words, *more], core)
 
-    windows = measure_in_turn(
-        {name: partial(window, name, arguments.seconds) for name in ways},
-        repeats=arguments.repeats,
-        warm_up={name: partial(window, name, 2.0) for name in ways},
-        description=f"{arguments.rate:g} requests a second",
+    return _in_turn(ways, window, options, f"{options.rate:g} requests a second")
+
+
+def _in_turn(
+    ways: Mapping[str, Way], window: Callable[[str, float], Window], options: Options, title: str
+) -> Results:
+    windows = windows_in_turn(
+        ways,
+        window,
+        seconds=options.seconds,
+        repeats=options.repeats,
+        warm_up_s=2.0,
+        description=title,
     )
-    return {name: figures(rounds, has_rate=False) for name, rounds in windows.items()}
+    return {name: whole_figures(rounds) for name, rounds in windows.items()}
 
 
-def measure_memory(way: Way, arguments: argparse.Namespace, core: int | None) -> dict[str, Any]:
+def measure_memory(way: Way, options: Options, core: int | None) -> Results:
     """The gateway's resident size after each part of so many requests."""
     process = psutil.Process(way.server.pid)
     ways = {EVERYTHING: way}
-    options = ["--clients", str(arguments.clients), "--max-tokens", str(arguments.tokens)]
+    words = ("--clients", str(options.clients), "--max-tokens", str(options.tokens))
     points: list[tuple[int, float]] = []
     num_requests = 0
     with console.status("memory") as status:
-        while num_requests < arguments.requests:
-            window = load(ways, EVERYTHING, [*options, "--seconds", "20"], core)
+        while num_requests < options.requests:
+            window = load(ways, EVERYTHING, [*words, "--seconds", "20"], core)
             num_requests += len(window.latencies_s)
             points.append((num_requests, process.memory_info().rss / _MIB))
-            status.update(f"memory: {num_requests:,} of {arguments.requests:,} requests")
-    half = next(size for count, size in points if count >= arguments.requests / 2)
+            status.update(f"memory: {num_requests:,} of {options.requests:,} requests")
+    half = next(size for count, size in points if count >= options.requests / 2)
     return {
         "num_requests": num_requests,
         "resident_mib": points,
@@ -244,68 +203,8 @@ def measure_memory(way: Way, arguments: argparse.Namespace, core: int | None) ->
 # ---- the command ------------------------------------------------------------------------------
 
 
-def goals(results: Mapping[str, Any]) -> list[tuple[str, float, float, bool]]:
-    """Each goal: its words, the figure, the bound, and whether it is met."""
-    rate = results["throughput"][EVERYTHING]["answers_per_s"].median
-    latency = results["latency"][EVERYTHING]["latency_s"]
-    p50_ms, p99_ms = latency.median * 1e3, latency.p99 * 1e3
-    rows = [
-        ("requests per second, everything on", rate, 500.0, rate >= 500.0),
-        ("added p50 at half of that, ms", p50_ms, 1.5, p50_ms <= 1.5),
-        ("added p99 at half of that, ms", p99_ms, 5.0, p99_ms <= 5.0),
-    ]
-    if "memory" in results:
-        grown = results["memory"]["growth_of_second_half_mib"]
-        rows.append(("memory grown in the second half, MiB", grown, 5.0, grown <= 5.0))
-    return rows
-
-
-def show(results: Mapping[str, Any]) -> None:
-    """Tables for people."""
-    throughput, latency = results["throughput"], results["latency"]
-    busy = throughput[EVERYTHING]["busy_s"]
-    show_table(
-        "keys, limits, ledger",
-        ["", "answers/s", "added p50 ms", "p99", "busy us", "costs us", "failed"],
-        [
-            [
-                name,
-                f"{entry['answers_per_s'].median:.0f}",
-                milliseconds(latency[name]["latency_s"].median),
-                milliseconds(latency[name]["latency_s"].p99),
-                f"{entry['busy_s'] * 1e6:.0f}",
-                "" if name == EVERYTHING else f"{(busy - entry['busy_s']) * 1e6:.0f}",
-                str(entry["num_failed"] + latency[name]["num_failed"]),
-            ]
-            for name, entry in throughput.items()
-        ],
-    )
-    show_table(
-        "goals",
-        ["", "measured", "goal", "met"],
-        [
-            [words, f"{figure:.2f}", f"{bound:g}", verdict(is_met)]
-            for words, figure, bound, is_met in goals(results)
-        ],
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, show and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rate", type=float, default=250.0, help="requests a second, for latency")
-    parser.add_argument("--tokens", type=int, default=16, help="of an answer")
-    parser.add_argument("--clients", type=int, default=16, help="for the throughput")
-    parser.add_argument("--seconds", type=float, default=8.0, help="a window")
-    parser.add_argument("--repeats", type=int, default=3, help="measured rounds")
-    parser.add_argument("--requests", type=int, default=200_000, help="for the memory")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--variant", default="mock", help="second part of the results' name")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    arguments = parser.parse_args(argv)
-    quiet_transformers()
+def measure(options: Options) -> Results:
+    """Throughput and latency of every case, and the memory of the whole."""
     server_core, load_core = cores()
     with contextlib.ExitStack() as stack:
         with console.status("starting the gateways"):
@@ -314,23 +213,61 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for name, case in CASES.items()
             }
         results: dict[str, Any] = {
-            "throughput": measure_throughput(ways, arguments, load_core),
-            "latency": measure_latency(ways, arguments, load_core),
+            "throughput": measure_throughput(ways, options, load_core),
+            "latency": measure_latency(ways, options, load_core),
         }
-        if arguments.requests:
+        if options.requests:
             for name, way in ways.items():
                 if name != EVERYTHING:
                     stack.enter_context(way.server.paused())
-            results["memory"] = measure_memory(ways[EVERYTHING], arguments, load_core)
-    results["goals"] = [
-        {"goal": words, "measured": figure, "bound": bound, "met": is_met}
-        for words, figure, bound, is_met in goals(results)
-    ]
+            results["memory"] = measure_memory(ways[EVERYTHING], options, load_core)
     names = ("sqlalchemy", "uvloop", "uvicorn", "httptools")
     results["packages"] = {name: package_version(name) for name in names}
-    show(results)
-    write_results("bench_tenants", arguments.variant, results, arguments)
+    return results
 
+
+def goals(results: Results) -> list[Goal]:
+    """What everything on may cost."""
+    rate = results["throughput"][EVERYTHING]["answers_per_s"].median
+    latency = results["latency"][EVERYTHING]["latency_s"]
+    found = [
+        Goal(words="requests per second, everything on", measured=rate, bound=500, at_least=True),
+        Goal(words="added p50 at half of that, ms", measured=latency.median * 1e3, bound=1.5),
+        Goal(words="added p99 at half of that, ms", measured=latency.p99 * 1e3, bound=5.0),
+    ]
+    if "memory" in results:
+        grown = results["memory"]["growth_of_second_half_mib"]
+        found.append(Goal(words="memory grown in the second half, MiB", measured=grown, bound=5.0))
+    return found
+
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A row a case."""
+    throughput, latency = results["throughput"], results["latency"]
+    busy_s = throughput[EVERYTHING]["busy_s"]
+    entries = {
+        name: {
+            **entry,
+            "added_s": latency[name]["latency_s"],
+            "costs_s": None if name == EVERYTHING else busy_s - entry["busy_s"],
+            "num_failed": entry["num_failed"] + latency[name]["num_failed"],
+        }
+        for name, entry in throughput.items()
+    }
+    columns = (
+        ("answers/s", figure("answers_per_s", ".0f")),
+        ("added p50 ms", milliseconds("added_s")),
+        ("p99", milliseconds("added_s", part="p99")),
+        ("busy us", microseconds("busy_s", ".0f")),
+        ("costs us", microseconds("costs_s", ".0f")),
+        ("failed", count("num_failed")),
+    )
+    yield Table(title="keys, limits, ledger", columns=columns, entries=entries)
+
+
+BENCHMARK: Final = Benchmark(
+    options=Options, measure=measure, tables=tables, goals=goals, variant="mock"
+)
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()

@@ -21,31 +21,25 @@ for a request. The goals are in the last table.
     python -m benchmarks.gateway.bench_upstream --litellm runs/litellm-env
 """
 
-import argparse
 import contextlib
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.shared.harness import (
-    Summary,
-    console,
-    measure_in_turn,
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import (
+    Benchmark,
+    Goal,
+    Results,
+    Table,
+    count,
     milliseconds,
-    percentile,
-    quiet_transformers,
-    show_table,
-    start,
-    verdict,
-    write_results,
+    option,
 )
-from benchmarks.shared.record import RESULTS, ROOT, package_version
+from benchmarks.shared.harness import console
+from benchmarks.shared.record import Summary, package_version, percentile
 from benchmarks.shared.upstream_servers import (
     Server,
     bucket_quantile,
@@ -56,6 +50,7 @@ from benchmarks.shared.upstream_servers import (
     mock_server,
     relay_server,
 )
+from benchmarks.shared.windows import US, Window, seen_by_clients, whole_figures, windows_in_turn
 
 DIRECT: Final = "direct"
 RELAY: Final = "relay"
@@ -65,8 +60,21 @@ PACED: Final = "paced"
 """The tier whose answers take their time; `fast` is without delays."""
 FAST: Final = "fast"
 
-_US: Final = 1e-6
-_WINDOW_TIMEOUT_S: Final = 300.0
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    litellm: Path | None = option(None, "virtual environment of LiteLLM's proxy")
+    rate: float = option(50.0, "streamed requests a second")
+    rival_rate: float = option(5.0, "beside it, one that LiteLLM can hold")
+    tokens: int = option(64, "pieces of an answer")
+    first_token_ms: float = option(20.0)
+    gap_ms: float = option(10.0)
+    clients: int = option(32, "for the throughput")
+    seconds: float = option(10.0, "a window")
+    repeats: int = option(5, "measured rounds")
+    seed: int = option(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +94,6 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wholes:
-    """Whole answers of one window."""
-
-    seconds: float
-    latencies_s: list[float]
-    num_failed: int
-    busy_s: float
-
-    @property
-    def rate(self) -> float:
-        """Answers per second."""
-        return len(self.latencies_s) / self.seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bed:
     """All servers. `ways`: the server of each way, by the way's name and the tier's."""
 
@@ -112,11 +105,11 @@ class Bed:
 
 
 @contextlib.contextmanager
-def test_bed(arguments: argparse.Namespace) -> Iterator[Bed]:
+def test_bed(options: Options) -> Iterator[Bed]:
     """Mocks, gateway and, where there is one, the rival."""
     server_core, load_core = cores()
-    tokens = ["--tokens", str(arguments.tokens)]
-    pace = ["--first-token-ms", str(arguments.first_token_ms), "--gap-ms", str(arguments.gap_ms)]
+    tokens = ["--tokens", str(options.tokens)]
+    pace = ["--first-token-ms", str(options.first_token_ms), "--gap-ms", str(options.gap_ms)]
     with contextlib.ExitStack() as stack:
         mocks = {
             PACED: stack.enter_context(mock_server(["--stamped", *tokens, *pace], core=load_core)),
@@ -129,8 +122,8 @@ def test_bed(arguments: argparse.Namespace) -> Iterator[Bed]:
         }
         gateway = stack.enter_context(gateway_server(list(urls.items()), core=server_core))
         ways = {DIRECT: mocks, RELAY: relays, OUTRIDER: dict.fromkeys(urls, gateway)}
-        if arguments.litellm is not None:
-            rival = litellm_server(arguments.litellm, urls, core=server_core)
+        if options.litellm is not None:
+            rival = litellm_server(options.litellm, urls, core=server_core)
             with console.status("starting LiteLLM"):
                 ways[LITELLM] = dict.fromkeys(urls, stack.enter_context(rival))
         yield Bed(ways=ways, load_core=load_core)
@@ -138,23 +131,10 @@ def test_bed(arguments: argparse.Namespace) -> Iterator[Bed]:
 
 def _load(bed: Bed, way: str, tier: str, options: Sequence[str]) -> dict[str, Any]:
     """Return what a process of clients saw."""
-    server = bed.ways[way][tier]
-    command = [sys.executable, "-m", "benchmarks.shared.upstream_load", "--port", str(server.port)]
-    command += ["--server-pid", str(server.pid), "--model", tier, *options]
-    if bed.load_core is not None:
-        command += ["--core", str(bed.load_core)]
     # LiteLLM goes on working when its answers have been given.
     others = [bed.ways[LITELLM][tier]] if LITELLM in bed.ways and way != LITELLM else []
-    with contextlib.ExitStack() as stack:
-        for other in others:
-            stack.enter_context(other.paused())
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, check=False, timeout=_WINDOW_TIMEOUT_S
-        )
-    if done.returncode:
-        raise SystemExit(f"the clients failed:\n{done.stderr.decode()[-2000:]}")
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen
+    words = ("--model", tier, *options)
+    return seen_by_clients(bed.ways[way][tier], words, core=bed.load_core, paused=others)
 
 
 def run_streams(bed: Bed, way: str, options: Sequence[str]) -> Streams:
@@ -167,25 +147,14 @@ def streams_of(exchanges: Sequence[Mapping[str, Any]], *, busy_s: float) -> Stre
     """The figures of a window, in seconds."""
 
     def seconds(name: str) -> list[float | None]:
-        return [None if e["failure"] else e[name] * _US for e in exchanges]
+        return [None if e["failure"] else e[name] * US for e in exchanges]
 
     return Streams(
         first_s=seconds("first"),
         last_s=seconds("last"),
-        back_s=[way * _US for e in exchanges for way in e.get("back", ())],
+        back_s=[way * US for e in exchanges for way in e.get("back", ())],
         failures=[e["failure"] for e in exchanges if e["failure"]],
         busy_s=busy_s,
-    )
-
-
-def run_wholes(bed: Bed, way: str, options: Sequence[str]) -> Wholes:
-    """One window of whole answers."""
-    seen = _load(bed, way, FAST, options)
-    return Wholes(
-        seconds=seen["seconds"],
-        latencies_s=[latency * _US for latency in seen["latencies"]],
-        num_failed=seen["num_failed"],
-        busy_s=seen["busy_s"],
     )
 
 
@@ -223,184 +192,129 @@ def stream_figures(direct: Sequence[Streams], through: Sequence[Streams]) -> dic
     }
 
 
-def whole_figures(windows: Sequence[Wholes]) -> dict[str, Any]:
-    """Throughput of one way."""
-    num_answers = sum(len(window.latencies_s) for window in windows)
-    return {
-        "num_answers": num_answers,
-        "num_failed": sum(window.num_failed for window in windows),
-        "answers_per_s": Summary.of([window.rate for window in windows]),
-        "latency_s": Summary.of([s for window in windows for s in window.latencies_s]),
-        "busy_s": sum(window.busy_s for window in windows) / num_answers,
-    }
+def measure(options: Options) -> Results:
+    """Streams and whole answers of every way, beside LiteLLM's at a rate that it can hold."""
+    litellm = options.litellm
+    if litellm is not None and not (litellm / "bin" / "litellm").is_file():
+        raise SystemExit(f"--litellm {litellm}: there is no bin/litellm.")
+    with test_bed(options) as bed:
+        lag_before = loop_lag(bed.ways[OUTRIDER][PACED])
+        results: Results = {
+            "streams": _measure_streams(bed, options, options.rate),
+            "wholes": _measure_wholes(bed, options),
+            "rival": {},
+        }
+        if LITELLM in bed.ways:
+            results["rival"] = {
+                f"{options.rate:g}/s": results["streams"],
+                f"{options.rival_rate:g}/s": _measure_streams(bed, options, options.rival_rate),
+            }
+        lag_after = loop_lag(bed.ways[OUTRIDER][PACED])
+    results["loop_lag_p99_s"] = bucket_quantile(lag_before, lag_after, 0.99)
+    results["packages"] = {name: package_version(name) for name in ("aiohttp", "uvloop", "uvicorn")}
+    return results
 
 
-def goals(results: Mapping[str, Any]) -> list[tuple[str, float, float, bool]]:
-    """Each goal: its words, the figure, the bound, and whether it is met."""
-    streams, wholes = results["streams"][OUTRIDER], results["wholes"][OUTRIDER]
-    found = [
-        ("added to the first token, p50 ms", streams["added_first_token_s"].median * 1e3, 1.0),
-        ("added to the first token, p99 ms", streams["added_first_token_s"].p99 * 1e3, 4.0),
-        ("added to the last token, p50 ms", streams["added_last_token_s"].median * 1e3, 1.0),
-        ("added to the last token, p99 ms", streams["added_last_token_s"].p99 * 1e3, 4.0),
-        ("added per chunk, p99 ms", streams["added_chunk_p99_s"] * 1e3, 1.0),
-    ]
-    rows = [(words, figure, bound, figure <= bound) for words, figure, bound in found]
-    rate = wholes["answers_per_s"].median
-    rows.append(("whole answers per second", rate, 600.0, rate >= 600.0))
-    if LITELLM in results["wholes"]:
-        ratio = rate / results["wholes"][LITELLM]["answers_per_s"].median
-        rows.append(("throughput over LiteLLM's", ratio, 5.0, ratio >= 5.0))
-    for name, rival in results["rival"].items():
-        ours, theirs = (rival[way]["added_first_token_s"].p99 for way in (OUTRIDER, LITELLM))
-        rows.append((f"added p99 over LiteLLM's, {name}", ours / theirs, 0.2, ours <= theirs / 5))
-    return rows
-
-
-# ---- the command ------------------------------------------------------------------------------
-
-
-def _measure_streams(bed: Bed, arguments: argparse.Namespace, rate: float) -> dict[str, Any]:
+def _measure_streams(bed: Bed, options: Options, rate: float) -> Results:
     """Every way's figures at that rate."""
-    options = ["--rate", str(rate), "--max-tokens", str(arguments.tokens)]
-    seeds = {way: itertools.count(arguments.seed) for way in bed.ways}
+    words = ("--rate", str(rate), "--max-tokens", str(options.tokens))
+    seeds = {way: itertools.count(options.seed) for way in bed.ways}
 
-    def window(way: str) -> Streams:
-        seed = next(seeds[way])
-        more = ["--seconds", str(arguments.seconds), "--seed", str(seed)]
-        return run_streams(bed, way, [*options, *more])
+    def window(way: str, seconds: float) -> Streams:
+        more = ("--seconds", str(seconds), "--seed", str(next(seeds[way])))
+        return run_streams(bed, way, [*words, *more])
 
-    def warm_up(way: str) -> Streams:
-        return run_streams(bed, way, [*options, "--seconds", "2"])
-
-    windows = measure_in_turn(
-        {way: partial(window, way) for way in bed.ways},
-        repeats=arguments.repeats,
-        warm_up={way: partial(warm_up, way) for way in bed.ways},
+    windows = windows_in_turn(
+        bed.ways,
+        window,
+        seconds=options.seconds,
+        repeats=options.repeats,
+        warm_up_s=2.0,
         description=f"streams, {rate:g}/s",
     )
     through = {way: rounds for way, rounds in windows.items() if way != DIRECT}
     return {way: stream_figures(windows[DIRECT], rounds) for way, rounds in through.items()}
 
 
-def _measure_wholes(bed: Bed, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure_wholes(bed: Bed, options: Options) -> Results:
     """Every way's throughput."""
-    options = ["--clients", str(arguments.clients), "--max-tokens", str(arguments.tokens)]
+    words = ("--clients", str(options.clients), "--max-tokens", str(options.tokens))
 
-    def window(way: str, seconds: float) -> Wholes:
-        return run_wholes(bed, way, [*options, "--seconds", str(seconds)])
+    def window(way: str, seconds: float) -> Window:
+        return Window.of(_load(bed, way, FAST, [*words, "--seconds", str(seconds)]))
 
-    windows = measure_in_turn(
-        {way: partial(window, way, arguments.seconds) for way in bed.ways},
-        repeats=arguments.repeats,
-        warm_up={way: partial(window, way, 2.0) for way in bed.ways},
+    windows = windows_in_turn(
+        bed.ways,
+        window,
+        seconds=options.seconds,
+        repeats=options.repeats,
+        warm_up_s=2.0,
         description="whole answers",
     )
     return {way: whole_figures(rounds) for way, rounds in windows.items()}
 
 
-def _show_streams(title: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    columns = ["added, ms", "first token", "p99", "last token", "p99", "chunk", "p99", "busy"]
-    rows = [
-        [
-            way,
-            *(milliseconds(entry["added_first_token_s"].median),),
-            milliseconds(entry["added_first_token_s"].p99),
-            milliseconds(entry["added_last_token_s"].median),
-            milliseconds(entry["added_last_token_s"].p99),
-            milliseconds(entry["added_chunk_median_s"]),
-            milliseconds(entry["added_chunk_p99_s"]),
-            milliseconds(entry["busy_s"]),
-        ]
-        for way, entry in entries.items()
-    ]
-    failed = [
-        f"{way}: {entry['num_failed']} of {entry['num_requests']} failed"
-        for way, entry in entries.items()
-        if entry["num_failed"]
-    ]
-    show_table(title, columns, rows, caption="\n".join(failed))
-
-
-def _show(results: Mapping[str, Any], arguments: argparse.Namespace) -> None:
-    _show_streams(f"streams, {arguments.rate:g} a second", results["streams"])
-    for name, entries in results["rival"].items():
-        if name != _rate_name(arguments.rate):
-            _show_streams(f"streams, {name}", entries)
-    show_table(
-        f"whole answers, {arguments.clients} clients",
-        ["", "answers/s", "p50 ms", "p99", "busy ms", "failed"],
-        [
-            [
-                way,
-                f"{entry['answers_per_s'].median:.0f}",
-                milliseconds(entry["latency_s"].median),
-                milliseconds(entry["latency_s"].p99),
-                milliseconds(entry["busy_s"]),
-                str(entry["num_failed"]),
-            ]
-            for way, entry in results["wholes"].items()
-        ],
+def goals(results: Results) -> list[Goal]:
+    """What the gateway may add, and how far ahead of LiteLLM it is to be."""
+    streams, wholes = results["streams"][OUTRIDER], results["wholes"][OUTRIDER]
+    first, last = streams["added_first_token_s"], streams["added_last_token_s"]
+    at_most = (
+        ("added to the first token, p50 ms", first.median, 1.0),
+        ("added to the first token, p99 ms", first.p99, 4.0),
+        ("added to the last token, p50 ms", last.median, 1.0),
+        ("added to the last token, p99 ms", last.p99, 4.0),
+        ("added per chunk, p99 ms", streams["added_chunk_p99_s"], 1.0),
     )
-    show_table(
-        "goals",
-        ["", "measured", "goal", "met"],
-        [
-            [words, f"{figure:.2f}", f"{bound:g}", verdict(is_met)]
-            for words, figure, bound, is_met in goals(results)
-        ],
+    found = [Goal(words=words, measured=s * 1e3, bound=bound) for words, s, bound in at_most]
+    rate = wholes["answers_per_s"].median
+    found.append(Goal(words="whole answers per second", measured=rate, bound=600, at_least=True))
+    if LITELLM in results["wholes"]:
+        ratio = rate / results["wholes"][LITELLM]["answers_per_s"].median
+        found.append(
+            Goal(words="throughput over LiteLLM's", measured=ratio, bound=5.0, at_least=True)
+        )
+    for name, rival in results["rival"].items():
+        ours, theirs = (rival[way]["added_first_token_s"].p99 for way in (OUTRIDER, LITELLM))
+        words = f"added p99 over LiteLLM's, {name}"
+        found.append(Goal(words=words, measured=ours / theirs, bound=0.2))
+    return found
+
+
+_STREAM_COLUMNS: Final = (
+    ("first token", milliseconds("added_first_token_s")),
+    ("p99", milliseconds("added_first_token_s", part="p99")),
+    ("last token", milliseconds("added_last_token_s")),
+    ("p99", milliseconds("added_last_token_s", part="p99")),
+    ("chunk", milliseconds("added_chunk_median_s")),
+    ("p99", milliseconds("added_chunk_p99_s")),
+    ("busy", milliseconds("busy_s")),
+    ("failed", count("num_failed")),
+)
+_WHOLE_COLUMNS: Final = (
+    ("answers/s", count("answers_per_s")),
+    ("p50 ms", milliseconds("latency_s")),
+    ("p99", milliseconds("latency_s", part="p99")),
+    ("busy ms", milliseconds("busy_s")),
+    ("failed", count("num_failed")),
+)
+
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """What each way adds to streams, and how many whole answers it passes on."""
+    for name, entries in ({f"{options.rate:g}/s": results["streams"]} | results["rival"]).items():
+        title = f"streams, {name}"
+        yield Table(title=title, columns=_STREAM_COLUMNS, entries=entries, first="added, ms")
+    yield Table(
+        title=f"whole answers, {options.clients} clients",
+        columns=_WHOLE_COLUMNS,
+        entries=results["wholes"],
         caption=f"event-loop lag of the gateway: p99 below {results['loop_lag_p99_s'] * 1e3:g} ms",
     )
 
 
-def _rate_name(rate: float) -> str:
-    return f"{rate:g}/s"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, show and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--litellm", type=Path, help="virtual environment of LiteLLM's proxy")
-    parser.add_argument("--rate", type=float, default=50.0, help="streamed requests a second")
-    parser.add_argument(
-        "--rival-rate", type=float, default=5.0, help="beside it, one that LiteLLM can hold"
-    )
-    parser.add_argument("--tokens", type=int, default=64, help="pieces of an answer")
-    parser.add_argument("--first-token-ms", type=float, default=20.0)
-    parser.add_argument("--gap-ms", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=32, help="for the throughput")
-    parser.add_argument("--seconds", type=float, default=10.0, help="a window")
-    parser.add_argument("--repeats", type=int, default=5, help="measured rounds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--variant", default="mock", help="second part of the results' name")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    arguments = parser.parse_args(argv)
-    if arguments.litellm is not None and not (arguments.litellm / "bin" / "litellm").is_file():
-        raise SystemExit(f"--litellm {arguments.litellm}: there is no bin/litellm.")
-    quiet_transformers()
-    with test_bed(arguments) as bed:
-        lag_before = loop_lag(bed.ways[OUTRIDER][PACED])
-        results: dict[str, Any] = {"streams": _measure_streams(bed, arguments, arguments.rate)}
-        results["wholes"] = _measure_wholes(bed, arguments)
-        results["rival"] = {}
-        if LITELLM in bed.ways:
-            slow = _measure_streams(bed, arguments, arguments.rival_rate)
-            results["rival"] = {
-                _rate_name(arguments.rate): results["streams"],
-                _rate_name(arguments.rival_rate): slow,
-            }
-        lag_after = loop_lag(bed.ways[OUTRIDER][PACED])
-    results["loop_lag_p99_s"] = bucket_quantile(lag_before, lag_after, 0.99)
-    results["goals"] = [
-        {"goal": words, "measured": figure, "bound": bound, "met": is_met}
-        for words, figure, bound, is_met in goals(results)
-    ]
-    results["packages"] = {name: package_version(name) for name in ("aiohttp", "uvloop", "uvicorn")}
-    _show(results, arguments)
-    write_results("bench_upstream", arguments.variant, results, arguments)
-
+BENCHMARK: Final = Benchmark(
+    options=Options, measure=measure, tables=tables, goals=goals, variant="mock"
+)
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()

@@ -16,56 +16,60 @@ process does for itself (timers, keys that are read again): at a low rate it is 
     python -m benchmarks.gateway.bench_workers
 """
 
-import argparse
 import contextlib
-import json
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.shared.harness import (
-    Summary,
-    measure_in_turn,
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import (
+    Benchmark,
+    Results,
+    Table,
+    count,
+    figure,
     milliseconds,
-    quiet_transformers,
-    show_table,
-    start,
-    verdict,
-    write_results,
+    option,
 )
-from benchmarks.shared.record import RESULTS, ROOT
+from benchmarks.shared.harness import measure_in_turn
+from benchmarks.shared.record import Summary
 from benchmarks.shared.upstream_servers import Server, cores, gateway_server, mock_server
+from benchmarks.shared.windows import Window, seen_by_clients, whole_figures, windows_in_turn
 
 GOAL: Final = 1.1
 KINDS: Final = {"passed on": ("fast", 16), "local": ("small", 8)}
 """The model that is asked for, and the tokens of its answers."""
 _ROWS: Final = re.compile(r"^outrider_ledger_rows_total\{[^}]*\} (\S+)$", re.MULTILINE)
-_WINDOW_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    workers: int = option(2, "processes of the second gateway")
+    clients: int = option(16)
+    seconds: float = option(4.0, "a window")
+    repeats: int = option(5, "measured rounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Figures of one window of requests; `shares`: each worker's part of the processor time.
+class Asked:
+    """One window of requests, and what the gateway's processes did for it."""
 
-    whole_s: also with the clients' start and warm-up, as `busy_s` and `num_rows`.
-    """
-
+    window: Window
     busy_s: float
+    """Processor time, the clients' start and warm-up included, as in the next two."""
     num_rows: int
-    num_failed: int
-    latencies_s: list[float]
-    seconds: float
     whole_s: float
     shares: list[float]
+    """Each worker's part of the processor time."""
 
 
 @contextlib.contextmanager
@@ -76,12 +80,8 @@ def gateways(counts: Sequence[int], mock: Server, core: int | None) -> Iterator[
         found = {}
         for count in counts:
             options = ["--large", "none", "--small", "demo", "--workers", str(count)]
-            options += [
-                "--num-threads",
-                "1",
-                "--set",
-                f"database_url=sqlite:///{folder}/{count}.db",
-            ]
+            options += ["--num-threads", "1"]
+            options += ["--set", f"database_url=sqlite:///{folder}/{count}.db"]
             found[count] = stack.enter_context(
                 gateway_server([("fast", mock.url)], options=options, core=core)
             )
@@ -104,32 +104,20 @@ def num_rows(server: Server) -> int:
     return round(sum(float(found) for found in _ROWS.findall(server.get("/metrics"))))
 
 
-def window(
-    server: Server, kind: str, load_core: int | None, clients: int, seconds: float
-) -> Window:
+def ask(server: Server, kind: str, load_core: int | None, clients: int, seconds: float) -> Asked:
     """Ask for answers for so long."""
     model, max_tokens = KINDS[kind]
-    command = [sys.executable, "-m", "benchmarks.shared.upstream_load", "--port", str(server.port)]
-    command += ["--server-pid", str(server.pid), "--model", model, "--sentences", "3"]
-    command += ["--max-tokens", str(max_tokens), "--clients", str(clients)]
-    command += ["--seconds", str(seconds)]
-    command += [] if load_core is None else ["--core", str(load_core)]
+    words = ["--model", model, "--sentences", "3", "--max-tokens", str(max_tokens)]
+    words += ["--clients", str(clients), "--seconds", str(seconds)]
     rows, before, began_s = num_rows(server), busy_s(server), time.monotonic()
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, check=False, timeout=_WINDOW_TIMEOUT_S
-    )
+    seen = seen_by_clients(server, words, core=load_core)
     after, whole_s = busy_s(server), time.monotonic() - began_s
-    if done.returncode:
-        raise SystemExit(f"the clients failed:\n{done.stderr.decode()[-2000:]}")
-    seen: dict[str, Any] = json.loads(done.stdout)
     spent = {pid: after[pid] - before[pid] for pid in after}
     total = sum(spent.values())
-    return Window(
+    return Asked(
+        window=Window.of(seen),
         busy_s=total,
         num_rows=num_rows(server) - rows,
-        num_failed=seen["num_failed"],
-        latencies_s=[us * 1e-6 for us in seen["latencies"]],
-        seconds=seen["seconds"],
         whole_s=whole_s,
         shares=[each / total for pid, each in spent.items() if pid != server.pid],
     )
@@ -142,113 +130,98 @@ def idle_s_per_s(server: Server, seconds: float) -> float:
     return (sum(busy_s(server).values()) - before) / seconds
 
 
-def figures(windows: Sequence[Window], idle: Summary) -> dict[str, Any]:
+def figures(asked: Sequence[Asked], idle: Summary) -> Results:
     """Figures of one gateway under one load."""
-    latencies_s = [s for each in windows for s in each.latencies_s]
-    found: dict[str, Any] = {
-        "num_answers": sum(each.num_rows for each in windows),
-        "num_failed": sum(each.num_failed for each in windows),
-        "busy_s": Summary.of([each.busy_s / each.num_rows for each in windows]),
-        "answers_per_s": Summary.of([len(w.latencies_s) / w.seconds for w in windows]),
-        "latency_s": Summary.of(latencies_s),
+    found = whole_figures([each.window for each in asked]) | {
+        "num_answers": sum(each.num_rows for each in asked),
+        "busy_s": Summary.of([each.busy_s / each.num_rows for each in asked]),
         "above_idle_s": Summary.of(
-            [(each.busy_s - idle.median * each.whole_s) / each.num_rows for each in windows]
+            [(each.busy_s - idle.median * each.whole_s) / each.num_rows for each in asked]
         ),
     }
-    if windows[0].shares:
-        found["largest_share"] = Summary.of([max(each.shares) for each in windows])
+    if asked[0].shares:
+        found["largest_share"] = Summary.of([max(each.shares) for each in asked])
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, show and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workers", type=int, default=2, help="processes of the second gateway")
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=4.0, help="a window")
-    parser.add_argument("--repeats", type=int, default=5, help="measured rounds")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    arguments = parser.parse_args(argv)
-    quiet_transformers()
+def measure(options: Options) -> Results:
+    """Ask both gateways for each kind of answers, then for nothing."""
     core, load_core = cores()
-    counts = (1, arguments.workers)
-    results: dict[str, Any] = {}
-    windows_of: dict[str, dict[str, list[Window]]] = {}
+    counts = (1, options.workers)
     mocks = mock_server(["--tokens", "16"], core=load_core)
     with mocks as mock, gateways(counts, mock, core) as servers:
-        for kind in KINDS:
 
-            def ask(count: int, seconds: float, kind: str = kind) -> Window:
-                return window(servers[count], kind, load_core, arguments.clients, seconds)
+        def asked_for(kind: str, workers: int, seconds: float) -> Asked:
+            return ask(servers[workers], kind, load_core, options.clients, seconds)
 
-            rounds = measure_in_turn(
-                {str(count): partial(ask, count, arguments.seconds) for count in counts},
-                repeats=arguments.repeats,
-                warm_up={str(count): partial(ask, count, 1.0) for count in counts},
+        asked = {
+            kind: windows_in_turn(
+                counts,
+                partial(asked_for, kind),
+                seconds=options.seconds,
+                repeats=options.repeats,
+                warm_up_s=1.0,
                 description=kind,
             )
-            windows_of[kind] = rounds
+            for kind in KINDS
+        }
         idle = measure_in_turn(
             {
-                str(count): partial(idle_s_per_s, servers[count], arguments.seconds)
+                str(count): partial(idle_s_per_s, servers[count], options.seconds)
                 for count in counts
             },
-            repeats=arguments.repeats,
+            repeats=options.repeats,
             description="idle",
         )
     idle_of = {name: Summary.of(found) for name, found in idle.items()}
-    for kind, rounds in windows_of.items():
-        of_kind = {name: figures(windows, idle_of[name]) for name, windows in rounds.items()}
-        ratios = {
-            key: of_kind[str(counts[1])][f"{key}_s"].median / of_kind["1"][f"{key}_s"].median
-            for key in ("busy", "above_idle")
-        }
-        results[kind] = of_kind | {"ratio": ratios, "met": ratios["busy"] <= GOAL}
-    results["idle_s_per_s"] = idle_of
-    show(results)
-    write_results("bench_workers", f"{arguments.workers}-workers", results, arguments)
+    kinds = {
+        kind: _of_kind({str(n): figures(each, idle_of[str(n)]) for n, each in rounds.items()})
+        for kind, rounds in asked.items()
+    }
+    return {**kinds, "idle_s_per_s": idle_of}
 
 
-def show(results: dict[str, Any]) -> None:
-    """Tables for people."""
-    rows, ratios = [], []
-    for kind in KINDS:
-        of_kind = results[kind]
-        for name in results["idle_s_per_s"]:
-            found = of_kind[name]
-            share = found.get("largest_share")
-            rows.append(
-                [
-                    f"{kind}, workers {name}",
-                    milliseconds(found["busy_s"].median),
-                    f"{found['answers_per_s'].median:.0f}",
-                    milliseconds(found["latency_s"].median),
-                    milliseconds(found["latency_s"].p99),
-                    "" if share is None else f"{share.median:.2f}",
-                    str(found["num_failed"]),
-                ]
-            )
-        ratio = of_kind["ratio"]
-        ratios.append(
-            [kind, f"{ratio['busy']:.3f}", verdict(of_kind["met"]), f"{ratio['above_idle']:.3f}"]
-        )
-    show_table(
-        "a request", ["", "busy ms", "answers/s", "p50 ms", "p99 ms", "share", "failed"], rows
-    )
-    show_table(
-        f"goal: at most {GOAL} times one process's", ["", "ratio", "met", "above idle"], ratios
-    )
-    show_table(
-        "without requests",
-        ["", "ms a second"],
-        [
-            [f"workers {name}", milliseconds(each.median)]
-            for name, each in results["idle_s_per_s"].items()
-        ],
-    )
+def _of_kind(found: dict[str, Results]) -> Results:
+    one, several = found.values()
+    ratios = {
+        key: several[f"{key}_s"].median / one[f"{key}_s"].median for key in ("busy", "above_idle")
+    }
+    return {**found, "ratio": ratios, "met": ratios["busy"] <= GOAL}
 
+
+_COLUMNS: Final = (
+    ("busy ms", milliseconds("busy_s")),
+    ("answers/s", count("answers_per_s")),
+    ("p50 ms", milliseconds("latency_s")),
+    ("p99 ms", milliseconds("latency_s", part="p99")),
+    ("share", figure("largest_share")),
+    ("failed", count("num_failed")),
+)
+_RATIOS: Final = (
+    ("ratio", figure("busy", ".3f")),
+    ("met", figure("met")),
+    ("above idle", figure("above_idle", ".3f")),
+)
+
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A request by kind and gateway, the ratios, and the time without requests."""
+    idle: dict[str, Summary] = results["idle_s_per_s"]
+    requests = {f"{kind}, workers {n}": results[kind][n] for kind in KINDS for n in idle}
+    yield Table(title="a request", columns=_COLUMNS, entries=requests)
+    ratios = {kind: results[kind]["ratio"] | {"met": results[kind]["met"]} for kind in KINDS}
+    title = f"goal: at most {GOAL} times one process's"
+    yield Table(title=title, columns=_RATIOS, entries=ratios)
+    entries = {f"workers {name}": {"idle_s": found} for name, found in idle.items()}
+    columns = (("ms a second", milliseconds("idle_s")),)
+    yield Table(title="without requests", columns=columns, entries=entries)
+
+
+def _variant(options: Options) -> str:
+    return f"{options.workers}-workers"
+
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant=_variant)
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()

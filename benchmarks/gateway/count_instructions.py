@@ -12,37 +12,23 @@ bench_gateway_time. Requests of a stream have 64 chunks.
     python -m benchmarks.gateway.count_instructions --baseline ../before
 """
 
-import argparse
 import contextlib
 import ctypes
 import os
 import platform
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gateway.bench_gateway_time import (
-    BASELINE,
-    LOCAL,
-    NOW,
-    PASSED,
-    Bed,
-    Gateway,
-    test_bed,
-)
-from benchmarks.shared.harness import (
-    Summary,
-    measure_in_turn,
-    quiet_transformers,
-    show_table,
-    start,
-    write_results,
-)
-from benchmarks.shared.record import RESULTS, ROOT
+from benchmarks.gateway.bench_gateway_time import BASELINE, LOCAL, PASSED, Bed, Gateway, test_bed
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import Benchmark, Results, Table, figure, option
+from benchmarks.shared.harness import measure_in_turn
+from benchmarks.shared.record import Summary
 from benchmarks.shared.upstream_load import http_request
 from benchmarks.shared.upstream_servers import HOST
 
@@ -59,6 +45,14 @@ _KINDS: Final[Mapping[str, tuple[str, bool]]] = {
     "passed on": (PASSED, False),
     "passed on, a stream": (PASSED, True),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    baseline: Path | None = option(None, "another checkout")
+    requests: int = option(50, "of a window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,64 +147,45 @@ def count(gateway: Gateway, num_requests: int, *, is_streamed: bool) -> list[flo
     return counts
 
 
-def measure(bed: Bed, num_requests: int, repeats: int) -> dict[str, dict[str, Summary]]:
+def measure(options: Options) -> Results:
     """Return the instructions of a request by kind and checkout."""
-    found: dict[str, dict[str, Summary]] = {}
-    for kind, (server, is_streamed) in _KINDS.items():
-        gateways = {name: g for (of, name), g in bed.gateways.items() if of == server}
-        rounds = measure_in_turn(
-            {
-                name: partial(count, gateway, num_requests, is_streamed=is_streamed)
-                for name, gateway in gateways.items()
-            },
-            repeats=repeats,
-            warm_up={
-                name: partial(count, gateway, 2 * num_requests, is_streamed=is_streamed)
-                for name, gateway in gateways.items()
-            },
-            description=kind,
-        )
-        found[kind] = {
-            name: Summary.of([n for counts in rounds[name] for n in counts]) for name in gateways
-        }
-    return found
+    with test_bed(options.baseline) as bed:
+        return {kind: _of_kind(bed, *which, options) for kind, which in _KINDS.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Count, show and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def _of_kind(bed: Bed, server: str, is_streamed: bool, options: Options) -> dict[str, Summary]:
+    gateways = {name: g for (of, name), g in bed.gateways.items() if of == server}
+    rounds = measure_in_turn(
+        {
+            name: partial(count, gateway, options.requests, is_streamed=is_streamed)
+            for name, gateway in gateways.items()
+        },
+        repeats=options.repeats,
+        warm_up={
+            name: partial(count, gateway, 2 * options.requests, is_streamed=is_streamed)
+            for name, gateway in gateways.items()
+        },
     )
-    parser.add_argument("--baseline", type=Path, help="another checkout")
-    parser.add_argument("--requests", type=int, default=50, help="of a window")
-    parser.add_argument("--repeats", type=int, default=3, help="measured rounds")
-    parser.add_argument("--variant", default="mock", help="second part of the results' name")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    arguments = parser.parse_args(argv)
-    quiet_transformers()
-    roots = {NOW: ROOT}
-    if arguments.baseline is not None:
-        roots = {BASELINE: arguments.baseline.resolve(), **roots}
-    arguments.baseline = arguments.baseline and "a checkout of the commit before"
-    with test_bed(roots) as bed:
-        results = measure(bed, arguments.requests, arguments.repeats)
-    show_table(
-        "instructions of a request, thousands",
-        ["", "", "median", "p99", "ratio"],
-        [
-            [
-                kind,
-                name,
-                f"{found.median / 1e3:,.0f}",
-                f"{found.p99 / 1e3:,.0f}",
-                f"{found.median / of_kind.get(BASELINE, found).median:.3f}",
-            ]
-            for kind, of_kind in results.items()
-            for name, found in of_kind.items()
-        ],
-    )
-    write_results("count_instructions", arguments.variant, results, arguments)
+    return {name: Summary.of([n for counts in rounds[name] for n in counts]) for name in gateways}
 
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A row a kind and checkout."""
+    entries = {
+        f"{kind}, {name}": {"found": found, "ratio": found.median / before.median}
+        for kind, of_kind in results.items()
+        for name, found in of_kind.items()
+        for before in (of_kind.get(BASELINE, found),)
+    }
+    columns = (
+        ("median", figure("found", ",.0f", scale=1e-3)),
+        ("p99", figure("found", ",.0f", part="p99", scale=1e-3)),
+        ("ratio", figure("ratio", ".3f")),
+    )
+    yield Table(title="instructions of a request, thousands", columns=columns, entries=entries)
+
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant="mock")
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()

@@ -167,17 +167,21 @@ def _cpu_flags() -> list[str]:
 
 
 def write_results(
-    script: str, variant: str, results: Mapping[str, Any], arguments: argparse.Namespace
+    script: str,
+    variant: str,
+    results: Mapping[str, Any],
+    arguments: argparse.Namespace | Mapping[str, Any],
 ) -> Path:
-    """Write <script>-<variant>.json to `arguments.results`; returns the file's path."""
+    """Write <script>-<variant>.json to the argument `results`; returns the file's path."""
+    given = arguments if isinstance(arguments, Mapping) else vars(arguments)
     record = {
         "script": script,
         "variant": variant,
-        "environment": environment(str(getattr(arguments, "device", "cpu"))),
-        "arguments": {name: plain(value) for name, value in sorted(vars(arguments).items())},
+        "environment": environment(str(given.get("device", "cpu"))),
+        "arguments": {name: plain(value) for name, value in sorted(given.items())},
         "results": plain(results),
     }
-    folder = Path(arguments.results)
+    folder = Path(given["results"])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{script}-{variant}.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -272,16 +276,22 @@ def prepare(arguments: argparse.Namespace) -> None:
     """Quiet the libraries, and see that the models are there; before anything is loaded."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     quiet_transformers()
-    arguments.load_before = os.getloadavg()[0]
-    if arguments.load_before > _IDLE_LOAD * usable_physical_cores():
-        console.print(
-            f"[yellow]The machine is busy (load {arguments.load_before:.1f} on "
-            f"{usable_physical_cores()} cores): figures will be noise.[/yellow]"
-        )
+    arguments.load_before = load_before()
     for name in ("large", "small"):
         folder = getattr(arguments, name)
         if not (folder / "config.json").is_file():
             raise SystemExit(f"--{name} {folder}: there is no config.json.")
+
+
+def load_before() -> float:
+    """Return the machine's load, and warn where something else is at work."""
+    load, num_cores = os.getloadavg()[0], usable_physical_cores()
+    if load > _IDLE_LOAD * num_cores:
+        console.print(
+            f"[yellow]The machine is busy (load {load:.1f} on {num_cores} cores): "
+            "figures will be noise.[/yellow]"
+        )
+    return load
 
 
 def quiet_transformers() -> None:

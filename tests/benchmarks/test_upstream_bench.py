@@ -1,4 +1,3 @@
-import argparse
 import asyncio
 import itertools
 import json
@@ -8,7 +7,14 @@ from typing import Any
 import pytest
 import uvloop
 
-from benchmarks.chaos.bench_upstream_faults import CASES, Plan, figures, make_plan, run_window
+from benchmarks.chaos.bench_upstream_faults import (
+    CASES,
+    Options,
+    Plan,
+    figures,
+    make_plan,
+    run_window,
+)
 from benchmarks.chaos.upstream_faults import FAULTS, Judged, Verdict, judge, tally
 from benchmarks.gateway import bench_upstream
 from benchmarks.shared.mock_upstream import (
@@ -29,6 +35,7 @@ from benchmarks.shared.upstream_load import (
     transit,
 )
 from benchmarks.shared.upstream_servers import bucket_quantile
+from benchmarks.shared.windows import Window, whole_figures
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Name trees."}]}
 STREAMED = CHAT | {"stream": True}
@@ -165,12 +172,10 @@ def test_added_time_is_paired_and_leaves_failures_out() -> None:
 def result(*, added_us: int, rate: float) -> tuple[dict[str, Any], dict[str, Any]]:
     direct = bench_upstream.streams_of([exchange(100, [50, 50])], busy_s=0.1)
     through = bench_upstream.streams_of([exchange(100 + added_us, [60, 60])], busy_s=0.1)
-    whole = bench_upstream.Wholes(
-        seconds=1.0, latencies_s=[0.1] * int(rate), num_failed=0, busy_s=1.0
-    )
+    whole = Window(seconds=1.0, latencies_s=[0.1] * int(rate), num_failed=0, busy_s=1.0)
     return (
         bench_upstream.stream_figures([direct], [through]),
-        bench_upstream.whole_figures([whole]),
+        whole_figures([whole]),
     )
 
 
@@ -181,10 +186,10 @@ def test_goals_are_judged_by_their_bounds() -> None:
         "wholes": {"outrider": wholes, "litellm": few},
         "rival": {"50/s": {"outrider": streams, "litellm": slow}},
     }
-    rows = {words: is_met for words, _, _, is_met in bench_upstream.goals(results)}
+    rows = {goal.words: goal.is_met for goal in bench_upstream.goals(results)}
     assert all(rows.values()), rows
     worse = results | {"streams": {"outrider": slow}, "wholes": {"outrider": few, "litellm": few}}
-    rows = {words: is_met for words, _, _, is_met in bench_upstream.goals(worse)}
+    rows = {goal.words: goal.is_met for goal in bench_upstream.goals(worse)}
     assert [words for words, is_met in rows.items() if is_met] == [
         "added per chunk, p99 ms",
         "added p99 over LiteLLM's, 50/s",
@@ -249,16 +254,16 @@ def test_an_answer_behind_its_deadline_is_late() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_plan_asks_something_else_each_time(case: str) -> None:
-    arguments = argparse.Namespace(rate=20.0, seconds=2.0, seed=1, tokens=8, deadline_s=2.0)
-    plan = make_plan(arguments, case)
+    options = Options(rate=20.0, seconds=2.0, seed=1, tokens=8, deadline_s=2.0)
+    plan = make_plan(options, case)
     assert len({json.dumps(document["messages"]) for document in plan.documents}) > 10
     assert {document["stream"] for document in plan.documents} == {True, False}
     assert all(document["outrider"]["deadline_ms"] == 2000.0 for document in plan.documents)
 
 
 def test_a_window_against_the_mock_itself() -> None:
-    arguments = argparse.Namespace(rate=100.0, seconds=0.2, seed=1, tokens=8, deadline_s=2.0)
-    plan = make_plan(arguments, "replica")
+    options = Options(rate=100.0, seconds=0.2, seed=1, tokens=8, deadline_s=2.0)
+    plan = make_plan(options, "replica")
     script = MockScript(num_pieces=8)
     with mock_in_thread(script) as mock:
 
