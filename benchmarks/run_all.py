@@ -180,11 +180,11 @@ JOBS = (
         arguments=(),
         quick=("--repeats", "1", "--requests", "2", "--chunks", "5"),
     ),
-    Job(script="bench_loop_holds", arguments=(), quick=("--rounds", "2")),
+    Job(script="bench_loop_holds", arguments=(), quick=("--repeats", "2")),
     Job(
         script="bench_largest_bodies",
-        arguments=("--rounds", "3"),
-        quick=("--rounds", "1", "--only", "tools"),
+        arguments=("--repeats", "3"),
+        quick=("--repeats", "1", "--only", "tools"),
     ),
     Job(
         script="bench_upstream",
@@ -216,7 +216,7 @@ JOBS = (
     Job(
         script="bench_cache",
         arguments=(),
-        quick=("--requests", "50", "--rounds", "1"),
+        quick=("--requests", "50", "--repeats", "1"),
     ),
     Job(
         script="bench_replay",

@@ -12,17 +12,18 @@ what they take of its caches and of its other hyperthreads is. Bytes are what th
     python -m benchmarks.gateway.bench_block_index
 """
 
-import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.shared.harness import progress_bar, show_table, write_results
-from benchmarks.shared.record import RESULTS
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import Benchmark, Results, Table, count, figure, option
+from benchmarks.shared.harness import progress_bar
 from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
 from outrider.engine.events import TierInfo
 from outrider.engine.request import EngineRequest
@@ -48,22 +49,19 @@ _TIER = TierInfo(
 )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Fill the index, time it, and write the results."""
-    arguments = _parser().parse_args(argv)
-    results = measure(arguments.replicas, arguments.pairs, arguments.runs, arguments.repeats)
-    rows = [
-        [name, *(f"{value[figure]:.0f}" for figure in _PLACED)]
-        for name, value in results["place"].items()
-    ]
-    show_table(f"placement among {arguments.replicas} replicas", ("", *_PLACED), rows)
-    figures = ("pairs", "bytes_per_pair", "update_us", "hash_us_per_block")
-    show_table("the index", ("", ""), [[name, f"{results[name]:.4g}"] for name in figures])
-    write_results("bench_block_index", arguments.variant, results, arguments)
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    replicas: int = option(1000)
+    pairs: int = option(10_000_000)
+    runs: int = option(100, "placements of each kind in a row")
+    repeats: int = option(9, "rounds of all kinds, in turn")
 
 
-def measure(num_replicas: int, num_pairs: int, num_runs: int, num_repeats: int) -> dict[str, Any]:
+def measure(options: Options) -> Results:
     """Return times in microseconds and sizes in bytes."""
+    num_replicas, num_pairs = options.replicas, options.pairs
     rng = np.random.default_rng(0)
     num_own = num_pairs // num_replicas
     shared = _random_keys(rng, _SHARED_BLOCKS)
@@ -97,9 +95,9 @@ def measure(num_replicas: int, num_pairs: int, num_runs: int, num_repeats: int) 
         "of all, 96,000 tokens": shared,
     }
     rounds: dict[str, list[list[float]]] = {name: [] for name in prompts}
-    for _ in range(num_repeats):
+    for _ in range(options.repeats):
         for name, keys in prompts.items():
-            rounds[name].append(_timed_places(placement, keys, candidates, num_runs))
+            rounds[name].append(_timed_places(placement, keys, candidates, options.runs))
     found["place"] = {
         name: {
             "p50_us": float(np.median([np.median(each) for each in own])) * 1e6,
@@ -166,18 +164,17 @@ def _resident_bytes() -> int:
     return int(pages) * 4096
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--replicas", type=int, default=1000)
-    parser.add_argument("--pairs", type=int, default=10_000_000)
-    parser.add_argument("--runs", type=int, default=100, help="placements of each kind in a row")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds of all kinds, in turn")
-    parser.add_argument("--variant", default="cpu")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    return parser
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """Placements by prompt, and the index itself."""
+    title = f"placement among {options.replicas} replicas"
+    columns = [(name, count(name)) for name in _PLACED]
+    yield Table(title=title, columns=columns, entries=results["place"])
+    names = ("pairs", "bytes_per_pair", "update_us", "hash_us_per_block")
+    entries = {name: {"is": results[name]} for name in names}
+    yield Table(title="the index", columns=(("", figure("is", ".4g")),), entries=entries)
 
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant="cpu")
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.start()

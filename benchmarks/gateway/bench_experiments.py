@@ -14,15 +14,17 @@ requests by the clock on the wall, with the timer's own cost in it.
     python -m benchmarks.gateway.bench_experiments
 """
 
-import argparse
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from benchmarks.shared.harness import measure_in_turn, show_table, verdict, write_results
-from benchmarks.shared.record import RESULTS, Summary, percentile
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import Benchmark, Results, Table, figure, option
+from benchmarks.shared.harness import measure_in_turn
+from benchmarks.shared.record import Summary, percentile
 from outrider.gateway.contract.answers.outcomes import RequestOutcome
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.experiments.assigner import Assigner, Assignment, NullAssigner, Subject
@@ -45,6 +47,15 @@ _VALUES: Final[Mapping[str, Sequence[Any]]] = {
     "sources": (["model"], ["suffix"], ["model", "suffix"], ["prediction"]),
     "service_tier": ("auto", "default", "flex", "priority"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    requests: int = option(20_000, "of each case and round")
+    repeats: int = option(7, "measured rounds")
+    seed: int = option(0)
 
 
 def experiment(
@@ -150,73 +161,59 @@ def slowest_us(work: Callable[[int], object], count: int) -> float:
     return percentile(samples, 99.0) * _US
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def measure(options: Options) -> Results:
     """Assignment and counting of each case."""
-    count = arguments.requests
     works: dict[str, Callable[[int], object]] = {}
     for name, assigner in assigners().items():
-        over = outcomes(assigner, count, arguments.seed)
-        measures, recent = ArmMeasures(), RecentRequests()
-
-        def assign(number: int, assigner: Assigner = assigner) -> object:
-            return assigned(assigner, number)
-
-        def observe(
-            number: int,
-            over: list[RequestOutcome] = over,
-            measures: ArmMeasures = measures,
-            recent: RecentRequests = recent,
-        ) -> None:
-            measures.observe(over[number])
-            recent.observe(over[number])
-
-        works |= {f"{name}, assignment": assign, f"{name}, counting": observe}
-    cases = {name: lambda work=work: per_request_us(work, count) for name, work in works.items()}
-    rounds = measure_in_turn(cases, repeats=arguments.repeats)
-    return {
-        name: {"mean_us": Summary.of(rounds[name]), "p99_us": slowest_us(work, count)}
+        works[f"{name}, assignment"] = partial(assigned, assigner)
+        works[f"{name}, counting"] = _counting(outcomes(assigner, options.requests, options.seed))
+    rounds = measure_in_turn(
+        {name: partial(per_request_us, work, options.requests) for name, work in works.items()},
+        repeats=options.repeats,
+    )
+    found: Results = {
+        name: {"mean_us": Summary.of(rounds[name]), "p99_us": slowest_us(work, options.requests)}
         for name, work in works.items()
+    }
+    return found | {
+        "is_met": all(entry["mean_us"].median <= _goal(n) for n, entry in found.items())
     }
 
 
-def show(results: Mapping[str, dict[str, Any]]) -> bool:
-    """A row a case; whether the goals are met."""
-    rows, is_met = [], True
-    for name, found in results.items():
-        goal = ASSIGNMENT_GOAL_US if name.endswith("assignment") else COUNTING_GOAL_US
-        mean = found["mean_us"]
-        is_ok = mean.median <= goal
-        is_met = is_met and is_ok
-        rows.append(
-            (
-                name,
-                f"{mean.median:.1f}",
-                f"{mean.minimum:.1f}-{mean.maximum:.1f}",
-                f"{found['p99_us']:.1f}",
-                f"{goal:g}",
-                verdict(is_ok),
-            )
-        )
-    columns = ("case", "us a request", "rounds", "slowest", "goal", "met")
-    show_table("Experiments on the event loop", columns, rows)
-    return is_met
+def _counting(over: Sequence[RequestOutcome]) -> Callable[[int], object]:
+    measures, recent = ArmMeasures(), RecentRequests()
+
+    def observe(number: int) -> None:
+        measures.observe(over[number])
+        recent.observe(over[number])
+
+    return observe
 
 
-def main() -> None:
-    """Measure, show, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def _goal(name: str) -> float:
+    return ASSIGNMENT_GOAL_US if name.endswith("assignment") else COUNTING_GOAL_US
+
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A row a case."""
+    entries = {
+        name: entry | {"goal": _goal(name), "met": entry["mean_us"].median <= _goal(name)}
+        for name, entry in results.items()
+        if name != "is_met"
+    }
+    columns = (
+        ("us a request", figure("mean_us", ".1f")),
+        ("least", figure("mean_us", ".1f", part="minimum")),
+        ("most", figure("mean_us", ".1f", part="maximum")),
+        ("slowest", figure("p99_us", ".1f")),
+        ("goal", figure("goal", "g")),
+        ("met", figure("met")),
     )
-    parser.add_argument("--requests", type=int, default=20_000, help="of each case and round")
-    parser.add_argument("--repeats", type=int, default=7, help="measured rounds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--variant", default="cpu", help="name of the results file's second part")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    arguments = parser.parse_args()
-    results = measure(arguments)
-    is_met = show(results)
-    write_results("bench_experiments", arguments.variant, results | {"is_met": is_met}, arguments)
+    title = "Experiments on the event loop"
+    yield Table(title=title, columns=columns, entries=entries, first="case")
 
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant="cpu")
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.start()

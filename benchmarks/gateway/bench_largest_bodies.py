@@ -15,7 +15,6 @@ On a machine with other work `busy` says more. The goal is 100 ms.
     python -m benchmarks.gateway.bench_largest_bodies --only "chat: tool" --gateway local
 """
 
-import argparse
 import contextlib
 import http.client
 import socket
@@ -24,20 +23,20 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from benchmarks.gateway.largest_bodies import largest_bodies
-from benchmarks.shared.harness import (
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import (
+    Benchmark,
+    Results,
+    Table,
+    figure,
     milliseconds,
-    progress_bar,
-    quiet_transformers,
-    show_table,
-    start,
-    verdict,
-    write_results,
+    option,
+    within,
 )
-from benchmarks.shared.record import RESULTS
+from benchmarks.shared.harness import progress_bar
 from benchmarks.shared.upstream_servers import HOST, Server, mock_server, tenant_server
 
 GOAL_S: Final = 0.1
@@ -49,10 +48,20 @@ _OPTIONS: Final = ("--set", "database_url=none", "--context", "1000000")
 _PING: Final = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 _LOCAL: Final = "local"
 _UPSTREAM: Final = "upstream"
+_BOTH: Final = "both"
 _MODELS: Final = {_LOCAL: "large", _UPSTREAM: "cloud"}
 
 Bodies = Mapping[str, tuple[str, bytes]]
 """Path and content, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    repeats: int = option(5, "measured rounds")
+    only: str = option("", "bodies whose name holds this")
+    gateway: Literal["local", "upstream", "both"] = option("both", "that is asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +154,13 @@ def send(server: Server, path: str, body: bytes) -> Sent:
 
 
 @contextlib.contextmanager
-def gateways(wanted: str | None) -> Iterator[dict[str, Server]]:
+def gateways(wanted: str) -> Iterator[dict[str, Server]]:
     """The gateways by name, without keys and a ledger."""
     with contextlib.ExitStack() as stack:
         servers = {}
-        if wanted in (None, _LOCAL):
+        if wanted in (_BOTH, _LOCAL):
             servers[_LOCAL] = stack.enter_context(tenant_server(_LOCAL, _OPTIONS))
-        if wanted in (None, _UPSTREAM):
+        if wanted in (_BOTH, _UPSTREAM):
             mock = stack.enter_context(mock_server((), core=None))
             tier = ("--set", f"tiers.cloud.url={mock.url}", "--set", "tiers.cloud.model=mock-model")
             servers[_UPSTREAM] = stack.enter_context(tenant_server(_UPSTREAM, _OPTIONS + tier))
@@ -177,73 +186,53 @@ def rounds_of(
     return results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One body at one gateway: the least of its rounds' longest gaps and busiest times."""
-
-    num_bytes: int
-    status: int
-    seconds: float
-    gap_s: float
-    busy_s: float
-
-    @classmethod
-    def of(cls, content: bytes, rounds: Sequence[Sent]) -> "Figure":
-        """Raises ValueError for no rounds."""
-        return cls(
-            num_bytes=len(content),
-            status=rounds[-1].status,
-            seconds=min(sent.seconds for sent in rounds),
-            gap_s=min(sent.gap_s for sent in rounds),
-            busy_s=min(sent.busy_s for sent in rounds),
-        )
-
-
-def show(name: str, figures: Mapping[str, Figure]) -> None:
-    """Print one gateway's table."""
-    rows = [
-        [
-            body,
-            f"{figure.num_bytes:,}",
-            str(figure.status),
-            milliseconds(figure.seconds),
-            milliseconds(figure.gap_s),
-            milliseconds(figure.busy_s),
-            verdict(figure.gap_s <= GOAL_S),
-        ]
-        for body, figure in figures.items()
-    ]
-    columns = ("body", "bytes", "status", "answer ms", "gap ms", "busy ms", "goal")
-    show_table(f"the longest gap, gateway: {name}", columns, rows)
-
-
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="bodies whose name holds this")
-    parser.add_argument("--gateway", choices=(_LOCAL, _UPSTREAM))
-    parser.add_argument("--variant", default="mock")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    quiet_transformers()
+def measure(options: Options) -> Results:
+    """Return each body's figures, by gateway."""
     bodies = {
-        name: {n: body for n, body in largest_bodies(model).items() if arguments.only in n}
+        name: {n: body for n, body in largest_bodies(model).items() if options.only in n}
         for name, model in _MODELS.items()
     }
-    with gateways(arguments.gateway) as servers:
-        rounds = rounds_of(servers, bodies, arguments.rounds)
-    figures = {
-        name: {body: Figure.of(bodies[name][body][1], sent) for body, sent in of_gateway.items()}
+    with gateways(options.gateway) as servers:
+        rounds = rounds_of(servers, bodies, options.repeats)
+    return {
+        name: {body: figures(bodies[name][body][1], sent) for body, sent in of_gateway.items()}
         for name, of_gateway in rounds.items()
     }
-    for name, of_gateway in figures.items():
-        show(name, of_gateway)
-    if not arguments.only:
-        write_results("bench_largest_bodies", arguments.variant, figures, arguments)
 
+
+def figures(content: bytes, rounds: Sequence[Sent]) -> Results:
+    """One body at one gateway: the least of its rounds' longest gaps and busiest times."""
+    return {
+        "num_bytes": len(content),
+        "status": rounds[-1].status,
+        "seconds": min(sent.seconds for sent in rounds),
+        "gap_s": min(sent.gap_s for sent in rounds),
+        "busy_s": min(sent.busy_s for sent in rounds),
+    }
+
+
+_COLUMNS: Final = (
+    ("bytes", figure("num_bytes", ",.0f")),
+    ("status", figure("status", ".0f")),
+    ("answer ms", milliseconds("seconds")),
+    ("gap ms", milliseconds("gap_s")),
+    ("busy ms", milliseconds("busy_s")),
+    ("goal", within("gap_s", GOAL_S)),
+)
+
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A table a gateway."""
+    for name, entries in results.items():
+        title = f"the longest gap, gateway: {name}"
+        yield Table(title=title, columns=_COLUMNS, entries=entries, first="body")
+
+
+def _variant(options: Options) -> str:
+    return f"mock-{options.only}" if options.only else "mock"
+
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant=_variant)
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()

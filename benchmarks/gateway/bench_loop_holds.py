@@ -13,14 +13,13 @@ another thread had the interpreter, or another program the processor. The goal i
     python -m benchmarks.gateway.bench_loop_holds
 """
 
-import argparse
 import asyncio
 import json
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +28,10 @@ from typing import Any, Final
 import uvloop
 
 from benchmarks.gateway.count_request_path import started
-from benchmarks.shared.harness import (
-    Summary,
-    milliseconds,
-    quiet_transformers,
-    show_table,
-    start,
-    verdict,
-    write_results,
-)
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import Benchmark, Results, Table, milliseconds, option, within
 from benchmarks.shared.mock_engine import MockEngine
-from benchmarks.shared.record import RESULTS
+from benchmarks.shared.record import Summary
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.telemetry.logs import configure_logging
 from outrider.gateway.wiring.application import build_app
@@ -52,6 +44,15 @@ _WORDS: Final = (
     "tree", "river", "7", "why", "count", "light", "stone", "sum", "of", "the", "and", "winter",
     "map", "12", "is", "word", "letter", "gate", "rider", "before", "number", "house", "a", "in",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    lengths: tuple[int, ...] = option(_LENGTHS, "characters")
+    repeats: int = option(30, "measured rounds")
+    seed: int = option(0)
 
 
 class Beat(AbstractContextManager["Beat"]):
@@ -122,7 +123,7 @@ async def ask(app: Any, num_chars: int, rng: random.Random) -> Asked:
         "method": "POST",
         "path": "/v1/chat/completions",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
         "client": ("127.0.0.1", 1),
     }
     began_s, busy_s = time.perf_counter(), time.thread_time()
@@ -140,10 +141,10 @@ async def ask(app: Any, num_chars: int, rng: random.Random) -> Asked:
     )
 
 
-async def measure(arguments: argparse.Namespace) -> dict[int, list[Asked]]:
+async def ask_in_turn(options: Options) -> dict[int, list[Asked]]:
     """Ask for all lengths in turn; the first two rounds are not kept."""
-    found: dict[int, list[Asked]] = {length: [] for length in arguments.lengths}
-    rng = random.Random(arguments.seed)
+    found: dict[int, list[Asked]] = {length: [] for length in options.lengths}
+    rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         flags = {"database_url": f"sqlite:///{Path(folder) / 'bench.db'}"}
         settings = load_settings(flags=flags, environ={})
@@ -151,7 +152,7 @@ async def measure(arguments: argparse.Namespace) -> dict[int, list[Asked]]:
         await engine.start()
         app = build_app(await asyncio.to_thread(build_parts, settings, engine))
         async with started(app):
-            for number in range(2 + arguments.rounds):
+            for number in range(2 + options.repeats):
                 if number == 2:
                     settle_process()
                 for length, asked in found.items():
@@ -161,49 +162,43 @@ async def measure(arguments: argparse.Namespace) -> dict[int, list[Asked]]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--lengths", type=int, nargs="+", default=_LENGTHS, help="characters")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--variant", default="mock")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args(argv)
-    quiet_transformers()
+def measure(options: Options) -> Results:
+    """Return the figures by length."""
     configure_logging("WARNING", "text")
-    found = uvloop.run(measure(arguments))
-    results = {
+    return {
         str(length): {
             "gap_s": Summary.of([one.gap_s for one in asked]),
             "busy_s": Summary.of([one.busy_s for one in asked]),
             "total_busy_s": Summary.of([one.total_busy_s for one in asked]),
             "answer_s": Summary.of([one.seconds for one in asked]),
         }
-        for length, asked in found.items()
+        for length, asked in uvloop.run(ask_in_turn(options)).items()
     }
-    show_table(
-        "the longest hold of the event loop",
-        ["characters", "gap ms", "p99", "busy ms", "p99", "all busy ms", "answer ms", "goal"],
-        [
-            [
-                f"{int(length):,}",
-                milliseconds(entry["gap_s"].median),
-                milliseconds(entry["gap_s"].p99),
-                milliseconds(entry["busy_s"].median),
-                milliseconds(entry["busy_s"].p99),
-                milliseconds(entry["total_busy_s"].median),
-                milliseconds(entry["answer_s"].median),
-                verdict(entry["busy_s"].median <= GOAL_S),
-            ]
-            for length, entry in results.items()
-        ],
-        caption=f"switch interval {1e3 * sys.getswitchinterval():g} ms",
-    )
-    write_results("bench_loop_holds", arguments.variant, results, arguments)
 
+
+_COLUMNS: Final = (
+    ("gap ms", milliseconds("gap_s")),
+    ("p99", milliseconds("gap_s", part="p99")),
+    ("busy ms", milliseconds("busy_s")),
+    ("p99", milliseconds("busy_s", part="p99")),
+    ("all busy ms", milliseconds("total_busy_s")),
+    ("answer ms", milliseconds("answer_s")),
+    ("goal", within("busy_s", GOAL_S)),
+)
+
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A row a length."""
+    yield Table(
+        title="the longest hold of the event loop",
+        columns=_COLUMNS,
+        entries=results,
+        caption=f"switch interval {1e3 * sys.getswitchinterval():g} ms",
+        first="characters",
+    )
+
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant="mock")
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()

@@ -16,26 +16,27 @@ what other programs take of the machine is not in it, so it can be compared on a
     python -m benchmarks.gateway.bench_remote_engine
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.shared.harness import (
-    Summary,
-    argument_parser,
-    measure_in_turn,
-    show_table,
-    start,
-    verdict,
-    write_results,
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import (
+    Benchmark,
+    Results,
+    Table,
+    microseconds,
+    option,
+    within,
 )
-from benchmarks.shared.record import percentile
+from benchmarks.shared.harness import measure_in_turn
+from benchmarks.shared.record import Summary, percentile
 from benchmarks.shared.stamped_engine import TOKENS_A_CHUNK, StampedEngine, age_s
 from outrider.engine.events import TokensEmitted
 from outrider.engine.request import EngineRequest
@@ -56,6 +57,17 @@ from outrider.verifier.params import SamplingParams
 
 _FIRST_GOAL_S: Final = 0.3e-3
 _CHUNK_GOAL_S: Final = 0.1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    requests: int = option(64, "in each round")
+    streams: int = option(1, "requests at once")
+    chunks: int = option(50, "of four tokens, in an answer")
+    prompt_tokens: int = option(500)
+    step_ms: float = option(2.0, "sleep of a step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +114,14 @@ def pool_over(endpoint: str, keys: FleetKeys) -> EnginePool:
 
 
 async def one_answer(
-    client: EngineClient, request_id: str, arguments: argparse.Namespace, ages: list[float]
+    client: EngineClient, request_id: str, options: Options, ages: list[float]
 ) -> float:
     """Return the seconds to the first token; note the age of each chunk."""
     request = EngineRequest(
         request_id=request_id,
-        prompt_token_ids=(5,) * arguments.prompt_tokens,
+        prompt_token_ids=(5,) * options.prompt_tokens,
         tier="large",
-        sampling=SamplingParams(max_tokens=TOKENS_A_CHUNK * arguments.chunks),
+        sampling=SamplingParams(max_tokens=TOKENS_A_CHUNK * options.chunks),
         arrival_s=time.monotonic(),
     )
     began_s, first_s = time.perf_counter(), 0.0
@@ -120,15 +132,15 @@ async def one_answer(
     return first_s
 
 
-async def one_round(client: EngineClient, arguments: argparse.Namespace) -> Round:
+async def one_round(client: EngineClient, options: Options) -> Round:
     """Have the answers given, `--streams` at once."""
     ages: list[float] = []
     firsts: list[float] = []
     began_s = time.process_time()
-    for number in range(0, arguments.requests, arguments.streams):
+    for number in range(0, options.requests, options.streams):
         answers = (
-            one_answer(client, str(number + offset), arguments, ages)
-            for offset in range(arguments.streams)
+            one_answer(client, str(number + offset), options, ages)
+            for offset in range(options.streams)
         )
         firsts += await asyncio.gather(*answers)
     return Round(
@@ -138,10 +150,10 @@ async def one_round(client: EngineClient, arguments: argparse.Namespace) -> Roun
     )
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> Results:
     """Run all rounds; return the figures by client."""
     keys = FleetKeys(server=KeyPair.new(), client=KeyPair.new())
-    step_s = arguments.step_ms / 1000
+    step_s = options.step_ms / 1000
     recipe = EngineRecipe(builder="benchmarks.shared.stamped_engine:build", arguments=str(step_s))
     with (
         replica(keys, step_s) as endpoint,
@@ -153,14 +165,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "remote": RemoteEngineClient(endpoint, keys),
             "pool of one remote": pool_over(of_pool, keys),
         }
+
+        def ask(client: EngineClient) -> Round:
+            return runner.run(one_round(client, options))
+
         for client in clients.values():
             runner.run(client.start())
         rounds = measure_in_turn(
-            {
-                name: lambda client=client: runner.run(one_round(client, arguments))  # type: ignore[misc]
-                for name, client in clients.items()
-            },
-            repeats=arguments.repeats,
+            {name: partial(ask, client) for name, client in clients.items()},
+            repeats=options.repeats,
         )
         for client in clients.values():
             runner.run(client.close())
@@ -181,47 +194,29 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print, and write the results."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--requests", type=int, default=64, help="in each round")
-    parser.add_argument("--streams", type=int, default=1, help="requests at once")
-    parser.add_argument("--chunks", type=int, default=50, help="of four tokens, in an answer")
-    parser.add_argument("--prompt-tokens", type=int, default=500)
-    parser.add_argument("--step-ms", type=float, default=2.0, help="sleep of a step")
-    arguments = parser.parse_args(argv)
-    results = measure(arguments)
-    microseconds = 1e6
-    show_table(
-        "an engine over TCP with keys beside one in a private process, microseconds",
-        [
-            "client",
-            "first token",
-            "added",
-            "<= 300",
-            "chunk",
-            "added",
-            "<= 100",
-            "processor",
-            "added",
-        ],
-        [
-            [
-                name,
-                f"{own['first_token_s'].median * microseconds:.0f}",
-                f"{own['added_first_token_s'].median * microseconds:.0f}",
-                verdict(own["added_first_token_s"].median <= _FIRST_GOAL_S),
-                f"{own['chunk_s'].median * microseconds:.0f}",
-                f"{own['added_chunk_s'].median * microseconds:.0f}",
-                verdict(own["added_chunk_s"].median <= _CHUNK_GOAL_S),
-                f"{own['processor_s'].median * microseconds:.0f}",
-                f"{own['added_processor_s'].median * microseconds:.0f}",
-            ]
-            for name, own in results.items()
-        ],
-    )
-    write_results("bench_remote_engine", f"stamped-{arguments.streams}-streams", results, arguments)
+_COLUMNS: Final = (
+    ("first token", microseconds("first_token_s", ".0f")),
+    ("added", microseconds("added_first_token_s", ".0f")),
+    ("<= 300", within("added_first_token_s", _FIRST_GOAL_S)),
+    ("chunk", microseconds("chunk_s", ".0f")),
+    ("added", microseconds("added_chunk_s", ".0f")),
+    ("<= 100", within("added_chunk_s", _CHUNK_GOAL_S)),
+    ("processor", microseconds("processor_s", ".0f")),
+    ("added", microseconds("added_processor_s", ".0f")),
+)
 
+
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A row a client."""
+    title = "an engine over TCP with keys beside one in a private process, microseconds"
+    yield Table(title=title, columns=_COLUMNS, entries=results, first="client")
+
+
+def _variant(options: Options) -> str:
+    return f"stamped-{options.streams}-streams"
+
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant=_variant)
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()
