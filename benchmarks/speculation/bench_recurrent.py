@@ -16,29 +16,27 @@ Reading it: `x plain` is the time over that of plain decoding, the median of pai
     python -m benchmarks.speculation.bench_recurrent
 """
 
-import argparse
-import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
-from benchmarks.shared.harness import (
-    Summary,
-    console,
-    measure_in_turn,
+from benchmarks.shared import benchmark
+from benchmarks.shared.benchmark import (
+    Benchmark,
+    Results,
+    Table,
+    count,
+    figure,
     milliseconds,
-    paired_ratio,
-    show_table,
-    start,
-    timed,
-    write_results,
+    option,
 )
-from benchmarks.shared.record import RESULTS
+from benchmarks.shared.harness import measure_in_turn, timed
+from benchmarks.shared.record import Summary, paired_ratio
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.model.load import load_model
@@ -47,6 +45,17 @@ from outrider.verifier.token_tree import TokenTree
 
 _PARENTS: Final = [-1, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 9, 10]
 _BLOCK_SIZE: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(benchmark.Options):
+    """Flags of the command line."""
+
+    context: int = option(200, "tokens of the text")
+    vocab: int = option(32768)
+    repeats: int = option(40, "measured rounds")
+    threads: int = option(2)
+    seed: int = option(0)
 
 
 def make_config(vocab_size: int) -> Qwen3_5TextConfig:
@@ -68,15 +77,15 @@ def make_config(vocab_size: int) -> Qwen3_5TextConfig:
     )
 
 
-def make_runner(arguments: argparse.Namespace) -> ModelRunner:
+def make_runner(options: Options) -> ModelRunner:
     """Return a runner of the model, with room for each path's own sequence."""
-    torch.manual_seed(arguments.seed)
+    torch.manual_seed(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         factory: Any = AutoModelForCausalLM  # without types
-        model = factory.from_config(make_config(arguments.vocab))
+        model = factory.from_config(make_config(options.vocab))
         model.bfloat16().save_pretrained(folder)
         loaded = load_model(folder, dtype="bfloat16")
-    num_blocks = (len(_PARENTS) + 2) * (arguments.context + 2 * len(_PARENTS)) // _BLOCK_SIZE + 64
+    num_blocks = (len(_PARENTS) + 2) * (options.context + 2 * len(_PARENTS)) // _BLOCK_SIZE + 64
     sizes = RecurrentSizes(num_lines=len(_PARENTS) + 2, num_checkpoints=1)
     return ModelRunner(
         model=loaded, num_blocks=num_blocks, block_size=_BLOCK_SIZE, recurrent_sizes=sizes
@@ -91,15 +100,13 @@ def text_view(runner: ModelRunner, token_ids: list[int]) -> KVView:
     return view
 
 
-def cases_of(
-    runner: ModelRunner, arguments: argparse.Namespace
-) -> dict[str, tuple[int, Callable[[], float]]]:
+def cases_of(runner: ModelRunner, options: Options) -> dict[str, tuple[int, Callable[[], float]]]:
     """Return the passes to time, and their numbers of rows."""
-    generator = torch.Generator().manual_seed(arguments.seed)
+    generator = torch.Generator().manual_seed(options.seed)
     tokens: list[int] = torch.randint(
-        arguments.vocab, (arguments.context + len(_PARENTS),), generator=generator
+        options.vocab, (options.context + len(_PARENTS),), generator=generator
     ).tolist()
-    text, nodes = tokens[: arguments.context], tokens[arguments.context :]
+    text, nodes = tokens[: options.context], tokens[options.context :]
     root = len(text)
     tree = TokenTree(token_ids=nodes, parent_index=_PARENTS)
     view = text_view(runner, text)
@@ -130,12 +137,13 @@ def cases_of(
     }
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(options: Options) -> Results:
     """Time all passes; return their figures by name."""
-    runner = make_runner(arguments)
-    cases = cases_of(runner, arguments)
+    torch.set_num_threads(options.threads)
+    runner = make_runner(options)
+    cases = cases_of(runner, options)
     times = measure_in_turn(
-        {name: run for name, (_, run) in cases.items()}, repeats=arguments.repeats
+        {name: run for name, (_, run) in cases.items()}, repeats=options.repeats
     )
     return {
         "num_parameters": runner.model.num_parameters,
@@ -150,42 +158,22 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def show(results: dict[str, Any]) -> None:
-    """Print the table."""
-    rows = [
-        [
-            name,
-            str(figures["num_rows"]),
-            milliseconds(figures["seconds"].median),
-            f"{figures['over_plain'].median:.2f}",
-        ]
-        for name, figures in results["passes"].items()
-    ]
-    size = results["num_parameters"] / 1e9
-    show_table(f"recurrent, {size:.2f} G parameters", ["pass", "rows", "ms", "x plain"], rows)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print, and write the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def tables(options: Options, results: Results) -> Iterator[Table]:
+    """A row a pass."""
+    columns = (
+        ("rows", count("num_rows")),
+        ("ms", milliseconds("seconds")),
+        ("x plain", figure("over_plain")),
     )
-    parser.add_argument("--context", type=int, default=200, help="tokens of the text")
-    parser.add_argument("--vocab", type=int, default=32768)
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
-    arguments = parser.parse_args(argv)
-    arguments.load_before = os.getloadavg()[0]
-    torch.set_num_threads(arguments.threads)
-    results = measure(arguments)
-    show(results)
-    path = write_results(
-        "bench_recurrent", f"bfloat16-{arguments.threads}-threads", results, arguments
-    )
-    console.print(f"written to {path}")
+    title = f"recurrent, {results['num_parameters'] / 1e9:.2f} G parameters"
+    yield Table(title=title, columns=columns, entries=results["passes"], first="pass")
 
+
+def _variant(options: Options) -> str:
+    return f"bfloat16-{options.threads}-threads"
+
+
+BENCHMARK: Final = Benchmark(options=Options, measure=measure, tables=tables, variant=_variant)
 
 if __name__ == "__main__":
-    start(main)
+    BENCHMARK.start()
