@@ -21,6 +21,7 @@ from outrider.engine.events import EngineInfo
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.cli import app, main
 from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tools.commands.chat_options import ChatOptions
 from outrider.gateway.tools.commands.terminal import (
     DRAFTED_STYLE,
     LoadingProgress,
@@ -28,7 +29,7 @@ from outrider.gateway.tools.commands.terminal import (
     print_whole,
     token_text,
 )
-from outrider.gateway.tools.commands.terminal_chat import ChatAnswer, ChatOptions
+from outrider.gateway.tools.commands.terminal_chat import ChatAnswer
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 

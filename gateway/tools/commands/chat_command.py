@@ -1,12 +1,13 @@
 """`outrider chat`: its flags, and the gateway that it talks to."""
 
 from collections.abc import Callable
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
-from outrider.gateway.contract.schema.kinds import Policy
 from outrider.gateway.settings.tree import KEY_VARIABLE, Settings, load_settings
+from outrider.gateway.tools.commands.chat_options import ChatOptions
 from outrider.gateway.tools.commands.command import (
     ConfigFile,
     DeviceOption,
@@ -16,11 +17,12 @@ from outrider.gateway.tools.commands.command import (
     Small,
     SmallRevision,
     Tiers,
-    model_flags,
     reports_user_errors,
     start_logging,
     tier_flags,
+    url_flags,
 )
+from outrider.gateway.tools.commands.flags import setting_flags, takes_flags
 from outrider.gateway.tools.commands.user_errors import ChatError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -46,9 +48,29 @@ Uses the gateway at --url if one answers there, else starts an engine of its own
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnEngineFlags:
+    """The engine that answers where no gateway does."""
+
+    config: ConfigFile = None
+    large: LargeOption = None
+    small: Small = None
+    large_revision: LargeRevision = None
+    small_revision: SmallRevision = None
+    tiers: Tiers = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that were given, by their names."""
+        return setting_flags(self) | url_flags(self.large, self.small) | tier_flags(self.tiers)
+
+
 @app.command("chat", help=_CHAT_HELP)
 @reports_user_errors
-def chat(  # noqa: PLR0913 - a flag each
+@takes_flags
+def chat(
+    *,
     prompt: Annotated[str | None, typer.Argument(help="The question.")] = None,
     url: Annotated[
         str | None,
@@ -56,61 +78,18 @@ def chat(  # noqa: PLR0913 - a flag each
             envvar="OUTRIDER_URL", help=f"URL of a running gateway; default: {DEFAULT_URL}."
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="auto, small, large, an upstream tier or one of its models.")
-    ] = "auto",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens of an answer.")
-    ] = None,
-    speculation: Annotated[
-        bool,
-        typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
-    ] = True,
-    policy: Annotated[
-        Policy | None, typer.Option(help="Which tiers may answer: local models, upstream tiers.")
-    ] = None,
-    is_private: Annotated[
-        bool, typer.Option("--private", help="Keep the request on the gateway's machine.")
-    ] = False,
-    deadline_ms: Annotated[
-        float | None, typer.Option(min=1.0, help="Time limit for the whole answer.")
-    ] = None,
+    options: ChatOptions,
     key: Annotated[
         str | None,
         typer.Option(envvar=KEY_VARIABLE, help="API key, if the gateway requires one."),
     ] = None,
-    config: ConfigFile = None,
-    large: LargeOption = None,
-    small: Small = None,
-    large_revision: LargeRevision = None,
-    small_revision: SmallRevision = None,
-    tiers: Tiers = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
+    own: OwnEngineFlags,
 ) -> None:
     """Chat in the terminal; the help is `_CHAT_HELP`."""
     from outrider.gateway.tools.commands.terminal import make_console
-    from outrider.gateway.tools.commands.terminal_chat import (
-        ChatOptions,
-        Gateway,
-        converse,
-        is_reachable,
-        say,
-    )
+    from outrider.gateway.tools.commands.terminal_chat import Gateway, converse, is_reachable, say
 
     console = make_console()
-    options = ChatOptions(
-        model=model,
-        temperature=temperature,
-        seed=seed,
-        max_tokens=max_tokens,
-        speculation=speculation,
-        policy=policy,
-        is_private=is_private,
-        deadline_ms=deadline_ms,
-    )
 
     def talk(base_url: str) -> None:
         gateway = Gateway(url=base_url, key=key)
@@ -119,15 +98,8 @@ def chat(  # noqa: PLR0913 - a flag each
         else:
             say(console, gateway, options, [{"role": "user", "content": prompt}])
 
-    flags = {
-        **model_flags(large, small),
-        "models.large_revision": large_revision,
-        "models.small_revision": small_revision,
-        "engine.device": device,
-        "engine.dtype": dtype,
-        **tier_flags(tiers or []),
-    }
-    wants_own_engine = config is not None or any(value is not None for value in flags.values())
+    flags = own.settings()
+    wants_own_engine = own.config is not None or bool(flags)
     # People have the address at hand as OpenAI's clients take it.
     running = (url or DEFAULT_URL).rstrip("/").removesuffix("/v1")
     if not wants_own_engine and is_reachable(running):
@@ -135,7 +107,7 @@ def chat(  # noqa: PLR0913 - a flag each
     elif url is not None and not wants_own_engine:
         raise ChatError(f"no gateway answers at {url}; start one with `outrider serve`")
     else:
-        _chat_with_own_engine(load_settings(config_file=config, flags=flags), talk)
+        _chat_with_own_engine(load_settings(config_file=own.config, flags=flags), talk)
 
 
 def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> None:

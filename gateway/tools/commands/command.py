@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ import typer
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.settings.tree import DEFAULT_FILE, NONE, SettingsError
+from outrider.gateway.tools.commands.flags import Setting
 from outrider.gateway.tools.commands.user_errors import ChatError, user_errors
 
 if TYPE_CHECKING:
@@ -28,19 +30,22 @@ ConfigFile = Annotated[
 LargeOption = Annotated[
     str | None,
     typer.Option(help="Folder or Hugging Face id of the large model, or a server's URL."),
+    Setting("models.large"),
 ]
-Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
+Small = Annotated[
+    str | None, typer.Option(help="The same for the small model."), Setting("models.small")
+]
 LargeRevision = Annotated[
     str | None,
     typer.Option(
         metavar="REVISION", help="Branch, tag or commit of the large model on the hub, not main."
     ),
+    Setting("models.large_revision"),
 ]
 SmallRevision = Annotated[
-    str | None, typer.Option(metavar="REVISION", help="The same for the small model.")
-]
-DrafterRevision = Annotated[
-    str | None, typer.Option(metavar="REVISION", help="The same for a drafter on the hub.")
+    str | None,
+    typer.Option(metavar="REVISION", help="The same for the small model."),
+    Setting("models.small_revision"),
 ]
 QuantizeOption = Annotated[
     str | None,
@@ -49,16 +54,16 @@ QuantizeOption = Annotated[
         help="Round weights to 8 or 4 bits: int8 or int4 for both tiers, large=int8 for one. "
         "decode: make plain weights of those that a checkpoint stores quantised.",
     ),
+    Setting("models.quantize"),
 ]
-ChatTemplateOption = Annotated[
+DeviceOption = Annotated[
+    str | None, typer.Option(help="auto, cpu or cuda."), Setting("engine.device")
+]
+DtypeOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Chat template (Jinja) in place of the checkpoints' own; large=FILE for one tier.",
-    ),
+    typer.Option(help="auto, bfloat16, float16 or float32."),
+    Setting("engine.dtype"),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-DtypeOption = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Tiers = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,57 +72,109 @@ Tiers = Annotated[
         help="An upstream tier; repeat NAME with another URL to add a replica.",
     ),
 ]
-LoraOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=FOLDER[@TIER]",
-        help="A LoRA adapter that requests name as model; repeatable. Tier: large, small or auto.",
-    ),
-]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
 ]
-DrafterOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Drafter that reads the large model (EAGLE-3, MTP, P-EAGLE, DFlash): folder or "
-        "hub id; mtp for the one in its checkpoint."
-    ),
-]
 ParallelOption = Annotated[
-    int | None, typer.Option(min=1, help="Devices that share the large model.")
+    int | None,
+    typer.Option(min=1, help="Devices that share the large model."),
+    Setting("engine.tensor_parallel"),
 ]
-SpeculationOption = Annotated[
-    bool | None,
-    typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
-]
-MismatchOption = Annotated[
-    bool | None,
-    typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
-]
-KVDtypeOption = Annotated[
-    str | None, typer.Option(help="auto or fp8, which holds twice as many tokens.")
-]
-DeterministicOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--deterministic/--no-deterministic",
-        help="Same tokens whatever other requests run in the batch. Default: where it is free.",
-    ),
-]
-GraphsOption = Annotated[
-    bool | None,
-    typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),
-]
-OverlapOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--overlap/--no-overlap", help="Finish a step's host work while the GPU runs the next step."
-    ),
-]
-LogLevelOption = Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlags:
+    """Models, and how an engine runs them."""
+
+    config: ConfigFile = None
+    large: LargeOption = None
+    small: Small = None
+    large_revision: LargeRevision = None
+    small_revision: SmallRevision = None
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafter that reads the large model (EAGLE-3, MTP, P-EAGLE, DFlash): folder or "
+            "hub id; mtp for the one in its checkpoint."
+        ),
+        Setting("models.drafter"),
+    ] = None
+    drafter_revision: Annotated[
+        str | None,
+        typer.Option(metavar="REVISION", help="The same for a drafter on the hub."),
+        Setting("models.drafter_revision"),
+    ] = None
+    quantize: QuantizeOption = None
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Chat template (Jinja) in place of the checkpoints' own; large=FILE for one tier.",
+        ),
+        Setting("models.chat_template"),
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER[@TIER]",
+            help="A LoRA adapter that requests name as model; repeatable. Tier: large, small or "
+            "auto.",
+        ),
+        Setting("adapters.lora"),
+    ] = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+    num_threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the engine."), Setting("engine.num_threads")
+    ] = None
+    tensor_parallel: ParallelOption = None
+    speculation: Annotated[
+        bool | None,
+        typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
+        Setting("speculation.enabled"),
+    ] = None
+    allow_vocab_mismatch: Annotated[
+        bool | None,
+        typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
+        Setting("speculation.allow_vocab_mismatch"),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="auto or fp8, which holds twice as many tokens."),
+        Setting("engine.kv_cache_dtype"),
+    ] = None
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--no-deterministic",
+            help="Same tokens whatever other requests run in the batch. Default: where it is free.",
+        ),
+        Setting("engine.deterministic"),
+    ] = None
+    cuda_graphs: Annotated[
+        bool | None,
+        typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),
+        Setting("engine.cuda_graphs"),
+    ] = None
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Finish a step's host work while the GPU runs the next step.",
+        ),
+        Setting("engine.overlap"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonFlags:
+    """What every process that serves takes, after its own flags."""
+
+    log_level: Annotated[
+        str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR."), Setting("log_level")
+    ] = None
+    assignments: Assignments = None
 
 
 def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
@@ -139,10 +196,10 @@ def start_logging(level: str, log_format: "LogFormat" = "text", process: str = "
         configure_logging(level, log_format, process=process)
 
 
-def assigned(assignments: list[str]) -> dict[str, Any]:
+def assigned(assignments: list[str] | None) -> dict[str, Any]:
     """`--set section.name=value` as flags. Raises SettingsError for another form."""
     flags: dict[str, Any] = {}
-    for assignment in assignments:
+    for assignment in assignments or ():
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
             raise SettingsError(f"--set {assignment}: write it as --set section.name=value")
@@ -150,9 +207,9 @@ def assigned(assignments: list[str]) -> dict[str, Any]:
     return flags
 
 
-def model_flags(large: str | None, small: str | None) -> dict[str, Any]:
-    """`--large` and `--small` as flags; a URL is a server in that model's part."""
-    flags: dict[str, Any] = {"models.large": large, "models.small": small}
+def url_flags(large: str | None, small: str | None) -> dict[str, Any]:
+    """Return the settings of URLs in place of models: a server plays that model's part."""
+    flags: dict[str, Any] = {}
     for tier, model, part in (("cloud", large, "large"), ("device", small, "small")):
         if model is None or not model.startswith(("http://", "https://")):
             continue
@@ -165,10 +222,10 @@ def model_flags(large: str | None, small: str | None) -> dict[str, Any]:
     return flags
 
 
-def tier_flags(tiers: list[str]) -> dict[str, Any]:
+def tier_flags(tiers: list[str] | None) -> dict[str, Any]:
     """`--tier name=url` as flags. Raises SettingsError for another form."""
     flags: dict[str, Any] = {}
-    for tier in tiers:
+    for tier in tiers or ():
         name, equals, url = (part.strip() for part in tier.partition("="))
         if not equals or not name or not url or "." in name:
             raise SettingsError(f"--tier {tier}: write it as --tier cloud=https://host/v1")

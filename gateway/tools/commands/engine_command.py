@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,32 +12,13 @@ import typer
 
 from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.tools.commands.command import (
-    Assignments,
-    ChatTemplateOption,
-    ConfigFile,
-    DeterministicOption,
-    DeviceOption,
-    DrafterOption,
-    DrafterRevision,
-    DtypeOption,
-    GraphsOption,
-    KVDtypeOption,
-    LargeOption,
-    LargeRevision,
-    LogLevelOption,
-    LoraOption,
-    MismatchOption,
-    OverlapOption,
-    ParallelOption,
-    QuantizeOption,
-    Small,
-    SmallRevision,
-    SpeculationOption,
-    ThreadsOption,
+    CommonFlags,
+    ModelFlags,
     assigned,
     reports_user_errors,
     start_logging,
 )
+from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
 from outrider.gateway.tools.commands.serve_command import ended_by_signals
 
 if TYPE_CHECKING:
@@ -62,84 +44,56 @@ SIGTERM lets running answers end (server.drain_timeout_s), a second one does not
 """
 
 
-@app.callback(invoke_without_command=True, help=_ENGINE_EXAMPLES)
-@reports_user_errors
-def engine(  # noqa: PLR0913 - a flag each
-    context: typer.Context,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenFlags:
+    """Where an engine listens, and for whom."""
+
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where gateways connect; port 0 for any free.")
-    ] = "tcp://127.0.0.1:7600",
+    ] = "tcp://127.0.0.1:7600"
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keys of the fleet; see keygen.")
-    ] = None,
+        Path | None,
+        typer.Option(metavar="FILE", help="Keys of the fleet; see keygen."),
+        Setting("engine.replicas_key"),
+    ] = None
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines without keys.")
-    ] = False,
+        bool | None,
+        typer.Option("--insecure", help="Serve other machines without keys."),
+        Setting("engine.replicas_insecure"),
+    ] = None
     with_parent: Annotated[
         bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")
-    ] = False,
-    config: ConfigFile = None,
-    large: LargeOption = None,
-    small: Small = None,
-    large_revision: LargeRevision = None,
-    small_revision: SmallRevision = None,
-    drafter: DrafterOption = None,
-    drafter_revision: DrafterRevision = None,
-    quantize: QuantizeOption = None,
-    chat_template: ChatTemplateOption = None,
-    lora: LoraOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    num_threads: ThreadsOption = None,
-    tensor_parallel: ParallelOption = None,
-    speculation: SpeculationOption = None,
-    allow_vocab_mismatch: MismatchOption = None,
-    kv_cache_dtype: KVDtypeOption = None,
-    deterministic: DeterministicOption = None,
-    cuda_graphs: GraphsOption = None,
-    overlap: OverlapOption = None,
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags(ModelFlags):
+    """An engine's models, and its events."""
+
     kv_events: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
             help="Publish what the prefix cache keeps and drops, as vLLM does; tcp://127.0.0.1:5557.",
         ),
-    ] = None,
-    log_level: LogLevelOption = None,
-    assignments: Assignments = None,
+        Setting("engine.kv_events"),
+    ] = None
+
+
+@app.callback(invoke_without_command=True, help=_ENGINE_EXAMPLES)
+@reports_user_errors
+@takes_flags
+def engine(
+    context: typer.Context, own: ListenFlags, models: EngineFlags, common: CommonFlags
 ) -> None:
     """Run an engine; the help is `_ENGINE_EXAMPLES`."""
     if context.invoked_subcommand is not None:
         return
-    flags = {
-        "models.large": large,
-        "models.small": small,
-        "models.large_revision": large_revision,
-        "models.small_revision": small_revision,
-        "models.drafter": drafter,
-        "models.drafter_revision": drafter_revision,
-        "models.quantize": quantize,
-        "models.chat_template": chat_template,
-        "adapters.lora": tuple(lora) if lora else None,
-        "engine.device": device,
-        "engine.dtype": dtype,
-        "engine.num_threads": num_threads,
-        "engine.tensor_parallel": tensor_parallel,
-        "engine.kv_cache_dtype": kv_cache_dtype,
-        "engine.deterministic": deterministic,
-        "engine.cuda_graphs": cuda_graphs,
-        "engine.overlap": overlap,
-        "engine.kv_events": kv_events,
-        "engine.replicas_key": key,
-        "engine.replicas_insecure": insecure or None,
-        "speculation.enabled": speculation,
-        "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
-        "log_level": log_level,
-    }
-    settings = load_settings(config_file=config, flags=assigned(assignments or []) | flags)
-    if with_parent:
+    flags = assigned(common.assignments) | setting_flags(own, models, common)
+    settings = load_settings(config_file=models.config, flags=flags)
+    if own.with_parent:
         threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    _run(settings, listen, key, insecure=insecure)
+    _run(settings, own.listen, own.key, insecure=bool(own.insecure))
 
 
 def _end_with_parent() -> None:

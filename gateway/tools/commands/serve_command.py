@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,35 +11,16 @@ import typer
 
 from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.tools.commands.command import (
-    Assignments,
-    ChatTemplateOption,
-    ConfigFile,
-    DeterministicOption,
-    DeviceOption,
-    DrafterOption,
-    DrafterRevision,
-    DtypeOption,
-    GraphsOption,
-    KVDtypeOption,
-    LargeOption,
-    LargeRevision,
-    LogLevelOption,
-    LoraOption,
-    MismatchOption,
-    OverlapOption,
-    ParallelOption,
-    QuantizeOption,
-    Small,
-    SmallRevision,
-    SpeculationOption,
-    ThreadsOption,
+    CommonFlags,
+    ModelFlags,
     Tiers,
     assigned,
-    model_flags,
     reports_user_errors,
     start_logging,
     tier_flags,
+    url_flags,
 )
+from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
 
 if TYPE_CHECKING:
     from socket import socket
@@ -80,40 +62,28 @@ file.
 """
 
 
-@app.command("serve", help=_SERVE_EXAMPLES)
-@reports_user_errors
-def serve(  # noqa: PLR0913 - a flag each
-    config: ConfigFile = None,
-    large: LargeOption = None,
-    small: Small = None,
-    large_revision: LargeRevision = None,
-    small_revision: SmallRevision = None,
-    drafter: DrafterOption = None,
-    drafter_revision: DrafterRevision = None,
-    router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
-    quantize: QuantizeOption = None,
-    chat_template: ChatTemplateOption = None,
-    lora: LoraOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    """The gateway's own flags, behind those of its models."""
+
+    router: Annotated[
+        str | None, typer.Option(help="Folder of a trained router."), Setting("models.router")
+    ] = None
     host: Annotated[
         str | None,
         typer.Option(help="Address to listen on; 127.0.0.1 by default, 0.0.0.0 for all."),
-    ] = None,
+        Setting("server.host"),
+    ] = None
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 8000 by default, 0 for any free.")
-    ] = None,
+        int | None,
+        typer.Option(help="Port to listen on; 8000 by default, 0 for any free."),
+        Setting("server.port"),
+    ] = None
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes that answer requests; 1 by default.")
-    ] = None,
-    num_threads: ThreadsOption = None,
-    tensor_parallel: ParallelOption = None,
-    speculation: SpeculationOption = None,
-    allow_vocab_mismatch: MismatchOption = None,
-    kv_cache_dtype: KVDtypeOption = None,
-    deterministic: DeterministicOption = None,
-    cuda_graphs: GraphsOption = None,
-    overlap: OverlapOption = None,
+        int | None,
+        typer.Option(metavar="N", help="Processes that answer requests; 1 by default."),
+        Setting("server.workers"),
+    ] = None
     engines: Annotated[
         str | None,
         typer.Option(
@@ -121,51 +91,33 @@ def serve(  # noqa: PLR0913 - a flag each
             help="Engines that run elsewhere (outrider engine): tcp://HOST:PORT, dns://NAME:PORT, "
             "http://... of outrider fleet.",
         ),
-    ] = None,
+        Setting("engine.replicas"),
+    ] = None
     engine_key: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Their keys (outrider engine keygen).")
-    ] = None,
+        str | None,
+        typer.Option(metavar="FILE", help="Their keys (outrider engine keygen)."),
+        Setting("engine.replicas_key"),
+    ] = None
     insecure: Annotated[
         bool | None,
         typer.Option("--insecure", help="Allow engines of other machines without keys."),
-    ] = None,
-    tiers: Tiers = None,
-    log_level: LogLevelOption = None,
-    assignments: Assignments = None,
-) -> None:
+        Setting("engine.replicas_insecure"),
+    ] = None
+    tiers: Tiers = None
+
+
+@app.command("serve", help=_SERVE_EXAMPLES)
+@reports_user_errors
+@takes_flags
+def serve(models: ModelFlags, own: ServeFlags, common: CommonFlags) -> None:
     """Start the gateway; the help is `_SERVE_EXAMPLES`."""
     flags = {
-        **model_flags(large, small),
-        "models.large_revision": large_revision,
-        "models.small_revision": small_revision,
-        "models.drafter": drafter,
-        "models.drafter_revision": drafter_revision,
-        "models.router": router,
-        "models.quantize": quantize,
-        "models.chat_template": chat_template,
-        "adapters.lora": tuple(lora) if lora else None,
-        "engine.device": device,
-        "engine.dtype": dtype,
-        "engine.num_threads": num_threads,
-        "engine.tensor_parallel": tensor_parallel,
-        "engine.kv_cache_dtype": kv_cache_dtype,
-        "engine.deterministic": deterministic,
-        "engine.cuda_graphs": cuda_graphs,
-        "engine.overlap": overlap,
-        "engine.replicas": engines,
-        "engine.replicas_key": engine_key,
-        "engine.replicas_insecure": insecure,
-        "server.host": host,
-        "server.port": port,
-        "server.workers": workers,
-        "speculation.enabled": speculation,
-        "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
-        "log_level": log_level,
+        **assigned(common.assignments),
+        **setting_flags(models, own, common),
+        **url_flags(models.large, models.small),
+        **tier_flags(own.tiers),
     }
-    given = {key: value for key, value in flags.items() if value is not None}
-    given |= tier_flags(tiers or [])
-    settings = load_settings(config_file=config, flags=assigned(assignments or []) | given)
-    _serve(settings)
+    _serve(load_settings(config_file=models.config, flags=flags))
 
 
 def _serve(settings: Settings) -> None:

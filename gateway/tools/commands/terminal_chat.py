@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 from rich.console import Console
 
-from outrider.gateway.contract.schema.kinds import Policy
+from outrider.gateway.tools.commands.chat_options import ChatOptions
 from outrider.gateway.tools.commands.session import HTTP_ERRORS, open_session
 from outrider.gateway.tools.commands.terminal import DRAFTED_STYLE, token_text
 from outrider.gateway.tools.commands.user_errors import ChatError
@@ -26,47 +26,6 @@ _CUT_OFF: Final = "the connection was closed before the answer was complete"
 _DRAFTED_HELP: Final = (
     f"[{DRAFTED_STYLE}]green[/] [dim]tokens were drafted by the small model[/dim]"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """Options of every request. None leaves the choice to the gateway."""
-
-    model: str = "auto"
-    temperature: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    speculation: bool = True
-    policy: Policy | None = None
-    is_private: bool = False
-    deadline_ms: float | None = None
-
-    def body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
-        """The request's JSON."""
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            "temperature": self.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self.seed is not None:
-            body["seed"] = self.seed
-        if self.max_tokens is not None:
-            body["max_tokens"] = self.max_tokens
-        if outrider := self._outrider():
-            body["outrider"] = outrider
-        return body
-
-    def _outrider(self) -> dict[str, Any]:
-        """Return the request's `outrider` object; empty if no option is set."""
-        wanted = {
-            "speculation": None if self.speculation else "off",
-            "policy": self.policy,
-            "privacy": "private" if self.is_private else None,
-            "deadline_ms": self.deadline_ms,
-        }
-        return {name: value for name, value in wanted.items() if value is not None}
 
 
 class TimedPiece(NamedTuple):

@@ -20,11 +20,11 @@ from outrider.gateway.tools.measuring.bench.client import TargetError
 from outrider.gateway.tools.measuring.bench.fields import FieldError
 from outrider.gateway.tools.measuring.bench.flags import (
     OWN_GATEWAY_URL,
-    BenchFlags,
     parse_sides,
     plan_of,
     with_suffix,
 )
+from outrider.gateway.tools.measuring.bench.options import BenchFlags
 from outrider.gateway.tools.measuring.bench.plan import BenchPlan, PlanError
 from outrider.gateway.tools.measuring.bench.progress import LiveProgress
 from outrider.gateway.tools.measuring.bench.results import (

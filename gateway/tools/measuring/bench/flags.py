@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from outrider.gateway.tools.measuring.bench.arrivals import ArrivalKind, LengthDistribution
 from outrider.gateway.tools.measuring.bench.client import TargetSettings
 from outrider.gateway.tools.measuring.bench.fields import merge_fields, parse_fields
+from outrider.gateway.tools.measuring.bench.options import BenchFlags
 from outrider.gateway.tools.measuring.bench.plan import (
     DEFAULT_DURATION_S,
     BenchPlan,
@@ -30,51 +31,6 @@ _DATA_VARIABLE: Final = "OUTRIDER_DATA"
 _MOST_ARM_CHARS: Final = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchFlags:
-    """The command line, a field a flag; `bench_cli` says what each means."""
-
-    url: str | None
-    model: str | None
-    key: str | None = field(repr=False)
-    prompts: Path | None
-    category: tuple[str, ...]
-    trace: Path | None
-    synthetic: str | None
-    rate: float | None
-    arrivals: str
-    concurrency: int | None
-    duration: float | None
-    num_requests: int | None
-    warm_up: float
-    max_in_flight: int
-    max_tokens: int | None
-    context: int | None
-    length_scale: float | None
-    max_gap: float | None
-    keep_lengths: bool
-    skip_bad: bool
-    users: int | None
-    stream: bool
-    assignments: tuple[str, ...]
-    header: tuple[str, ...]
-    slo: str | None
-    search: bool
-    target_attainment: float
-    fail_below: float | None
-    price: str | None
-    timeout: float
-    stall: float
-    seed: int
-    salt: str
-    commit: str | None
-    serve: str
-    json_file: Path | None
-    html_file: Path | None
-    compare: tuple[Path, Path] | None
-    ab: tuple[str, str] | None
-
-
 def plan_of(flags: BenchFlags) -> BenchPlan:
     """Return the plan. Contacts no server. Raises PlanError, WorkloadError, FieldError."""
     objectives = Objectives() if flags.slo is None else parse_objectives(flags.slo)
@@ -94,7 +50,7 @@ def plan_of(flags: BenchFlags) -> BenchPlan:
             is_stream=flags.stream,
             timeout_s=flags.timeout,
             stall_s=min(flags.stall, flags.timeout),
-            headers=parse_headers(flags.header),
+            headers=parse_headers(flags.header or ()),
         ),
         workload=_workload(flags),
         load=LoadSettings(
@@ -107,7 +63,7 @@ def plan_of(flags: BenchFlags) -> BenchPlan:
             drain_s=flags.timeout,
         ),
         objectives=objectives,
-        request_fields=parse_fields(flags.assignments),
+        request_fields=parse_fields(flags.assignments or ()),
         prices=None if flags.price is None else parse_prices(flags.price),
         search=search,
         seed=flags.seed,
@@ -121,7 +77,7 @@ def _workload(flags: BenchFlags) -> WorkloadSettings:
     if sum(source is not None for source in (flags.prompts, flags.trace, flags.synthetic)) > 1:
         raise PlanError("--prompts, --trace and --synthetic are three workloads: choose one")
     settings = WorkloadSettings(
-        categories=flags.category,
+        categories=tuple(flags.category or ()),
         max_tokens=flags.max_tokens,
         context_tokens=flags.context,
         length_scale=flags.length_scale,

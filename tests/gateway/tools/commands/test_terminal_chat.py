@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
 from benchmarks.shared.toxics import Toxic
+from outrider.gateway.tools.commands.chat_options import ChatOptions
 from outrider.gateway.tools.commands.terminal_chat import (
     ChatAnswer,
-    ChatOptions,
     Gateway,
     converse,
     is_reachable,
