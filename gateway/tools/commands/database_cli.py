@@ -3,13 +3,14 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tools.commands.command import ConfigFile
 from outrider.gateway.tools.commands.user_errors import user_errors
 
 if TYPE_CHECKING:
@@ -24,8 +25,44 @@ DatabaseUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseFlags:
+    """The database that a command works on."""
+
+    database_url: DatabaseUrl = None
+    config: ConfigFile = None
+
+    @contextmanager
+    def opened(self, *, kept: str) -> "Iterator[tuple[Settings, Database]]":
+        """Open the database; errors become a message and an exit status.
+
+        `kept`: what the command works on, for messages.
+        """
+        from outrider.gateway.contract.errors.tree import GatewayError
+
+        with user_errors(usage=(SettingsError,), failed=(GatewayError,)):
+            settings = load_settings(config_file=self.config)
+            # Slow to load, and not needed for help.
+            from outrider.gateway.storage.open import open_database
+
+            database = open_database(settings, database_url=self.database_url)
+            if database is None:
+                raise SettingsError(
+                    f'database_url is "none", so there is no {kept}; name a database with '
+                    "--database-url"
+                )
+            with closing(database):
+                yield settings, database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownDatabaseFlags(DatabaseFlags):
+    """The database, and how what is found in it is printed."""
+
+    as_json: AsJson = False
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -36,33 +73,6 @@ def confirm(question: str, *, yes: bool) -> None:
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty()
-
-
-@contextmanager
-def opened_database(
-    database_url: str | None, config: Path | None, *, kept: str
-) -> "Iterator[tuple[Settings, Database]]":
-    """Open the settings' database; errors become a message and an exit status.
-
-    `kept`: the data that the command works on, for messages.
-    """
-    from outrider.gateway.contract.errors.tree import GatewayError
-
-    with user_errors(usage=(SettingsError,), failed=(GatewayError,)):
-        settings = load_settings(config_file=config)
-        # Slow to load, and not needed for help.
-        from outrider.gateway.storage.open import open_database
-
-        database = open_database(settings, database_url=database_url)
-        if database is None:
-            raise SettingsError(
-                f'database_url is "none", so there is no database of {kept}; name one with '
-                "--database-url"
-            )
-        try:
-            yield settings, database
-        finally:
-            database.close()
 
 
 def checked(model: Any, wanted: dict[str, Any]) -> Any:

@@ -13,17 +13,16 @@ import typer
 
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.tree import SettingsError
-from outrider.gateway.tools.commands.command import ConfigFile
 from outrider.gateway.tools.commands.database_cli import (
-    AsJson,
-    DatabaseUrl,
+    DatabaseFlags,
+    ShownDatabaseFlags,
     Yes,
     checked,
     confirm,
     echo_json,
-    opened_database,
 )
 from outrider.gateway.tools.commands.experiment_size import SIZE_HELP, size
+from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.commands.user_errors import EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ A request that sets such a setting itself takes no part and keeps its own value.
 
 
 @app.command(help=_CREATE_HELP)
+@takes_flags
 def create(  # noqa: PLR0913 - a flag each
     name: ExperimentArgument,
     arms: Arms = None,
@@ -97,12 +97,11 @@ def create(  # noqa: PLR0913 - a flag each
     fields: FieldValues = None,
     file: SpecFile = None,
     start: Annotated[bool, typer.Option("--start", help="Start it immediately.")] = False,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    *,
+    database: ShownDatabaseFlags,
 ) -> None:
     """Make an experiment; the help is `_CREATE_HELP`."""
-    with _store(database_url, config) as store:
+    with _store(database) as store:
         from outrider.gateway.experiments.admin_schema import ExperimentCreate
 
         wanted = _document(file)
@@ -115,84 +114,72 @@ def create(  # noqa: PLR0913 - a flag each
         record = store.create(name, order.spec(), share=order.share)
         if start:
             record = _started_or_gone(store, name)
-        _say(record, "Made", as_json)
+        _say(record, "Made", database.as_json)
 
 
 @app.command("list")
-def list_experiments(
-    database_url: DatabaseUrl = None, config: ConfigFile = None, as_json: AsJson = False
-) -> None:
+@takes_flags
+def list_experiments(database: ShownDatabaseFlags) -> None:
     """List all experiments."""
-    with _store(database_url, config) as store:
+    with _store(database) as store:
         from outrider.gateway.experiments.admin_schema import experiment_report
         from outrider.gateway.experiments.tables import print_experiments
         from outrider.gateway.tools.commands.terminal import make_console
 
         records = list(store.load().experiments.values())
-        if as_json:
+        if database.as_json:
             echo_json([experiment_report(record) for record in records])
         else:
             print_experiments(make_console(), records)
 
 
 @app.command()
-def show(
-    name: ExperimentArgument,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_flags
+def show(name: ExperimentArgument, database: ShownDatabaseFlags) -> None:
     """Show one experiment: its arms, its versions, and what was done to it."""
-    with _store(database_url, config) as store:
+    with _store(database) as store:
         from outrider.gateway.experiments.admin_schema import experiment_detail
         from outrider.gateway.experiments.tables import print_experiment
         from outrider.gateway.tools.commands.terminal import make_console
 
         record, versions, events = store.get(name), store.versions(name), store.events(name)
-        if as_json:
+        if database.as_json:
             echo_json(experiment_detail(record, versions, events))
         else:
             print_experiment(make_console(), record, events)
 
 
 @app.command()
-def start(
-    name: ExperimentArgument,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_flags
+def start(name: ExperimentArgument, database: ShownDatabaseFlags) -> None:
     """Let it run. Running gateways know it within seconds."""
-    with _store(database_url, config) as store:
-        _say(store.start(name), "Started", as_json)
+    with _store(database) as store:
+        _say(store.start(name), "Started", database.as_json)
 
 
 @app.command()
-def stop(
-    name: ExperimentArgument,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_flags
+def stop(name: ExperimentArgument, database: ShownDatabaseFlags) -> None:
     """Let it run no more. Its data stay."""
-    with _store(database_url, config) as store:
-        _say(store.stop(name), "Stopped", as_json)
+    with _store(database) as store:
+        _say(store.stop(name), "Stopped", database.as_json)
 
 
 @app.command()
+@takes_flags
 def ramp(
     name: ExperimentArgument,
     share: Annotated[float, typer.Argument(min=0.0, max=1.0, help="Such as 0.25.")],
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    *,
+    database: ShownDatabaseFlags,
 ) -> None:
     """Change the share of the units that take part; when it grows, no unit leaves."""
-    with _store(database_url, config) as store:
-        _say(store.ramp(name, share), "Ramped", as_json)
+    with _store(database) as store:
+        _say(store.ramp(name, share), "Ramped", database.as_json)
 
 
 @app.command()
+@takes_flags
 def edit(
     name: ExperimentArgument,
     arms: Arms = None,
@@ -200,12 +187,11 @@ def edit(
         list[str] | None, typer.Option("--remove-arm", help="Remove this arm; repeatable.")
     ] = None,
     fields: FieldValues = None,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    *,
+    database: ShownDatabaseFlags,
 ) -> None:
     """Save a new version of an experiment; its data are kept apart from earlier versions."""
-    with _store(database_url, config) as store:
+    with _store(database) as store:
         from outrider.gateway.experiments.rows import spec_document
         from outrider.gateway.settings.experiments import ExperimentSpec
 
@@ -215,19 +201,20 @@ def edit(
                 raise SettingsError(f"--remove-arm {arm}: {name} has no such arm")
         _put_arms(wanted, arms or [], replaceable=set(wanted["arms"]))
         _put_fields(wanted, fields or [])
-        _say(store.edit(name, checked(ExperimentSpec, wanted)), "Edited", as_json)
+        _say(store.edit(name, checked(ExperimentSpec, wanted)), "Edited", database.as_json)
 
 
 @app.command()
+@takes_flags
 def delete(
     name: ExperimentArgument,
     yes: Yes = False,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
+    *,
+    flags: DatabaseFlags,
 ) -> None:
     """Forget an experiment that does not run, with all its data."""
     confirm(f"Delete {name} with all its data? It cannot be undone.", yes=yes)
-    with opened_database(database_url, config, kept="experiments") as (_, database):
+    with flags.opened(kept="database of experiments") as (_, database):
         from outrider.gateway.experiments.measure_store import MeasureStore
         from outrider.gateway.experiments.store import ExperimentStore
 
@@ -237,6 +224,7 @@ def delete(
 
 
 @app.command()
+@takes_flags
 def report(
     name: ExperimentArgument,
     version: Version = None,
@@ -244,12 +232,11 @@ def report(
         Path | None, typer.Option(help="Also draw it into this file (needs matplotlib).")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write it as a page.")] = None,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    *,
+    database: ShownDatabaseFlags,
 ) -> None:
     """Say what may be concluded now. Look as often as you like: it stays valid."""
-    with _reporter(database_url, config) as reporter:
+    with _reporter(database) as reporter:
         from outrider.gateway.experiments.statistics.report_text import print_report
         from outrider.gateway.tools.commands.terminal import make_console
 
@@ -258,33 +245,33 @@ def report(
             from outrider.gateway.tools.commands.experiment_page import write_files
 
             write_files(analysis, png, html)
-        if as_json:
+        if database.as_json:
             echo_json(analysis.document())
         else:
             print_report(analysis, make_console())
 
 
 @app.command()
+@takes_flags
 def check(
     name: ExperimentArgument,
     version: Version = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random splits.")] = 0,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    *,
+    database: ShownDatabaseFlags,
 ) -> None:
     """Check the statistics on the experiment's own data, split at random where nothing differs.
 
     Exit status 1 where they are not to be trusted.
     """
-    with _reporter(database_url, config) as reporter:
+    with _reporter(database) as reporter:
         import numpy as np
 
         from outrider.gateway.experiments.statistics.report_text import print_check
         from outrider.gateway.tools.commands.terminal import make_console
 
         result = reporter.check(name, version, np.random.default_rng(seed))
-        if as_json:
+        if database.as_json:
             echo_json(result.document())
         else:
             print_check(result, make_console())
@@ -293,16 +280,16 @@ def check(
 
 
 @contextmanager
-def _store(database_url: str | None, config: Path | None) -> "Iterator[ExperimentStore]":
-    with opened_database(database_url, config, kept="experiments") as (_, database):
+def _store(flags: DatabaseFlags) -> "Iterator[ExperimentStore]":
+    with flags.opened(kept="database of experiments") as (_, database):
         from outrider.gateway.experiments.store import ExperimentStore
 
         yield ExperimentStore(database)
 
 
 @contextmanager
-def _reporter(database_url: str | None, config: Path | None) -> "Iterator[Reporter]":
-    with opened_database(database_url, config, kept="experiments") as (_, database):
+def _reporter(flags: DatabaseFlags) -> "Iterator[Reporter]":
+    with flags.opened(kept="database of experiments") as (_, database):
         need_extra("experiments", "Evaluating an experiment")
         from outrider.gateway.experiments.measure_store import MeasureStore
         from outrider.gateway.experiments.reporting import Reporter

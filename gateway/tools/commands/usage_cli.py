@@ -4,15 +4,16 @@ import csv
 import io
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tenancy.ledger.dimensions import Dimension
 from outrider.gateway.tenancy.ledger.timestamps import FORMS, parse_time
-from outrider.gateway.tools.commands.command import ConfigFile
-from outrider.gateway.tools.commands.database_cli import AsJson, DatabaseUrl
+from outrider.gateway.tools.commands.database_cli import AsJson, DatabaseFlags
+from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.commands.user_errors import user_errors
 
 if TYPE_CHECKING:
@@ -48,53 +49,49 @@ _TITLES: Final = (
 _MAX_GROUPS: Final = 1_000_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFlags:
+    """What is counted, and how it is printed."""
+
+    by: Annotated[Dimension, typer.Option(help="Group by this.")] = "tier"
+    since: Annotated[str | None, typer.Option(help=f"Start: {FORMS}.")] = None
+    until: Annotated[str | None, typer.Option(help="End, in the same forms.")] = None
+    key: Annotated[str | None, typer.Option(help="Only this key: its name or id.")] = None
+    team: Annotated[str | None, typer.Option(help="Only this team: its name or id.")] = None
+    tier: Annotated[str | None, typer.Option(help="Only this tier.")] = None
+    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False
+    as_json: AsJson = False
+
+
 @app.command("usage", help=USAGE_HELP)
-def usage(  # noqa: PLR0913 - a flag each
-    by: Annotated[Dimension, typer.Option(help="Group by this.")] = "tier",
-    since: Annotated[str | None, typer.Option(help=f"Start: {FORMS}.")] = None,
-    until: Annotated[str | None, typer.Option(help="End, in the same forms.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only this key: its name or id.")] = None,
-    team: Annotated[str | None, typer.Option(help="Only this team: its name or id.")] = None,
-    tier: Annotated[str | None, typer.Option(help="Only this tier.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
-    as_json: AsJson = False,
-    database_url: DatabaseUrl = None,
-    config: ConfigFile = None,
-) -> None:
+@takes_flags
+def usage(flags: UsageFlags, opened: DatabaseFlags) -> None:
     """Show usage; the help is `USAGE_HELP`."""
     # Databases take half a second to import, which other commands need not wait for.
-    from outrider.gateway.storage.database import DatabaseError
-    from outrider.gateway.storage.open import open_database
     from outrider.gateway.tenancy.ledger.queries import UsageFilter
     from outrider.gateway.tenancy.ledger.usage_report import UsageQuestion, usage_report
 
-    with user_errors(usage=(SettingsError,), failed=(DatabaseError,)):
-        now_s = time.time()
-        if as_csv and as_json:
+    with user_errors(usage=(SettingsError,)):
+        if flags.as_csv and flags.as_json:
             raise SettingsError("--csv and --json exclude each other: choose one")
-        if key is not None and key.startswith("or-"):
-            key = key[3:11]  # the id in a key, so that a prefix will do
-        since_s, until_s = (_moment(*pair, now_s) for pair in (("since", since), ("until", until)))
-        database = open_database(load_settings(config_file=config), database_url=database_url)
-        if database is None:
-            raise SettingsError('there is no ledger: database_url is "none"')
-        try:
-            wanted = UsageFilter(
-                since_s=since_s,
-                until_s=until_s,
-                key_ids=None if key is None else _ids(database, "key", key),
-                team_ids=None if team is None else _ids(database, "team", team),
-                tier=tier,
-                model=model,
-            )
-            question = UsageQuestion(by=by, wanted=wanted, limit=_MAX_GROUPS, with_costs=True)
-            report = usage_report(database, question)
-        finally:
-            database.close()
-    if as_json:
+        now_s = time.time()
+        since_s = _moment("since", flags.since, now_s)
+        until_s = _moment("until", flags.until, now_s)
+    with opened.opened(kept="ledger") as (_, database):
+        wanted = UsageFilter(
+            since_s=since_s,
+            until_s=until_s,
+            key_ids=_ids(database, "key", flags.key),
+            team_ids=_ids(database, "team", flags.team),
+            tier=flags.tier,
+            model=flags.model,
+        )
+        question = UsageQuestion(by=flags.by, wanted=wanted, limit=_MAX_GROUPS, with_costs=True)
+        report = usage_report(database, question)
+    if flags.as_json:
         typer.echo(report.model_dump_json(indent=2))
-    elif as_csv:
+    elif flags.as_csv:
         typer.echo(_as_csv(report), nl=False)
     else:
         _print(report)
@@ -198,9 +195,13 @@ def _usd(amount: float) -> str:
     return f"${amount:,.2f}" if amount >= 100 or not amount else f"${amount:,.4g}"
 
 
-def _ids(database: "Database", by: Literal["key", "team"], word: str) -> list[str]:
+def _ids(database: "Database", by: Literal["key", "team"], word: str | None) -> list[str] | None:
     from outrider.gateway.tenancy.ledger.queries import ids_of
 
+    if word is None:
+        return None
+    if by == "key" and word.startswith("or-"):
+        word = word[3:11]  # the id in a key, so that a prefix will do
     with database.read() as connection:
         return ids_of(connection, by, word)
 

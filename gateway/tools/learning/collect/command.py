@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,14 @@ from outrider.engine.errors import EngineError
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
-from outrider.gateway.tools.commands.command import LargeRevision, SmallRevision
+from outrider.gateway.tools.commands.command import (
+    DeviceOption,
+    DtypeOption,
+    LargeRevision,
+    SmallRevision,
+)
+from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
+from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
 from outrider.gateway.tools.commands.terminal import LoadingProgress, make_console
 from outrider.gateway.tools.commands.user_errors import user_errors
 from outrider.gateway.tools.learning.collect.checkers import CHECK_KINDS, AnswerCheckKind
@@ -41,7 +49,6 @@ from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from outrider.gateway.wiring.checkpoints import named_models
 from outrider.verifier.params import Tier
 
-DATA_VARIABLE = "OUTRIDER_DATA"
 _FIXABLE = (CollectError, JudgeError, EngineError, GatewayError, SettingsError, OSError)
 
 COLLECT_HELP = """
@@ -62,66 +69,72 @@ with --batch questions under way at one model, so --batch 1 gives those that a l
 """
 
 
-def collect(  # noqa: PLR0913 - a flag each
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectFlags:
+    """Questions, the pair that answers them, and what judges the answers."""
+
     data: Annotated[
         Path,
         typer.Option(
             help="JSONL with prompt or messages, expected and check. A relative path is also "
             f"looked up under ${DATA_VARIABLE}."
         ),
-    ],
+    ]
     out: Annotated[
         Path, typer.Option(help="JSONL file for the labelled rows; an existing one is continued.")
-    ],
+    ]
     small: Annotated[
-        str | None, typer.Option(help="Folder or Hugging Face id of the small model.")
-    ] = None,
+        str | None,
+        typer.Option(help="Folder or Hugging Face id of the small model."),
+        Setting("models.small"),
+    ] = None
     large: Annotated[
-        str | None, typer.Option(help="Folder or Hugging Face id of the large model.")
-    ] = None,
-    large_revision: LargeRevision = None,
-    small_revision: SmallRevision = None,
-    config: Annotated[Path | None, typer.Option("--config", help="Settings file.")] = None,
+        str | None,
+        typer.Option(help="Folder or Hugging Face id of the large model."),
+        Setting("models.large"),
+    ] = None
+    large_revision: LargeRevision = None
+    small_revision: SmallRevision = None
+    config: Annotated[Path | None, typer.Option("--config", help="Settings file.")] = None
     check: Annotated[
         str | None, typer.Option(help=f"Check of rows without one: {', '.join(CHECK_KINDS)}.")
-    ] = None,
+    ] = None
     judge_url: Annotated[
         str | None, typer.Option(help="URL of the judge's API, as in https://…/v1.")
-    ] = None,
-    judge_model: Annotated[str | None, typer.Option(help="The judge's model name.")] = None,
+    ] = None
+    judge_model: Annotated[str | None, typer.Option(help="The judge's model name.")] = None
     judge_key_env: Annotated[
         str | None, typer.Option(help="Environment variable that holds the judge's key.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 256,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of sampled answers.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, max=512, help="Questions answered at a time.")] = 32,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")] = None,
-    num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-) -> None:
+    ] = None
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 256
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Seed of sampled answers.")] = 0
+    batch: Annotated[int, typer.Option(min=1, max=512, help="Questions answered at a time.")] = 32
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+    num_threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads."), Setting("engine.num_threads")
+    ] = None
+
+
+@takes_flags
+def collect(flags: CollectFlags) -> None:
     """Label prompts with the answers of both models; the help is `COLLECT_HELP`."""
     with user_errors(failed=_FIXABLE, interrupted="run the same command again to continue"):
-        settings = load_settings(
-            config_file=config,
-            flags={
-                "models.small": small,
-                "models.large": large,
-                "models.large_revision": large_revision,
-                "models.small_revision": small_revision,
-                "engine.device": device,
-                "engine.dtype": dtype,
-                "engine.num_threads": num_threads,
-            },
+        settings = load_settings(config_file=flags.config, flags=setting_flags(flags))
+        questions = read_questions(
+            found_data(flags.data), default_check=_kind(flags.check), limit=flags.limit
         )
-        questions = read_questions(_found(data), default_check=_kind(check), limit=limit)
         plan = CollectPlan(
-            max_tokens=max_tokens, temperature=temperature, seed=seed, batch_size=batch
+            max_tokens=flags.max_tokens,
+            temperature=flags.temperature,
+            seed=flags.seed,
+            batch_size=flags.batch,
         )
-        judge = _judge(judge_url, judge_model, judge_key_env)
-        done = asyncio.run(_run(settings, questions, out, plan, judge))
-    _say(done, out)
+        judge = _judge(flags.judge_url, flags.judge_model, flags.judge_key_env)
+        done = asyncio.run(_run(settings, questions, flags.out, plan, judge))
+    _say(done, flags.out)
 
 
 async def _run(
@@ -211,13 +224,6 @@ def _judge(url: str | None, model: str | None, key_variable: str | None) -> Judg
         if not key:
             raise CollectError(f"--judge-key-env: the environment has no variable {key_variable}")
     return Judge(url=url, model=model, key=key)
-
-
-def _found(path: Path) -> Path:
-    root = os.environ.get(DATA_VARIABLE)
-    if root and not path.is_absolute() and not path.exists():
-        return Path(root) / path
-    return path
 
 
 def _say(done: CollectProgress, out: Path) -> None:

@@ -1,5 +1,7 @@
 """`outrider draft`: make a drafter for a large model, find its best settings, compare several."""
 
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.gateway.settings.tree import NONE, Settings, SettingsError
-from outrider.gateway.tools.commands.command import DeviceOption, DtypeOption
+from outrider.gateway.tools.commands.data_files import found_data
+from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.drafters.compare_command import COMPARE_HELP, compare
 from outrider.gateway.tools.learning.drafters.shared import (
-    EngineConfigFile,
-    EngineThreads,
+    DraftEngineFlags,
     LargeModel,
     PromptDataPath,
+    TrafficFlags,
     TrainingSeed,
     draft_errors,
-    draft_settings,
-    found_data,
     need,
     quiet_transformers,
     refuse_missing,
     say_stage,
+    speculating,
 )
 from outrider.gateway.tools.learning.drafters.tables import print_head, print_training, print_tuning
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from outrider.draft.training.tune import Limit, Traffic, TuneReport
     from outrider.engine.core import Engine
     from outrider.engine.passes.runner import ModelRunner
+
+    LoadEngine = Callable[[], tuple[Engine, ModelRunner]]
 
 app = typer.Typer(
     name="draft",
@@ -77,143 +81,147 @@ with --resume.
 """
 
 
-@app.command(help=_TRAIN_HELP)
-def train(  # noqa: PLR0913 - a flag each
-    large: LargeModel,
-    data: PromptDataPath,
-    out: Annotated[Path, typer.Option(help="Folder for the drafter; made if it is missing.")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainFlags:
+    """What is trained, on what, and for how long."""
+
+    large: LargeModel
+    data: PromptDataPath
+    out: Annotated[Path, typer.Option(help="Folder for the drafter; made if it is missing.")]
     kind: Annotated[
         DrafterKind, typer.Option(help="A model of its own, or a head of the large model.")
-    ] = DrafterKind.small,
+    ] = DrafterKind.small
     draft_vocab: Annotated[
         int | None,
         typer.Option(min=1, help="eagle3: how many of the most frequent tokens it guesses."),
-    ] = None,
+    ] = None
     unroll: Annotated[
         int | None, typer.Option(min=1, max=16, help="eagle3, mtp: levels that are trained; 7.")
-    ] = None,
+    ] = None
     small: Annotated[
         str | None, typer.Option(help="Start from this checkpoint (same tokenizer).")
-    ] = None,
+    ] = None
     layers: Annotated[
         int | None, typer.Option(min=1, help="Layers of a new drafter; a quarter of the large's.")
-    ] = None,
+    ] = None
     width: Annotated[
         int | None, typer.Option(min=16, help="Hidden size of a new drafter; a quarter, too.")
-    ] = None,
+    ] = None
     on_policy: Annotated[
         bool,
         typer.Option(
             "--on-policy/--from-data", help="Learn from the large model's answers or the data's."
         ),
-    ] = True,
+    ] = True
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Of the large model's answers; 0 is greedy.")
-    ] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 256,
-    max_length: Annotated[int, typer.Option(min=2, help="Of prompt and answer together.")] = 1024,
+    ] = 0.0
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 256
+    max_length: Annotated[int, typer.Option(min=2, help="Of prompt and answer together.")] = 1024
     steps: Annotated[
         int | None,
         typer.Option(min=1, help=f"Training steps; {_DEFAULT_STEPS} unless a time is given."),
-    ] = None,
+    ] = None
     minutes: Annotated[
         float | None, typer.Option(min=0.01, help="Training time, without the answers.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 16,
+    ] = None
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 16
     learning_rate: Annotated[
         float | None, typer.Option(min=1e-7, help="Peak; by default by size and start.")
-    ] = None,
-    seed: TrainingSeed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in OUT.")] = False,
-    config: EngineConfigFile = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    num_threads: EngineThreads = None,
-) -> None:
-    """Train a drafter; the help is `_TRAIN_HELP`."""
-    need("train", "Training a drafter")
-    _refuse_options(
-        kind,
-        {"--small": small, "--layers": layers, "--width": width},
-        {"--draft-vocab": draft_vocab, "--unroll": unroll},
-    )
-    refuse_missing((large, small), data)
-    with draft_errors("go on with --resume"):
+    ] = None
+    seed: TrainingSeed = 0
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in OUT.")] = False
+
+    def check(self) -> None:
+        """Raise BadParameter for options that another kind has."""
+        is_small = self.kind is DrafterKind.small
+        of_small = {"--small": self.small, "--layers": self.layers, "--width": self.width}
+        of_heads = {"--draft-vocab": self.draft_vocab, "--unroll": self.unroll}
+        given = [name for name, value in (of_heads if is_small else of_small).items() if value]
+        if given:
+            others = "--kind eagle3 and --kind mtp" if is_small else "--kind small"
+            raise typer.BadParameter(
+                f"{', '.join(given)}: for {others}; this is --kind {self.kind.value}. Leave it out."
+            )
+
+    def job(self) -> dict[str, Any]:
+        """Return the job's fields that all kinds have."""
         from outrider.draft.training.distill import DistillPlan
-        from outrider.draft.training.drafter_job import DrafterJob, train_drafter
         from outrider.draft.training.own_answers import AnswerPlan
         from outrider.engine.model.read_config import read_model_config
+
+        is_open_ended = self.steps is None and self.minutes is None
+        return {
+            "large": self.large,
+            "data": found_data(self.data),
+            "out": self.out,
+            "on_policy": self.on_policy,
+            "answers": AnswerPlan(
+                temperature=self.temperature,
+                max_tokens=self.max_tokens,
+                max_length=self.max_length,
+                seed=self.seed,
+                stop_token_ids=read_model_config(self.large).eos_token_ids,
+            ),
+            "distill": DistillPlan(
+                steps=_DEFAULT_STEPS if is_open_ended else self.steps,
+                minutes=self.minutes,
+                batch_size=self.batch_size,
+                learning_rate=self.learning_rate,
+                seed=self.seed,
+            ),
+        }
+
+
+@app.command(help=_TRAIN_HELP)
+@takes_flags
+def train(flags: TrainFlags, engine: DraftEngineFlags) -> None:
+    """Train a drafter; the help is `_TRAIN_HELP`."""
+    need("train", "Training a drafter")
+    flags.check()
+    refuse_missing((flags.large, flags.small), flags.data)
+    with draft_errors("go on with --resume"):
         from outrider.gateway.wiring import engine as engine_wiring
         from outrider.gateway.wiring import start as wiring
 
-        settings = draft_settings(
-            config,
-            {
-                "models.large": large,
-                "models.small": NONE,
-                "engine.device": device,
-                "engine.dtype": dtype,
-                "engine.num_threads": num_threads,
-            },
-        )
+        settings = engine.settings({"models.large": flags.large, "models.small": NONE})
         wiring.check_models(settings)
-        if small is not None:
-            wiring.check_models(
-                draft_settings(config, {"models.large": large, "models.small": small})
-            )
-        common: dict[str, Any] = {
-            "large": large,
-            "data": found_data(data),
-            "out": out,
-            "on_policy": on_policy,
-            "answers": AnswerPlan(
-                temperature=temperature,
-                max_tokens=max_tokens,
-                max_length=max_length,
-                seed=seed,
-                stop_token_ids=read_model_config(large).eos_token_ids,
-            ),
-            "distill": DistillPlan(
-                steps=_DEFAULT_STEPS if steps is None and minutes is None else steps,
-                minutes=minutes,
-                batch_size=batch_size,
-                learning_rate=learning_rate,
-                seed=seed,
-            ),
-        }
+        if flags.small is not None:
+            both = {"models.large": flags.large, "models.small": flags.small}
+            wiring.check_models(engine.settings(both))
+        common = flags.job()
 
         def load() -> "tuple[Engine, ModelRunner]":
             runners = engine_wiring.load_runners(settings, say_stage())
             return engine_wiring.join(settings, runners, None), runners["large"]
 
         quiet_transformers()
-        if kind is not DrafterKind.small:
-            from outrider.draft.training.head_job import HeadJob, train_head
-
-            head_job = HeadJob(
-                **common,
-                kind="eagle3" if kind is DrafterKind.eagle3 else "mtp",
-                draft_vocab_size=draft_vocab,
-                unroll=unroll or _DEFAULT_UNROLL,
-            )
-            print_head(
-                train_head(head_job, load, resume=resume, num_threads=num_threads), out, large
-            )
-            return
-        job = DrafterJob(**common, small=small, num_layers=layers, hidden_size=width)
-        report = train_drafter(job, load, resume=resume, num_threads=num_threads)
-    print_training(report, out, large)
+        _train(flags, common, load, num_threads=engine.num_threads)
 
 
-def _refuse_options(kind: DrafterKind, of_small: dict[str, Any], of_heads: dict[str, Any]) -> None:
-    """Raise BadParameter for options that another kind has."""
-    is_small = kind is DrafterKind.small
-    given = [name for name, value in (of_heads if is_small else of_small).items() if value]
-    if given:
-        others = "--kind eagle3 and --kind mtp" if is_small else "--kind small"
-        raise typer.BadParameter(
-            f"{', '.join(given)}: for {others}; this is --kind {kind.value}. Leave it out."
+def _train(
+    flags: TrainFlags, common: dict[str, Any], load: "LoadEngine", *, num_threads: int | None
+) -> None:
+    """Train, and print what came of it."""
+    if flags.kind is DrafterKind.small:
+        from outrider.draft.training.drafter_job import DrafterJob, train_drafter
+
+        job = DrafterJob(
+            **common, small=flags.small, num_layers=flags.layers, hidden_size=flags.width
         )
+        report = train_drafter(job, load, resume=flags.resume, num_threads=num_threads)
+        print_training(report, flags.out, flags.large)
+        return
+    from outrider.draft.training.head_job import HeadJob, train_head
+
+    head_job = HeadJob(
+        **common,
+        kind="eagle3" if flags.kind is DrafterKind.eagle3 else "mtp",
+        draft_vocab_size=flags.draft_vocab,
+        unroll=flags.unroll or _DEFAULT_UNROLL,
+    )
+    head = train_head(head_job, load, resume=flags.resume, num_threads=num_threads)
+    print_head(head, flags.out, flags.large)
 
 
 _TUNE_HELP = """
@@ -227,95 +235,86 @@ Find the limits of the trees that give the most tokens per second here, on sampl
 """
 
 
-@app.command(help=_TUNE_HELP)
-def tune(  # noqa: PLR0913 - a flag each
-    large: LargeModel,
-    small: Annotated[str, typer.Option(help="Folder or Hugging Face id of the drafter.")],
-    data: PromptDataPath,
-    out: Annotated[Path, typer.Option(help="Settings file to write.")] = Path(DEFAULT_OUT),
-    plots: Annotated[Path | None, typer.Option(help="Folder for two PNG files.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts of the data.")] = 16,
-    concurrency: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all values run.")] = 5,
-    depths: Annotated[str | None, typer.Option(help="Depths to try, as in 4,8,16.")] = None,
-    nodes: Annotated[str | None, typer.Option(help="Tree sizes to try.")] = None,
-    branching: Annotated[str | None, typer.Option(help="Alternatives to try.")] = None,
-    frontier: Annotated[str | None, typer.Option(help="Frontiers to try.")] = None,
-    seed: TrainingSeed = 0,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneFlags:
+    """The models, the data, and what is written."""
+
+    large: LargeModel
+    small: Annotated[str, typer.Option(help="Folder or Hugging Face id of the drafter.")]
+    data: PromptDataPath
+    out: Annotated[Path, typer.Option(help="Settings file to write.")] = Path(DEFAULT_OUT)
+    plots: Annotated[Path | None, typer.Option(help="Folder for two PNG files.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFlags:
+    """The limits to try."""
+
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all values run.")] = 5
+    depths: Annotated[str | None, typer.Option(help="Depths to try, as in 4,8,16.")] = None
+    nodes: Annotated[str | None, typer.Option(help="Tree sizes to try.")] = None
+    branching: Annotated[str | None, typer.Option(help="Alternatives to try.")] = None
+    frontier: Annotated[str | None, typer.Option(help="Frontiers to try.")] = None
     allow_vocab_mismatch: Annotated[
         bool, typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the settings file.")] = False,
-    config: EngineConfigFile = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    num_threads: EngineThreads = None,
-) -> None:
-    """Measure and choose; the help is `_TUNE_HELP`."""
-    if plots is not None:
-        need("bench", "--plots")
-    if out.exists() and not force:
-        raise typer.BadParameter(f"{out} exists already; name another with --out, or --force")
-    refuse_missing((large, small), data)
-    with draft_errors("nothing was written"):
-        from transformers import AutoTokenizer
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace the settings file.")] = False
 
-        from outrider.draft.training.prompt_file import read_prompts
-        from outrider.draft.training.tune import DEFAULT_GRID, sample_traffic, speculation_toml
-        from outrider.engine.model.read_config import read_model_config
-        from outrider.gateway.wiring import start as wiring
-        from outrider.verifier.params import SamplingParams
+    def grid(self) -> "dict[Limit, tuple[int, ...]]":
+        """Return the values of each limit. Raises SettingsError."""
+        from outrider.draft.training.tune import DEFAULT_GRID
 
         given = {
-            "max_draft_depth": depths,
-            "max_draft_nodes": nodes,
-            "max_branching": branching,
-            "max_frontier": frontier,
+            "max_draft_depth": self.depths,
+            "max_draft_nodes": self.nodes,
+            "max_branching": self.branching,
+            "max_frontier": self.frontier,
         }
-        grid = {limit: _values(given[limit], limit, DEFAULT_GRID[limit]) for limit in DEFAULT_GRID}
-        settings = draft_settings(
-            config,
+        return {limit: _values(given[limit], limit, DEFAULT_GRID[limit]) for limit in DEFAULT_GRID}
+
+
+@app.command(help=_TUNE_HELP)
+@takes_flags
+def tune(
+    flags: TuneFlags, traffic: TrafficFlags, search: SearchFlags, engine: DraftEngineFlags
+) -> None:
+    """Measure and choose; the help is `_TUNE_HELP`."""
+    large, small, out = flags.large, flags.small, flags.out
+    if flags.plots is not None:
+        need("bench", "--plots")
+    if out.exists() and not search.force:
+        raise typer.BadParameter(f"{out} exists already; name another with --out, or --force")
+    refuse_missing((large, small), flags.data)
+    with draft_errors("nothing was written"):
+        from outrider.draft.training.tune import speculation_toml
+        from outrider.gateway.wiring import start as wiring
+
+        grid = search.grid()
+        settings = engine.settings(
             {
                 "models.large": large,
                 "models.small": small,
-                "engine.device": device,
-                "engine.dtype": dtype,
-                "engine.num_threads": num_threads,
                 "speculation.enabled": True,
                 "speculation.adaptive": True,
-                "speculation.allow_vocab_mismatch": allow_vocab_mismatch or None,
-            },
+                "speculation.allow_vocab_mismatch": search.allow_vocab_mismatch or None,
+            }
         )
         wiring.check_models(settings)
         quiet_transformers()
-        model = read_model_config(large)
-        traffic = sample_traffic(
-            read_prompts(found_data(data))[:prompts],
-            AutoTokenizer.from_pretrained(large, trust_remote_code=False),
-            SamplingParams(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed,
-                stop_token_ids=model.eos_token_ids,
-            ),
-            max_context=model.max_position_embeddings,
-            concurrency=concurrency,
-        )
-        report = _tune(settings, traffic, grid, rounds)
+        asked = traffic.of(flags.data, large)
+        report = _tune(settings, asked, grid, search.rounds)
         conditions = (
-            f"large {Path(large).name}, small {Path(small).name}, {len(traffic.prompts)} prompts "
-            f"of {data.name}, concurrency {concurrency}, temperature {temperature:g}, "
-            f"{rounds} rounds"
+            f"large {Path(large).name}, small {Path(small).name}, {len(asked.prompts)} prompts "
+            f"of {flags.data.name}, concurrency {traffic.concurrency}, "
+            f"temperature {traffic.temperature:g}, {search.rounds} rounds"
         )
         out.write_text(speculation_toml(report, conditions=conditions), encoding="utf-8")
     print_tuning(report)
     typer.echo(f"Wrote {out}: outrider serve --large ... --small ... --config {out}")
-    if plots is not None:
+    if flags.plots is not None:
         from outrider.gateway.tools.learning.drafters.plots import draw_plots
 
-        for path in draw_plots(report, plots):
+        for path in draw_plots(report, flags.plots):
             typer.echo(f"Drew {path}")
 
 
@@ -333,15 +332,7 @@ def _tune(
     budget = measure_budget(settings, runners, say_stage())
 
     def build(choice: DraftLimits) -> "Engine":
-        limits = {
-            "adaptive": choice.adaptive,
-            "max_draft_nodes": choice.max_draft_nodes,
-            "max_draft_depth": choice.max_draft_depth,
-            "max_branching": choice.max_branching,
-            "max_frontier": choice.max_frontier,
-        }
-        speculation = settings.speculation.model_copy(update=limits)
-        chosen = settings.model_copy(update={"speculation": speculation})
+        chosen = speculating(settings, asdict(choice))
         return engine_wiring.join(chosen, runners, budget if choice.adaptive else None)
 
     console, said = make_console(stderr=True), set[str]()
@@ -355,15 +346,8 @@ def _tune(
                 typer.echo(f"{label} ...", err=True)
 
         tuner = Tuner(build=build, runners=runners, traffic=traffic, rounds=rounds, on_run=on_run)
-        in_use = settings.speculation
-        start = DraftLimits(
-            adaptive=True,
-            max_draft_nodes=in_use.max_draft_nodes,
-            max_draft_depth=in_use.max_draft_depth,
-            max_branching=in_use.max_branching,
-            max_frontier=in_use.max_frontier,
-        )
-        return tuner.tune(grid, start=start)
+        in_use = {one.name: getattr(settings.speculation, one.name) for one in fields(DraftLimits)}
+        return tuner.tune(grid, start=DraftLimits(**in_use))
 
 
 def _values(text: str | None, limit: "Limit", default: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,25 +1,24 @@
 """`outrider draft compare`: several drafters of a large model side by side."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.gateway.settings.tree import NONE, Settings
-from outrider.gateway.tools.commands.command import DeviceOption, DtypeOption
+from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.drafters.shared import (
     OWN_HEAD,
-    EngineConfigFile,
-    EngineThreads,
+    DraftEngineFlags,
     PromptDataPath,
-    TrainingSeed,
+    TrafficFlags,
     draft_errors,
-    draft_settings,
-    found_data,
     need,
     quiet_transformers,
     refuse_missing,
     say_stage,
+    speculating,
 )
 from outrider.gateway.tools.learning.drafters.tables import print_comparison
 
@@ -46,66 +45,63 @@ by cost, as `outrider serve` drafts. Use it on a quiet machine.
 """
 
 
-def compare(  # noqa: PLR0913 - a flag each
-    large: Annotated[str, typer.Argument(help="Folder or Hugging Face id of the large model.")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareFlags:
+    """The models, the data, and where the picture goes."""
+
+    large: Annotated[str, typer.Argument(help="Folder or Hugging Face id of the large model.")]
     drafter: Annotated[
         list[str], typer.Option(help="A small model, a head, or mtp; again for each drafter.")
-    ],
-    data: PromptDataPath,
+    ]
+    data: PromptDataPath
     plot: Annotated[
         Path | None, typer.Option(help="Picture to draw; its name ends in .png or .svg.")
-    ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts of the data.")] = 16,
-    concurrency: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    ] = None
+
+    def check(self) -> None:
+        """Refuse what cannot be compared or drawn, before anything heavy is imported."""
+        if self.plot is not None:
+            if self.plot.suffix not in (".png", ".svg"):
+                raise typer.BadParameter(f"--plot {self.plot}: the name must end in .png or .svg")
+            need("bench", "--plot")
+        if len(set(self.drafter)) < len(self.drafter):
+            raise typer.BadParameter("a --drafter is named twice; name each once")
+        refuse_missing((self.large, *self.drafter), self.data)
+
+
+@takes_flags
+def compare(
+    flags: CompareFlags,
+    traffic: TrafficFlags,
     depth: Annotated[int, typer.Option(min=1, max=16, help="Of the chains.")] = 7,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that are measured.")] = 3,
-    seed: TrainingSeed = 0,
-    config: EngineConfigFile = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    num_threads: EngineThreads = None,
+    *,
+    engine: DraftEngineFlags,
 ) -> None:
     """Measure drafters side by side; the help is `COMPARE_HELP`."""
-    if plot is not None:
-        if plot.suffix not in (".png", ".svg"):
-            raise typer.BadParameter(f"--plot {plot}: the name must end in .png or .svg")
-        need("bench", "--plot")
-    if len(set(drafter)) < len(drafter):
-        raise typer.BadParameter("a --drafter is named twice; name each once")
-    refuse_missing((large, *drafter), data)
+    flags.check()
     with draft_errors("nothing was written"):
         from outrider.gateway.wiring import start as wiring
 
-        flags = {
-            "models.large": large,
-            "engine.device": device,
-            "engine.dtype": dtype,
-            "engine.num_threads": num_threads,
+        given = {
+            "models.large": flags.large,
             "speculation.enabled": True,
             "speculation.adaptive": True,
         }
-        chosen = {path: draft_settings(config, flags | _drafter_flags(path)) for path in drafter}
+        chosen = {path: engine.settings(given | _drafter_flags(path)) for path in flags.drafter}
         for settings in chosen.values():
             wiring.check_models(settings)
         quiet_transformers()
-        traffic = _traffic(
-            large,
-            found_data(data),
-            num_prompts=prompts,
-            concurrency=concurrency,
-            sampling={"max_tokens": max_tokens, "temperature": temperature, "seed": seed},
-        )
+        asked = traffic.of(flags.data, flags.large)
         found = [
-            _measure(path, settings, traffic, rounds=rounds, depth=depth)
+            _measure(path, settings, asked, rounds=rounds, depth=depth)
             for path, settings in chosen.items()
         ]
     print_comparison(found)
-    if plot is not None:
+    if flags.plot is not None:
         from outrider.gateway.tools.learning.drafters.plots import draw_comparison
 
-        typer.echo(f"Drew {draw_comparison(found, plot)}")
+        typer.echo(f"Drew {draw_comparison(found, flags.plot)}")
 
 
 def _drafter_flags(path: str) -> dict[str, Any]:
@@ -121,26 +117,6 @@ def _is_head(path: str) -> bool:
     from outrider.engine.model.weights import resolve_checkpoint
 
     return path == OWN_HEAD or is_head(resolve_checkpoint(path))
-
-
-def _traffic(
-    large: str, data: Path, *, num_prompts: int, concurrency: int, sampling: dict[str, Any]
-) -> "Traffic":
-    from transformers import AutoTokenizer
-
-    from outrider.draft.training.prompt_file import read_prompts
-    from outrider.draft.training.tune import sample_traffic
-    from outrider.engine.model.read_config import read_model_config
-    from outrider.verifier.params import SamplingParams
-
-    model = read_model_config(large)
-    return sample_traffic(
-        read_prompts(data)[:num_prompts],
-        AutoTokenizer.from_pretrained(large, trust_remote_code=False),
-        SamplingParams(**sampling, stop_token_ids=model.eos_token_ids),
-        max_context=model.max_position_embeddings,
-        concurrency=concurrency,
-    )
 
 
 def _measure(
@@ -160,19 +136,11 @@ def _measure(
     asked: dict[Tier, Any] = {"large": runners["large"], "small": drafting}
 
     def build(choice: "DraftLimits") -> "Engine":
-        limits: dict[str, Any] = {}
-        if not choice.adaptive:
-            limits = {
-                "adaptive": False,
-                "max_draft_nodes": choice.max_draft_nodes,
-                "max_draft_depth": choice.max_draft_depth,
-                "max_branching": choice.max_branching,
-                "max_frontier": choice.max_frontier,
-                "sources": ("model",) if head is None else ("head",),
-            }
-        speculation = settings.speculation.model_copy(update=limits)
-        chosen = settings.model_copy(update={"speculation": speculation})
-        return engine_wiring.join(chosen, runners, budget if choice.adaptive else None)
+        if choice.adaptive:
+            return engine_wiring.join(settings, runners, budget)
+        source = "model" if head is None else "head"
+        chosen = speculating(settings, {**asdict(choice), "sources": (source,)})
+        return engine_wiring.join(chosen, runners, None)
 
     return measure_drafter(
         Path(path).name,

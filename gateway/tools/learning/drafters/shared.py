@@ -2,19 +2,24 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
+from outrider.gateway.tools.commands.command import DeviceOption, DtypeOption
+from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
+from outrider.gateway.tools.commands.flags import Setting, setting_flags
 from outrider.gateway.tools.commands.user_errors import user_errors
 
-DATA_VARIABLE = "OUTRIDER_DATA"
+if TYPE_CHECKING:
+    from outrider.draft.training.tune import Traffic
+
 OWN_HEAD = "mtp"
 """In the place of a path: the head in the large model's own checkpoint."""
 
@@ -26,9 +31,66 @@ PromptDataPath = Annotated[
         f"path is also looked up under ${DATA_VARIABLE}."
     ),
 ]
-EngineConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")]
-EngineThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 TrainingSeed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled answers.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEngineFlags:
+    """The engine that runs the models."""
+
+    config: Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")] = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+    num_threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads."), Setting("engine.num_threads")
+    ] = None
+
+    def settings(self, flags: dict[str, Any]) -> Settings:
+        """Return the settings of the file and these flags. Raises SettingsError.
+
+        Training and measuring read checkpoints by their names alone, so no revision may be set.
+        """
+        settings = load_settings(config_file=self.config, flags=flags | setting_flags(self))
+        if settings.models.has_revision:
+            raise SettingsError(
+                "the settings pin a model's revision, which outrider draft does not take: fetch it "
+                "(hf download NAME --revision REVISION), and name the folder that this prints"
+            )
+        return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficFlags:
+    """The requests that drafting is measured with."""
+
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts of the data.")] = 16
+    concurrency: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 1
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 128
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0
+    seed: TrainingSeed = 0
+
+    def of(self, data: Path, large: str) -> "Traffic":
+        """Return prompts of the data as the large model reads them. Raises PromptDataError."""
+        from transformers import AutoTokenizer
+
+        from outrider.draft.training.prompt_file import read_prompts
+        from outrider.draft.training.tune import sample_traffic
+        from outrider.engine.model.read_config import read_model_config
+        from outrider.verifier.params import SamplingParams
+
+        model = read_model_config(large)
+        return sample_traffic(
+            read_prompts(found_data(data))[: self.prompts],
+            AutoTokenizer.from_pretrained(large, trust_remote_code=False),
+            SamplingParams(
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                seed=self.seed,
+                stop_token_ids=model.eos_token_ids,
+            ),
+            max_context=model.max_position_embeddings,
+            concurrency=self.concurrency,
+        )
 
 
 def refuse_missing(models: Iterable[str | None], data: Path) -> None:
@@ -61,28 +123,6 @@ def need(extra: str, purpose: str) -> None:
         need_extra(extra, purpose)
 
 
-def draft_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
-    """Return the settings of a file and these flags. Raises SettingsError.
-
-    Training and measuring read checkpoints by their names alone, so no revision may be set.
-    """
-    settings = load_settings(config_file=config, flags=flags)
-    if settings.models.has_revision:
-        raise SettingsError(
-            "the settings pin a model's revision, which outrider draft does not take: fetch it "
-            "(hf download NAME --revision REVISION), and name the folder that this prints"
-        )
-    return settings
-
-
-def found_data(path: Path) -> Path:
-    """Return a path, below $OUTRIDER_DATA where there is no such file here."""
-    root = os.environ.get(DATA_VARIABLE)
-    if root and not path.is_absolute() and not path.exists():
-        return Path(root) / path
-    return path
-
-
 def quiet_transformers() -> None:
     """Its bars for loading and saving a handful of tensors would bury ours."""
     from transformers.utils.logging import disable_progress_bar
@@ -101,3 +141,9 @@ def say_stage() -> Any:
             typer.echo(f"{stage} ...", err=True)
 
     return report
+
+
+def speculating(settings: Settings, limits: dict[str, Any]) -> Settings:
+    """Return the settings with these limits of trees."""
+    speculation = settings.speculation.model_copy(update=limits)
+    return settings.model_copy(update={"speculation": speculation})

@@ -1,36 +1,29 @@
 """`outrider router collect | train | eval | calibrate | report`: learn a router, and judge one."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.collect.command import COLLECT_HELP, collect
 from outrider.gateway.tools.learning.routers.inputs import (
-    BootstrapSeed,
-    Config,
     HoldBackOption,
     JsonFlag,
+    JudgeFlags,
     LabelledDataPath,
-    LargePrice,
-    MaxCost,
-    Quality,
-    Resamples,
+    PriceFlags,
     Router,
-    SmallPrice,
     Strict,
-    StrongShare,
-    WholeAnswers,
+    TargetFlags,
     estimate_rows,
     judge,
-    prices_of,
     read_both_tiers,
     read_data,
     router_errors,
-    target_of,
     wary_notes,
 )
 from outrider.gateway.tools.learning.routers.tables import (
@@ -78,48 +71,48 @@ folds. The threshold keeps 95 % of what the large model adds, unless a target is
 """
 
 
-@app.command(help=_flowing(_TRAIN_HELP))
-def train(  # noqa: PLR0913 - a flag each
-    data: LabelledDataPath,
-    out: Annotated[Path, typer.Option(help="Folder for the router; made if it is missing.")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRouterFlags:
+    """What a router learns from, and where it goes."""
+
+    data: LabelledDataPath
+    out: Annotated[Path, typer.Option(help="Folder for the router; made if it is missing.")]
     recovered_gap: Annotated[
         float, typer.Option(help="Share of the large model's advantage to keep.")
-    ] = _RECOVERED_GAP,
-    strong_share: StrongShare = None,
-    quality: Quality = None,
-    max_cost: MaxCost = None,
-    small_price: SmallPrice = None,
-    large_price: LargePrice = None,
+    ] = _RECOVERED_GAP
     weak_only: Annotated[
         bool,
         typer.Option(
             "--weak-only",
             help="Leave strong_correct out: judge by the small model's answers alone.",
         ),
-    ] = False,
-    hold_back_tokens: HoldBackOption = 16,
+    ] = False
+    hold_back_tokens: HoldBackOption = 16
+    seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0
+
+
+@app.command(help=_flowing(_TRAIN_HELP))
+@takes_flags
+def train(
+    flags: TrainRouterFlags,
+    targets: TargetFlags,
+    costs: PriceFlags,
     as_json: JsonFlag = False,
-    config: Config = None,
-    seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0,
 ) -> None:
     """Train and save; the help is `_TRAIN_HELP`."""
+    out = flags.out
     with router_errors():
         need_extra("router", "Training a router")
-        rows = read_data(data)
-        if weak_only:
+        rows = read_data(flags.data)
+        if flags.weak_only:
             rows = replace(rows, strong=None)
-        target = target_of(
-            recovered_gap=recovered_gap,
-            strong_share=strong_share,
-            quality=quality,
-            max_cost=max_cost,
-            prices=None if max_cost is None else prices_of(small_price, large_price, config),
-        )
+        prices = None if targets.max_cost is None else costs.prices()
+        target = targets.target(prices, flags.recovered_gap)
         typer.echo(f"Training on {len(rows.prompts):,} prompts ...", err=True)
         # scikit-learn takes seconds to import, and serving must not need it.
         from outrider.router.estimator import TrainConfig, train_router
 
-        plan = TrainConfig(target=target, hold_back_tokens=hold_back_tokens, seed=seed)
+        plan = TrainConfig(target=target, hold_back_tokens=flags.hold_back_tokens, seed=flags.seed)
         scorer = train_router(rows, plan).scorer
         scorer.save(out)
     if rows.num_duplicates:
@@ -161,33 +154,22 @@ router has and the data allow: the text, the probe, the answer's beginning.
 
 
 @app.command("eval", help=_flowing(_EVAL_HELP))
-def evaluate_command(  # noqa: PLR0913 - a flag each
+@takes_flags
+def evaluate_command(
     router: Router,
     data: LabelledDataPath,
     as_json: JsonFlag = False,
     plots: Annotated[Path | None, typer.Option(help="Folder for three PNG files.")] = None,
-    strict: Strict = False,
-    hold_back_tokens: HoldBackOption = 16,
-    whole_answers: WholeAnswers = False,
-    small_price: SmallPrice = None,
-    large_price: LargePrice = None,
-    config: Config = None,
-    resamples: Resamples = 1000,
-    seed: BootstrapSeed = 0,
+    *,
+    how: JudgeFlags,
+    costs: PriceFlags,
 ) -> None:
     """Judge and print; the help is `_EVAL_HELP`."""
     with router_errors():
         if plots is not None:
             need_extra("bench", "--plots")
-        prices = prices_of(small_price, large_price, config)
-        judged = judge(
-            router,
-            data,
-            hold_back_tokens=None if whole_answers else hold_back_tokens,
-            num_resamples=resamples,
-            seed=seed,
-            strict=strict,
-        )
+        prices = costs.prices()
+        judged = judge(router, data, how)
         if as_json:
             typer.echo(json.dumps(judged_json(judged, prices), indent=2))
         else:
@@ -217,49 +199,49 @@ is for its answer.
 """
 
 
-@app.command("calibrate", help=_flowing(_CALIBRATE_HELP))
-def calibrate_command(  # noqa: PLR0913 - a flag each
-    router: Router,
-    data: LabelledDataPath,
-    strong_share: StrongShare = None,
-    quality: Quality = None,
-    max_cost: MaxCost = None,
-    small_price: SmallPrice = None,
-    large_price: LargePrice = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateFlags:
+    """The router, the prompts that it did not see, and where the result goes."""
+
+    router: Router
+    data: LabelledDataPath
     out: Annotated[
         Path | None, typer.Option(help="Folder for the router with this setting; may be ROUTER.")
-    ] = None,
-    as_json: JsonFlag = False,
-    strict: Strict = False,
-    hold_back_tokens: HoldBackOption = 16,
-    config: Config = None,
+    ] = None
+    strict: Strict = False
+    hold_back_tokens: HoldBackOption = 16
+
+
+@app.command("calibrate", help=_flowing(_CALIBRATE_HELP))
+@takes_flags
+def calibrate_command(
+    flags: CalibrateFlags, targets: TargetFlags, costs: PriceFlags, as_json: JsonFlag = False
 ) -> None:
     """Choose, print, write; the help is `_CALIBRATE_HELP`."""
+    out = flags.out
     with router_errors():
-        prices = prices_of(small_price, large_price, config)
-        target = target_of(
-            strong_share=strong_share, quality=quality, max_cost=max_cost, prices=prices
-        )
-        labelled = read_both_tiers(data)
-        scorer = RouterScorer.load(router)
-        _, notes = wary_notes(scorer, labelled, strict=strict)
+        prices = costs.prices()
+        target = targets.target(prices)
+        labelled = read_both_tiers(flags.data)
+        scorer = RouterScorer.load(flags.router)
+        _, notes = wary_notes(scorer, labelled, strict=flags.strict)
         for note in notes:
             typer.echo(f"note: {note}", err=True)
-        rows = estimate_rows(scorer, labelled, hold_back_tokens)
+        rows = estimate_rows(scorer, labelled, flags.hold_back_tokens)
         calibration = calibrate(rows, target)
         if out is not None:
             found = {
                 "num_rows": len(labelled.prompts),
                 "data_sha256": labelled.sha256,
                 "target": asdict(target),
-                "hold_back_tokens": hold_back_tokens,
+                "hold_back_tokens": flags.hold_back_tokens,
             }
             training = {**scorer.training, "calibrated_on": found}
             replace(scorer.with_calibration(calibration), training=training).save(out)
     if as_json:
         typer.echo(json.dumps(calibration_json(calibration), indent=2))
     else:
-        typer.echo(f"{len(labelled.prompts)} prompts of {data.name}")
+        typer.echo(f"{len(labelled.prompts)} prompts of {flags.data.name}")
         typer.echo(calibration_table(calibration, rows, prices))
     if out is not None:
         typer.echo(f"Wrote {out}", err=True)
@@ -279,31 +261,19 @@ The page is self-contained, and works offline and on a phone. It shows prompts f
 
 
 @app.command(help=_flowing(_REPORT_HELP))
-def report(  # noqa: PLR0913 - a flag each
+@takes_flags
+def report(
     router: Router,
     data: LabelledDataPath,
     out: Annotated[Path, typer.Option(help="HTML file to write.")],
-    strict: Strict = False,
-    hold_back_tokens: HoldBackOption = 16,
-    whole_answers: WholeAnswers = False,
-    small_price: SmallPrice = None,
-    large_price: LargePrice = None,
-    config: Config = None,
-    resamples: Resamples = 1000,
-    seed: BootstrapSeed = 0,
+    how: JudgeFlags,
+    costs: PriceFlags,
 ) -> None:
     """Judge and write the page; the help is `_REPORT_HELP`."""
     with router_errors():
         need_extra("bench", "The report")
-        prices = prices_of(small_price, large_price, config)
-        judged = judge(
-            router,
-            data,
-            hold_back_tokens=None if whole_answers else hold_back_tokens,
-            num_resamples=resamples,
-            seed=seed,
-            strict=strict,
-        )
+        prices = costs.prices()
+        judged = judge(router, data, how)
         from outrider.gateway.tools.learning.routers.report import report_page
 
         out.parent.mkdir(parents=True, exist_ok=True)

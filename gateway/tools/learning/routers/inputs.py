@@ -1,6 +1,5 @@
 """Parts that the commands of `outrider router` share: options, reading, judging, errors."""
 
-import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import typer
 
 from outrider.gateway.settings.sections import TierPriceSettings
 from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
 from outrider.gateway.tools.commands.terminal import make_console
 from outrider.gateway.tools.commands.user_errors import user_errors
 from outrider.router.calibration import CalibrationError, CalibrationTarget, Prices, StageRows
@@ -20,7 +20,6 @@ from outrider.router.evaluation import NoGapError, RouterReport, evaluate
 from outrider.router.scorer import RouterFileError, RouterScorer
 from outrider.router.stages import stage_rows
 
-DATA_VARIABLE = "OUTRIDER_DATA"
 DATA_HELP = (
     "CSV or JSONL with prompt, weak_correct and strong_correct (0 or 1), or what `outrider router "
     f"collect` wrote. A relative path is also looked up under ${DATA_VARIABLE}."
@@ -39,27 +38,95 @@ Strict = Annotated[
 HoldBackOption = Annotated[
     int, typer.Option(min=1, help="Tokens of an answer that are judged, as with streaming.")
 ]
-WholeAnswers = Annotated[
-    bool, typer.Option("--whole-answers", help="Judge whole answers, as without streaming.")
-]
-Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples.")]
-BootstrapSeed = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
-StrongShare = Annotated[
-    float | None, typer.Option(help="Target: at most this share is answered by the large model.")
-]
-Quality = Annotated[
-    float | None,
-    typer.Option(help="Target: at least this share of the large model's accuracy, cheaply."),
-]
-MaxCost = Annotated[
-    float | None, typer.Option(help="Target: largest mean cost of a request, in USD.")
-]
-SmallPrice = Annotated[
-    str | None,
-    typer.Option(help="USD per million tokens, prompt/answer, as in 0.05/0.2."),
-]
-LargePrice = Annotated[str | None, typer.Option(help="The same for the large model.")]
-Config = Annotated[Path | None, typer.Option("--config", help="Settings file with routing.prices.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceFlags:
+    """What tokens of both models cost."""
+
+    small_price: Annotated[
+        str | None,
+        typer.Option(help="USD per million tokens, prompt/answer, as in 0.05/0.2."),
+    ] = None
+    large_price: Annotated[str | None, typer.Option(help="The same for the large model.")] = None
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings file with routing.prices.")
+    ] = None
+
+    def prices(self) -> Prices | None:
+        """Return prices from the two flags, else from the settings; None where neither names any.
+
+        Raises CalibrationError for what is no pair of prices, SettingsError for bad settings.
+        """
+        small, large = self.small_price, self.large_price
+        if small is not None and large is not None:
+            return {
+                "small": _price(small, "--small-price"),
+                "large": _price(large, "--large-price"),
+            }
+        if small is not None or large is not None:
+            raise CalibrationError("give both --small-price and --large-price, or neither")
+        known = load_settings(config_file=self.config).routing.prices
+        if not known.is_known:
+            return None
+        return {"small": _known_price(known.small), "large": _known_price(known.large)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFlags:
+    """What a threshold shall reach."""
+
+    strong_share: Annotated[
+        float | None,
+        typer.Option(help="Target: at most this share is answered by the large model."),
+    ] = None
+    quality: Annotated[
+        float | None,
+        typer.Option(help="Target: at least this share of the large model's accuracy, cheaply."),
+    ] = None
+    max_cost: Annotated[
+        float | None, typer.Option(help="Target: largest mean cost of a request, in USD.")
+    ] = None
+
+    def target(
+        self, prices: Prices | None, recovered_gap: float | None = None
+    ) -> CalibrationTarget:
+        """Return the one target that was named. Raises CalibrationError for none or several."""
+        named = {
+            "--strong-share": self.strong_share,
+            "--quality": self.quality,
+            "--max-cost": self.max_cost,
+        }
+        given = [name for name, value in named.items() if value is not None]
+        if len(given) > 1 or (not given and recovered_gap is None):
+            raise CalibrationError(
+                f"give one of {', '.join(named)}, not {' and '.join(given) or 'none'}"
+            )
+        if self.max_cost is not None and prices is None:
+            raise CalibrationError(
+                "--max-cost needs prices: give --small-price and --large-price, as in 0.05/0.2 "
+                "(USD per million tokens of prompt/answer), or set routing.prices"
+            )
+        return CalibrationTarget(
+            recovered_gap=None if given else recovered_gap,
+            strong_share=self.strong_share,
+            quality=self.quality,
+            max_cost_usd=self.max_cost,
+            prices=prices,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeFlags:
+    """How a router is judged."""
+
+    strict: Strict = False
+    hold_back_tokens: HoldBackOption = 16
+    whole_answers: Annotated[
+        bool, typer.Option("--whole-answers", help="Judge whole answers, as without streaming.")
+    ] = False
+    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples.")] = 1000
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,10 +162,7 @@ def router_errors() -> AbstractContextManager[None]:
 
 def read_data(path: Path) -> LabelledPrompts:
     """The labelled prompts, looked up under $OUTRIDER_DATA too; raises RouterDataError."""
-    root = os.environ.get(DATA_VARIABLE)
-    if root and not path.is_absolute() and not path.exists():
-        path = Path(root) / path
-    return read_labelled_prompts(path)
+    return read_labelled_prompts(found_data(path))
 
 
 def read_both_tiers(path: Path) -> LabelledPrompts:
@@ -109,50 +173,6 @@ def read_both_tiers(path: Path) -> LabelledPrompts:
             f"{path} has no strong_correct: what the large model adds needs both tiers' labels"
         )
     return data
-
-
-def target_of(
-    *,
-    strong_share: float | None,
-    quality: float | None,
-    max_cost: float | None,
-    prices: Prices | None,
-    recovered_gap: float | None = None,
-) -> CalibrationTarget:
-    """The one target that was named; raises CalibrationError unless it is exactly one."""
-    named = {"--strong-share": strong_share, "--quality": quality, "--max-cost": max_cost}
-    given = [name for name, value in named.items() if value is not None]
-    if len(given) > 1 or (not given and recovered_gap is None):
-        raise CalibrationError(
-            f"give one of {', '.join(named)}, not {' and '.join(given) or 'none'}"
-        )
-    if max_cost is not None and prices is None:
-        raise CalibrationError(
-            "--max-cost needs prices: give --small-price and --large-price, as in 0.05/0.2 (USD "
-            "per million tokens of prompt/answer), or set routing.prices"
-        )
-    return CalibrationTarget(
-        recovered_gap=None if given else recovered_gap,
-        strong_share=strong_share,
-        quality=quality,
-        max_cost_usd=max_cost,
-        prices=prices,
-    )
-
-
-def prices_of(small: str | None, large: str | None, config: Path | None) -> Prices | None:
-    """From the two flags, else from the settings; None where neither names any.
-
-    Raises CalibrationError for what is no pair of prices, SettingsError for bad settings.
-    """
-    if small is not None and large is not None:
-        return {"small": _price(small, "--small-price"), "large": _price(large, "--large-price")}
-    if small is not None or large is not None:
-        raise CalibrationError("give both --small-price and --large-price, or neither")
-    known = load_settings(config_file=config).routing.prices
-    if not known.is_known:
-        return None
-    return {"small": _known_price(known.small), "large": _known_price(known.large)}
 
 
 def _known_price(prices: TierPriceSettings) -> TokenPrices:
@@ -213,27 +233,19 @@ def wary_notes(
     return num_known, notes
 
 
-def judge(
-    router: Path,
-    data_path: Path,
-    *,
-    hold_back_tokens: int | None,
-    num_resamples: int,
-    seed: int,
-    strict: bool,
-) -> RouterEvaluation:
+def judge(router: Path, data_path: Path, how: JudgeFlags) -> RouterEvaluation:
     """Read, estimate, evaluate; notes go to the terminal. Raises the errors of `router_errors`."""
     data = read_both_tiers(data_path)
     scorer = RouterScorer.load(router)
-    num_known, notes = wary_notes(scorer, data, strict=strict)
-    rows = estimate_rows(scorer, data, hold_back_tokens)
+    num_known, notes = wary_notes(scorer, data, strict=how.strict)
+    rows = estimate_rows(scorer, data, None if how.whole_answers else how.hold_back_tokens)
     chosen = None if scorer.calibration is None else scorer.calibration.chosen
     report = evaluate(
         rows,
         threshold=scorer.threshold,
         band=None if chosen is None else chosen.band,
-        num_resamples=num_resamples,
-        seed=seed,
+        num_resamples=how.resamples,
+        seed=how.seed,
         track=_track,
     )
     for note in notes:

@@ -1,11 +1,11 @@
 """Conversion of the flags of `outrider bench` into a plan."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from outrider.gateway.tools.commands.data_files import found_data
 from outrider.gateway.tools.measuring.bench.arrivals import ArrivalKind, LengthDistribution
 from outrider.gateway.tools.measuring.bench.client import TargetSettings
 from outrider.gateway.tools.measuring.bench.fields import merge_fields, parse_fields
@@ -27,7 +27,6 @@ OWN_GATEWAY_URL: Final = "http://127.0.0.1:1"
 _OBJECTIVES: Final = ("ttft_ms", "inter_token_ms", "e2e_ms")
 _DEFAULT_CONCURRENCY: Final = 4
 _DEFAULT_MAX_TOKENS: Final = 128
-_DATA_VARIABLE: Final = "OUTRIDER_DATA"
 _MOST_ARM_CHARS: Final = 40
 
 
@@ -88,7 +87,7 @@ def _workload(flags: BenchFlags) -> WorkloadSettings:
         **_arrivals(flags.arrivals),
     )
     if flags.trace is not None:
-        return replace(settings, kind="trace", path=_found(flags.trace, "traces"))
+        return replace(settings, kind="trace", path=found_data(flags.trace, "traces"))
     if flags.synthetic is not None:
         prompt, separator, answer = flags.synthetic.partition(",")
         if not separator:
@@ -101,19 +100,9 @@ def _workload(flags: BenchFlags) -> WorkloadSettings:
         )
     return replace(
         settings,
-        path=None if flags.prompts is None else _found(flags.prompts, "prompts"),
+        path=None if flags.prompts is None else found_data(flags.prompts, "prompts"),
         max_tokens=settings.max_tokens or _DEFAULT_MAX_TOKENS,
     )
-
-
-def _found(path: Path, folder: str) -> Path:
-    """The file; where it is not here, that of this name in the folder of data."""
-    data = os.environ.get(_DATA_VARIABLE)
-    if not path.exists() and data:
-        for place in (Path(data) / path, Path(data) / folder / path):
-            if place.exists():
-                return place
-    return path
 
 
 def _arrivals(text: str) -> dict[str, Any]:
