@@ -47,6 +47,7 @@ from outrider.gateway.storage.open import open_database
 from outrider.gateway.tools.demo.process import GatewayProcess
 from outrider.gateway.tools.measuring.bench.client import TargetSettings
 from outrider.gateway.tools.measuring.bench.plan import BenchPlan, LoadSettings
+from outrider.gateway.tools.measuring.bench.printing import print_result
 from outrider.gateway.tools.measuring.bench.progress import LiveProgress
 from outrider.gateway.tools.measuring.bench.report_html import (
     ReportSection,
@@ -55,7 +56,6 @@ from outrider.gateway.tools.measuring.bench.report_html import (
 )
 from outrider.gateway.tools.measuring.bench.results import BenchResult, Objectives, write_result
 from outrider.gateway.tools.measuring.bench.runner import Session, run_bench
-from outrider.gateway.tools.measuring.bench.tables import print_result
 from outrider.gateway.tools.measuring.bench.workloads import PlannedRequest, WorkloadSettings
 
 NAME: Final = "draft-budget"

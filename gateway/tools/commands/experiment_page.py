@@ -21,11 +21,10 @@ from outrider.gateway.experiments.statistics.report_text import (
 )
 from outrider.gateway.tools.commands.report_page import filled_page
 from outrider.gateway.tools.commands.user_errors import EXIT_FAILED, complain
-from outrider.gateway.tools.measuring.bench.report_tables import table
+from outrider.gateway.tools.measuring.bench.plots import Axis, IntervalRow, spans
+from outrider.gateway.tools.measuring.bench.report_charts import figure
+from outrider.gateway.tools.measuring.bench.tables import Grid
 
-_WIDTH: Final = 640
-_LABELS: Final = 150
-_ROW: Final = 24
 _MARGIN: Final = 1.15
 
 
@@ -54,7 +53,7 @@ def experiment_page(analysis: Analysis) -> str:
             parts += _comparison(comparison, analysis)
     parts += [
         "<h2>Arms: estimate (interval)</h2>",
-        table(["", *arm_titles(analysis.arms)], list(arm_rows(analysis.arms))),
+        Grid(head=["", *arm_titles(analysis.arms)], rows=list(arm_rows(analysis.arms))).html(),
         *(f'<p class="note">{escape(note)}</p>' for note in notes(analysis)),
         '<p class="note">All intervals hold however often you look. Only the row that decides '
         "keeps the experiment's alpha; of twenty others one may mislead.</p>",
@@ -72,7 +71,7 @@ def _comparison(comparison: ArmComparison, analysis: Analysis) -> Iterator[str]:
     rows = list(comparison_rows(comparison, analysis))
     yield f"<h2>{escape(comparison.arm)} against {escape(analysis.plan.control)}</h2>"
     yield _lifts(rows)
-    yield table(COMPARISON_TITLES, [row.cells for row in rows])
+    yield Grid(head=COMPARISON_TITLES, rows=[row.cells for row in rows]).html()
 
 
 def _lifts(rows: Sequence[ComparisonRow]) -> str:
@@ -90,27 +89,20 @@ def _lifts(rows: Sequence[ComparisonRow]) -> str:
     deciding = [row for row in known if row.is_primary] or known
     reach = _MARGIN * max(max(abs(r.found.lift.low), abs(r.found.lift.high)) for r in deciding)
     reach = reach or 1.0
-    height = _ROW * len(known) + 30
+    svg = spans(
+        [_span(row, reach) for row in known],
+        x=Axis(label="lift (arm / control - 1)", low=-reach, high=reach, is_share=True),
+        name="Lift of each figure with its interval",
+    )
+    edge = reach / _MARGIN
+    text = f"with its interval; what decides lies between {-edge:+.1%} and {edge:+.1%}"
+    return figure(svg, "Lift (arm / control - 1)", text)
 
-    def x(value: float) -> float:
-        inside = min(max(value, -reach), reach)
-        return _LABELS + (_WIDTH - _LABELS) * (inside + reach) / (2.0 * reach)
 
-    marks = [f'<path class="axis" d="M{x(0):.1f} 0V{height - 24}" stroke-dasharray="3 3"/>']
-    for place, row in enumerate(known):
-        y, lift = _ROW * place + 14, row.found.lift
-        color = "var(--c1)" if row.is_noted else "var(--soft)"
-        marks += [
-            f'<text class="row" x="{_LABELS - 8}" y="{y + 4}">{escape(row.title)}</text>',
-            f'<path class="line" stroke="{color}" d="M{x(lift.low):.1f} {y}H{x(lift.high):.1f}"/>',
-        ]
-        if abs(lift.estimate) <= reach:
-            marks.append(f'<circle cx="{x(lift.estimate):.1f}" cy="{y}" r="4" fill="{color}"/>')
-    for value in (-reach / _MARGIN, 0.0, reach / _MARGIN):
-        text = f"{value:+.1%}" if value else "no difference"
-        marks.append(f'<text class="x" x="{x(value):.1f}" y="{height - 6}">{text}</text>')
-    return (
-        f'<figure class="chart"><svg viewBox="0 0 {_WIDTH + 40} {height}" role="img" '
-        f'aria-label="Lift of each figure with its interval">{"".join(marks)}</svg>'
-        "<figcaption>Lift (arm / control - 1) with its interval</figcaption></figure>"
+def _span(row: ComparisonRow, reach: float) -> IntervalRow:
+    lift = row.found.lift
+    low, high = (min(max(one, -reach), reach) for one in (lift.low, lift.high))
+    value = lift.estimate if abs(lift.estimate) <= reach else math.nan
+    return IntervalRow(
+        label=row.title, low=low, value=value, high=high, color=1 if row.is_noted else 0
     )

@@ -33,7 +33,9 @@ def takes_flags(command: Callable[..., Result]) -> Callable[..., Result]:
     """Let typer see the fields of a parameter that is a dataclass in that parameter's place."""
     signature = inspect.signature(command)
     plain = signature.parameters.values()
-    groups = {one.name: one.annotation for one in plain if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {
+        one.name: one.annotation for one in plain if is_dataclass(one.annotation)
+    }
     parameters = [
         shown.replace(kind=Parameter.KEYWORD_ONLY)
         for one in plain

@@ -26,6 +26,7 @@ from outrider.gateway.tools.measuring.bench.flags import (
 )
 from outrider.gateway.tools.measuring.bench.options import BenchFlags
 from outrider.gateway.tools.measuring.bench.plan import BenchPlan, PlanError
+from outrider.gateway.tools.measuring.bench.printing import print_comparison, print_result
 from outrider.gateway.tools.measuring.bench.progress import LiveProgress
 from outrider.gateway.tools.measuring.bench.results import (
     BenchResult,
@@ -34,7 +35,6 @@ from outrider.gateway.tools.measuring.bench.results import (
     write_result,
 )
 from outrider.gateway.tools.measuring.bench.runner import run_bench
-from outrider.gateway.tools.measuring.bench.tables import print_result
 from outrider.gateway.tools.measuring.bench.traces import WorkloadError
 
 _EXIT_TOO_SLOW: Final = 3
@@ -107,7 +107,6 @@ def _run(console: Console, plan: BenchPlan, outputs: _Outputs) -> None:
 
 def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: _Outputs) -> None:
     from outrider.gateway.tools.measuring.bench.compare import write_comparison
-    from outrider.gateway.tools.measuring.bench.compare_table import print_comparison
     from outrider.gateway.tools.measuring.bench.paired import run_paired
     from outrider.gateway.tools.measuring.bench.report_html import write_comparison_report
 
@@ -129,7 +128,6 @@ def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: 
 
 def _compare(console: Console, files: tuple[Path, Path], outputs: _Outputs) -> None:
     from outrider.gateway.tools.measuring.bench.compare import compare_results, write_comparison
-    from outrider.gateway.tools.measuring.bench.compare_table import print_comparison
     from outrider.gateway.tools.measuring.bench.report_html import write_comparison_report
 
     first, second = (read_result(path) for path in files)

@@ -69,7 +69,10 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
-    """An interval on the x axis, in a row of its own: a figure and how sure it is."""
+    """An interval on the x axis, in a row of its own: a figure and how sure it is.
+
+    `value` is NaN where the figure lies outside of the chart.
+    """
 
     label: str
     low: float
@@ -146,10 +149,11 @@ def spans(entries: Sequence[IntervalRow], *, x: Axis, name: str, zero: float | N
     for row, entry in enumerate(entries):
         y = _TOP + row_height * (row + 0.5)
         low, value, high = (_number(float(place)) for place in across.place(values[row]))
+        dot = f'<circle class="dot c{entry.color}" cx="{value}" cy="{_number(y)}" r="4"/>'
         parts.append(
             f'<text class="row" x="{left - 10}" y="{_number(y + 4)}">{escape(entry.label)}</text>'
             f'<path class="span c{entry.color}" d="M{low} {_number(y)}H{high}"/>'
-            f'<circle class="dot c{entry.color}" cx="{value}" cy="{_number(y)}" r="4"/>'
+            f"{dot if math.isfinite(entry.value) else ''}"
         )
     return _svg(parts, height, name)
 
@@ -228,6 +232,7 @@ def _range(
     holds_zero: bool = True,
 ) -> _Range:
     shown = np.concatenate([*values, np.asarray(marks, dtype=np.float64)])
+    shown = shown[np.isfinite(shown)]
     is_log = axis.scale == "log"
     if is_log:
         shown = shown[shown > 0]

@@ -10,23 +10,23 @@ from pathlib import Path
 
 from outrider.gateway.tools.commands.report_page import filled_page
 from outrider.gateway.tools.measuring.bench.compare import RunComparison
-from outrider.gateway.tools.measuring.bench.figure_text import figure_text
 from outrider.gateway.tools.measuring.bench.report_charts import comparison_figures, run_figures
-from outrider.gateway.tools.measuring.bench.report_tables import (
-    category_table,
-    comparison_table,
-    conditions_table,
-    different_table,
-    error_table,
-    estimate_text,
-    latency_table,
-    search_table,
-)
 from outrider.gateway.tools.measuring.bench.results import (
     BenchResult,
     Quantities,
     ResultError,
     Summary,
+)
+from outrider.gateway.tools.measuring.bench.tables import (
+    category_grid,
+    comparison_grid,
+    conditions_grid,
+    different_grid,
+    error_grid,
+    figure_text,
+    latency_grid,
+    search_grid,
+    share_text,
 )
 
 
@@ -69,7 +69,10 @@ def report_page(result: BenchResult, *, sections: Sequence[ReportSection] = ()) 
     """The page of one run; `sections` come behind its figures."""
     parts = [*_notes(result.meta.notes), run_section(result)]
     parts += [_section(one) for one in sections]
-    parts += ["<h2>Conditions</h2>", _folded("What was run, and where", conditions_table(result))]
+    parts += [
+        "<h2>Conditions</h2>",
+        _folded("What was run, and where", conditions_grid(result).html()),
+    ]
     return page(
         title=f"Benchmark of {result.meta.model}",
         subtitle=_subtitle(result),
@@ -94,7 +97,7 @@ def comparison_page(
             *_notes(result.meta.notes),
             run_section(result),
             "<h2>Conditions</h2>",
-            conditions_table(result),
+            conditions_grid(result).html(),
             "</details>",
         ]
     return page(
@@ -125,12 +128,14 @@ def run_section(result: BenchResult) -> str:
         *run_figures(result),
         "</div>",
         "<h2>Latency</h2>",
-        latency_table(summary),
-        category_table(summary),
+        latency_grid(summary).html(),
     ]
+    if len(summary.categories) > 1:
+        parts += ["<h2>By category</h2>", category_grid(summary).html()]
     if result.search is not None:
-        parts += ["<h2>Search for the highest rate</h2>", search_table(result.search)]
-    return "\n".join([*parts, "<h2>Errors</h2>", error_table(result)])
+        parts += ["<h2>Search for the highest rate</h2>", search_grid(result.search.steps).html()]
+    errors = error_grid(result).html() if summary.errors else "<p>No request failed.</p>"
+    return "\n".join([*parts, "<h2>Errors</h2>", errors])
 
 
 def comparison_section(first: BenchResult, second: BenchResult, comparison: RunComparison) -> str:
@@ -139,12 +144,14 @@ def comparison_section(first: BenchResult, second: BenchResult, comparison: RunC
         [
             *_notes(comparison.notes),
             "<h2>Differences</h2>",
-            comparison_table(comparison),
+            comparison_grid(comparison).html(),
             '<div class="plots">',
             *comparison_figures(first, second, comparison),
             "</div>",
             "<h2>Different conditions</h2>",
-            different_table(comparison),
+            different_grid(comparison).html()
+            if comparison.conditions
+            else "<p>No recorded condition differs.</p>",
         ]
     )
 
@@ -218,7 +225,7 @@ def _cards(summary: Summary) -> Iterator[str]:
         f"{summary.completed_per_s:.3g} answers a second",
     )
     if summary.goodput_per_s is not None and summary.attainment is not None:
-        share = estimate_text(summary.attainment, is_share=True)
+        share = share_text(summary.attainment)
         yield _card(
             "goodput, requests a second", f"{summary.goodput_per_s:.3g}", f"{share} attained"
         )

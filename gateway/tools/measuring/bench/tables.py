@@ -1,197 +1,259 @@
-"""A result in a terminal."""
+"""The tables of a run and of a comparison, for a terminal and for a page, each written once."""
 
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
 
-from rich.console import Console
+import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from outrider.gateway.tools.measuring.bench.figure_text import figure_text
+from outrider.gateway.tools.measuring.bench.compare import RunComparison
 from outrider.gateway.tools.measuring.bench.results import (
     BenchResult,
+    CategorySummary,
     IntervalEstimate,
-    Objectives,
     Quantities,
+    SearchStep,
     Summary,
 )
 
-_WIDE: Final = 130
-_NAMES: Final = {
+ERROR_WORDS: Final[Mapping[str, str]] = {
     "unreachable": "no connection",
     "timeout": "no whole answer in time",
-    "stall": "stalled",
+    "stall": "no data for too long",
     "rate_limited": "refused for now (429)",
-    "refused": "refused (4xx)",
+    "refused": "refused (another 4xx)",
     "server_error": "failed (5xx, or within the stream)",
-    "broken": "broke off",
-    "garbage": "no answer of this API",
-    "empty": "no token",
+    "broken": "the connection ended before the answer",
+    "garbage": "not an answer of this API",
+    "empty": "an answer without a token",
     "unfinished": "not over at the end of the run",
 }
 
 
-def print_result(console: Console, result: BenchResult) -> None:
-    """Conditions, latencies, rates, errors, categories and the search."""
-    meta, summary = result.meta, result.summary
-    console.print(f"\n[bold]{meta.model}[/bold] at {meta.url}, {meta.workload.get('name', '')}")
-    console.print(_latencies(summary, shows_intervals=console.width >= _WIDE))
-    for line in _lines(result):
-        console.print(line)
-    if summary.categories:
-        console.print(_categories(summary))
-    if result.search is not None:
-        console.print(_search(result))
-    for note in meta.notes:
-        console.print(f"[dim]note: {note}[/dim]")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Texts in rows below a head; the first column's are words. Nothing in them is markup."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    kinds: Sequence[str] = ()  # a class of each row on a page
+    name: str = ""  # a class of the table on a page
+
+    def html(self) -> str:
+        """Return the table as HTML, its texts escaped."""
+        cells = "".join(f'<th scope="col">{escape(one)}</th>' for one in self.head)
+        kinds = self.kinds or [""] * len(self.rows)
+        body = "\n".join(_row(row, kind) for row, kind in zip(self.rows, kinds, strict=True))
+        kind = f" {self.name}" if self.name else ""
+        return (
+            f'<div class="table{kind}"><table><thead><tr>{cells}</tr></thead>\n'
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+    def terminal(self, title: str = "", without: Collection[str] = ()) -> Table:
+        """Return the table for a terminal, where there may be no room for all columns."""
+        is_open = not self.name
+        table = Table(
+            title=Text(title) if title else None,
+            title_justify="left",
+            box=None if is_open else SIMPLE_HEAD,
+            header_style="dim" if is_open else "table.header",
+            pad_edge=not is_open,
+        )
+        are_words = self.name == "conditions"
+        shown = [place for place, name in enumerate(self.head) if name not in without]
+        for place in shown:
+            table.add_column(
+                Text(self.head[place]),
+                justify="left" if place == 0 or are_words else "right",
+                overflow="fold" if are_words else "ellipsis",
+            )
+        for row in self.rows:
+            table.add_row(*(Text(row[place]) for place in shown))
+        return table
 
 
-def _latencies(summary: Summary, *, shows_intervals: bool) -> Table:
-    """95 % intervals are shown where there is room; files have them always."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("ms", no_wrap=True)
-    for name in ("mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(name, justify="right")
-    rows = [
+def _row(cells: Sequence[str], kind: str) -> str:
+    start = f'<tr class="{kind}">' if kind else "<tr>"
+    return start + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+
+
+# ---- figures ----------------------------------------------------------------------------------
+
+
+def figure_text(value: float, *, digits: int = 4) -> str:
+    """So many digits, no exponent for what people count."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+
+
+def interval_text(estimate: IntervalEstimate, *, digits: int = 4) -> str:
+    """Write `[low, high]`, … for a bound that is not known; empty where neither is."""
+    if estimate.low is None and estimate.high is None:
+        return ""
+    bounds = (estimate.low, estimate.high)
+    low, high = ("…" if one is None else figure_text(one, digits=digits) for one in bounds)
+    return f"[{low}, {high}]"
+
+
+def estimate_text(estimate: IntervalEstimate) -> str:
+    """The figure and its interval, whose bounds have three digits."""
+    return f"{figure_text(estimate.value)} {interval_text(estimate, digits=3)}".strip()
+
+
+def share_text(estimate: IntervalEstimate | None) -> str:
+    """A share and its interval in percent; empty for none."""
+    if estimate is None:
+        return ""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.1%}"
+    return f"{estimate.value:.1%} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _brief(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _quantile(found: Quantities | None, name: str) -> str:
+    return "" if found is None else figure_text(getattr(found, name).value)
+
+
+# ---- one run ----------------------------------------------------------------------------------
+
+
+def latency_grid(summary: Summary, *, shows_intervals: bool = True) -> Grid:
+    """Each latency's mean and quantiles, milliseconds."""
+    entries = (
         ("time to first token", summary.ttft_ms),
-        ("  counted from sending", summary.sent_ttft_ms),
+        ("TTFT, from when sent", summary.sent_ttft_ms),
         ("between two events (ITL)", summary.itl_ms),
         ("per token (TPOT)", summary.tpot_ms),
         ("whole answer (E2E)", summary.e2e_ms),
+        ("E2E, from when sent", summary.sent_e2e_ms),
         ("sent late by", summary.schedule.lateness_ms),
+    )
+    rows = [
+        [name, *_quantiles(values, shows_intervals)]
+        for name, values in entries
+        if values is not None
     ]
-    for name, found in rows:
-        if found is not None:
-            table.add_row(name, *_figures(found, shows_intervals))
-    return table
+    head = ["milliseconds", "mean", "p50", "p90", "p95", "p99", "min", "max", "samples"]
+    return Grid(head=head, rows=rows)
 
 
-def _figures(found: Quantities, shows_intervals: bool) -> list[str]:
-    wanted = (found.mean, found.p50, found.p90, found.p95, found.p99)
-    show = _with_interval if shows_intervals else _alone
-    return [show(estimate) for estimate in wanted] + [figure_text(found.maximum)]
+def _quantiles(values: Quantities, shows_intervals: bool) -> Iterator[str]:
+    for estimate in (values.mean, values.p50, values.p90, values.p95, values.p99):
+        yield estimate_text(estimate) if shows_intervals else figure_text(estimate.value)
+    yield figure_text(values.minimum)
+    yield figure_text(values.maximum)
+    yield f"{values.num_samples:,}"
 
 
-def _alone(estimate: IntervalEstimate) -> str:
-    return figure_text(estimate.value)
+def category_grid(summary: Summary) -> Grid:
+    """Latency, attainment and acceptance by category."""
+    head = ["category", "requests", "failed", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50"]
+    head += ["attained", "accepted", "tokens/pass"]
+    return Grid(head=head, rows=[_category(one) for one in summary.categories])
 
 
-def _with_interval(estimate: IntervalEstimate) -> str:
-    if estimate.low is None and estimate.high is None:
-        return figure_text(estimate.value)
-    low = "…" if estimate.low is None else f"{estimate.low:.3g}"
-    high = "…" if estimate.high is None else f"{estimate.high:.3g}"
-    return f"{figure_text(estimate.value)} [dim]{low}-{high}[/dim]"
-
-
-def _lines(result: BenchResult) -> list[str]:
-    summary = result.summary
-    lines = [
-        f"{summary.num_completed} of {summary.num_requests} requests answered in "
-        f"{summary.duration_s:.1f} s: {summary.completed_per_s:.3g} requests/s, "
-        f"{figure_text(summary.completion_tokens_per_s)} tokens/s"
-        + (" (counted as events)" if summary.token_source == "chunks" else "")
-        + ("" if summary.offered_per_s is None else f"; {summary.offered_per_s:.3g}/s offered")
+def _category(entry: CategorySummary) -> list[str]:
+    acceptance = entry.acceptance
+    share = None if acceptance is None else acceptance.share
+    return [
+        entry.name or "(none)",
+        f"{entry.num_requests:,}",
+        str(entry.num_failed),
+        _quantile(entry.ttft_ms, "p50"),
+        _quantile(entry.ttft_ms, "p99"),
+        _quantile(entry.tpot_ms, "p50"),
+        _quantile(entry.e2e_ms, "p50"),
+        "" if entry.attainment is None else f"{entry.attainment.value:.1%}",
+        "" if share is None else f"{share:.1%}",
+        "" if acceptance is None or share is None else _brief(acceptance.mean_emitted_tokens),
     ]
-    if summary.attainment is not None and summary.goodput_per_s is not None:
-        lines.append(
-            f"attainment of {describe_objectives(result.objectives)}: "
-            f"{_share(summary.attainment)}; goodput {summary.goodput_per_s:.3g} requests/s"
-        )
-    if summary.errors:
-        told = ", ".join(f"{count} {_NAMES.get(kind, kind)}" for kind, count in _errors(summary))
-        lines.append(f"[red]{summary.num_failed} failed[/red]: {told}")
-        first = next((row for row in result.measured if row.error is not None), None)
-        if first is not None and first.message:
-            lines.append(f"[dim]the first: {_plain(first.message)}[/dim]")
-    cost = summary.cost
-    if cost is not None and (usd := cost.usd_per_million_completion_tokens) is not None:
-        lines.append(
-            f"{figure_text(usd)} USD per million answer tokens, prompts included (prices: "
-            f"{cost.source})"
-        )
-    if summary.acceptance is not None and summary.acceptance.share is not None:
-        lines.append(
-            f"{summary.acceptance.share:.1%} of drafted tokens accepted, "
-            f"{summary.acceptance.mean_emitted_tokens:.3g} tokens a pass"
-        )
-    if len(summary.tiers) > 1:
-        lines.append("tiers: " + ", ".join(f"{n} {name}" for name, n in summary.tiers.items()))
-    return lines
 
 
-def _errors(summary: Summary) -> list[tuple[str, int]]:
-    return sorted(summary.errors.items(), key=lambda item: -item[1])
-
-
-def _plain(text: str) -> str:
-    """Brackets in a message are no markup."""
-    return text.replace("[", r"\[")
-
-
-def _share(estimate: IntervalEstimate) -> str:
-    low, high = estimate.low, estimate.high
-    if low is None or high is None:
-        return f"{estimate.value:.1%}"
-    return f"{estimate.value:.1%} [dim]{low:.1%}-{high:.1%}[/dim]"
-
-
-def describe_objectives(objectives: Objectives) -> str:
-    """In words, e.g. "TTFT ≤ 500 ms, TPOT ≤ 50 ms"."""
-    parts = [
-        ("TTFT", objectives.ttft_ms),
-        ("TPOT", objectives.inter_token_ms),
-        ("E2E", objectives.e2e_ms),
+def error_grid(result: BenchResult) -> Grid:
+    """Failed requests by kind of failure, the most frequent first, each with a message."""
+    examples: dict[str, str] = {}
+    for row in result.measured:
+        if row.error is not None and row.message:
+            examples.setdefault(row.error, row.message)
+    rows = [
+        [ERROR_WORDS.get(kind, kind), str(num), examples.get(kind, "")[:200]]
+        for kind, num in sorted(result.summary.errors.items(), key=lambda entry: -entry[1])
     ]
-    told = [f"{name} ≤ {bound:g} ms" for name, bound in parts if bound is not None]
-    return ", ".join(told) or "nothing"
+    return Grid(head=["what failed", "requests", "one of them"], rows=rows)
 
 
-def _categories(summary: Summary) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("category", "requests", "failed", "TTFT p50", "TPOT p50", "E2E p50"):
-        table.add_column(name, justify="left" if name == "category" else "right")
-    table.add_column("accepted", justify="right")
-    table.add_column("tokens/pass", justify="right")
-    for category in summary.categories:
-        acceptance = category.acceptance
-        share = None if acceptance is None else acceptance.share
-        table.add_row(
-            category.name or "(none)",
-            str(category.num_requests),
-            str(category.num_failed),
-            _median(category.ttft_ms),
-            _median(category.tpot_ms),
-            _median(category.e2e_ms),
-            "" if share is None else f"{share:.1%}",
-            "" if acceptance is None or share is None else f"{acceptance.mean_emitted_tokens:.3g}",
-        )
-    return table
-
-
-def _median(found: Quantities | None) -> str:
-    return "" if found is None else f"{found.p50.value:.4g}"
-
-
-def _search(result: BenchResult) -> Table:
-    search = result.search
-    assert search is not None
-    wanted = f"{search.target_attainment:.0%} attain"
-    if search.best_rate_per_s is None:
-        title = f"at no rate that was tried did {wanted}"
-    else:
-        title = f"{wanted} up to {figure_text(search.best_rate_per_s)} requests/s"
-        title += "" if search.is_bounded else ", and perhaps beyond: no rate was too much"
-    table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
-    for name in ("requests/s", "attainment", "goodput", "TTFT p95", "TPOT p95", "failed", "enough"):
-        table.add_column(name, justify="right")
-    for step in sorted(search.steps, key=lambda step: step.rate_per_s):
-        summary = step.summary
-        table.add_row(
+def search_grid(steps: Sequence[SearchStep]) -> Grid:
+    """The rates that a search tried, in this order."""
+    head = ["requests/s", "attained", "goodput", "TTFT p95", "TTFT p99", "TPOT p95", "TPOT p99"]
+    rows = [
+        [
             figure_text(step.rate_per_s),
-            "" if summary.attainment is None else _share(summary.attainment),
-            "" if summary.goodput_per_s is None else f"{summary.goodput_per_s:.3g}",
-            "" if summary.ttft_ms is None else f"{summary.ttft_ms.p95.value:.4g}",
-            "" if summary.tpot_ms is None else f"{summary.tpot_ms.p95.value:.4g}",
-            str(summary.num_failed),
+            share_text(step.summary.attainment),
+            _brief(step.summary.goodput_per_s),
+            _quantile(step.summary.ttft_ms, "p95"),
+            _quantile(step.summary.ttft_ms, "p99"),
+            _quantile(step.summary.tpot_ms, "p95"),
+            _quantile(step.summary.tpot_ms, "p99"),
+            str(step.summary.num_failed),
             "yes" if step.is_enough else "no",
-        )
-    return table
+        ]
+        for step in steps
+    ]
+    return Grid(head=[*head, "failed", "enough"], rows=rows)
+
+
+def conditions_grid(result: BenchResult) -> Grid:
+    """All that was recorded of the conditions."""
+    meta: dict[str, Any] = msgspec.to_builtins(result.meta)
+    meta.pop("notes")
+    meta["objectives"] = msgspec.to_builtins(result.objectives)
+    rows = [[name, text] for name, text in _flat(meta) if text]
+    return Grid(head=["condition", ""], rows=rows, name="conditions")
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, entry in value.items():
+        title = f"{prefix}{name}".replace("_", " ")
+        if isinstance(entry, Mapping):
+            yield from _flat(entry, f"{prefix}{name}.")
+        elif entry is not None and entry != []:
+            yield title, str(entry)
+
+
+# ---- two runs ---------------------------------------------------------------------------------
+
+
+def comparison_grid(comparison: RunComparison) -> Grid:
+    """The differences. The verdict stands beside the name: no screen is too narrow for it."""
+    head = ["", "verdict", comparison.first_label, comparison.second_label]
+    head += ["difference", "95 % interval", "ratio", "95 % interval"]
+    rows = [
+        [
+            f"{entry.name}, {entry.unit}",
+            entry.verdict,
+            figure_text(entry.first),
+            figure_text(entry.second),
+            f"{entry.difference.value:+.4g}",
+            interval_text(entry.difference),
+            "" if entry.ratio is None else f"{entry.ratio.value:.3f}",
+            "" if entry.ratio is None else interval_text(entry.ratio),
+        ]
+        for entry in comparison.differences
+    ]
+    verdicts = [entry.verdict for entry in comparison.differences]
+    kinds = [verdict if verdict in {"better", "worse"} else "" for verdict in verdicts]
+    return Grid(head=head, rows=rows, kinds=kinds, name="comparison")
+
+
+def different_grid(comparison: RunComparison) -> Grid:
+    """The conditions that differ between the two runs."""
+    rows = [[one.name, one.first, one.second] for one in comparison.conditions]
+    head = ["", comparison.first_label, comparison.second_label]
+    return Grid(head=head, rows=rows, name="conditions")

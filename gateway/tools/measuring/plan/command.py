@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from outrider.gateway.tools.measuring.bench.results import BenchResult
     from outrider.gateway.tools.measuring.plan.capacity import Goal
-    from outrider.gateway.tools.measuring.plan.compose import CapacityPlan
+    from outrider.gateway.tools.measuring.plan.report import CapacityPlan
     from outrider.gateway.tools.measuring.plan.workload import LengthPairs
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)

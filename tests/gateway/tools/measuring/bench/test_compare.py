@@ -13,7 +13,7 @@ from outrider.gateway.tools.measuring.bench.compare import (
     different_conditions,
     write_comparison,
 )
-from outrider.gateway.tools.measuring.bench.compare_table import print_comparison
+from outrider.gateway.tools.measuring.bench.printing import print_comparison
 from outrider.gateway.tools.measuring.bench.resampling import (
     block_indexes,
     mean_of,
