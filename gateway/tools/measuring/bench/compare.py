@@ -1,11 +1,10 @@
 """`outrider bench --compare`: what differs between two runs, how surely, and under what conditions.
 
-Intervals are 95 % percentile intervals of a block bootstrap (`resampling`). Of a paired run both
+Intervals are 95 % percentile intervals of a block bootstrap (`statistics`). Of a paired run both
 sides are drawn with the same indexes, so that what a request brings with it cancels out. Shares
 without any variation have Newcombe's interval (1998, method 10) instead.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,15 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from outrider.gateway.tools.measuring.bench.intervals import proportion_estimate
-from outrider.gateway.tools.measuring.bench.resampling import (
+from outrider.gateway.tools.measuring.bench.results import (
+    BenchResult,
+    IntervalEstimate,
+    RequestRow,
+    ResultError,
+    rounded,
+)
+from outrider.gateway.tools.measuring.bench.statistics import (
+    NUM_RESAMPLES,
     Indexes,
     Samples,
     Side,
@@ -25,29 +31,22 @@ from outrider.gateway.tools.measuring.bench.resampling import (
     gap_quantile,
     goodput,
     mean_of,
+    percentile_estimate,
     quantile_of,
     ratio_of,
     share_attained,
+    share_difference,
     share_failed,
     side_of,
     token_rate,
-)
-from outrider.gateway.tools.measuring.bench.results import (
-    BenchResult,
-    IntervalEstimate,
-    RequestRow,
-    ResultError,
-    rounded,
 )
 
 Better = Literal["lower", "higher"]
 DifferenceVerdict = Literal["better", "worse", "no difference seen", "too few"]
 
-NUM_RESAMPLES: Final = 1000
 _MIN_SAMPLES: Final = 8
 _MIN_BEYOND: Final = 5
 """So many samples must lie beyond a quantile before its interval means anything."""
-_LEVELS: Final = (2.5, 97.5)
 _QUANTILES: Final = (0.5, 0.95, 0.99)
 _LATENCIES: Final = (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"))
 # What one usually compares; every other condition should be the same on both sides.
@@ -276,13 +275,13 @@ def _difference(
     drawn: tuple[Samples, Samples] | None = None
     if min(figure.num_samples(side) for side in sides) >= figure.min_samples:
         drawn = (figure.statistic(sides[0], draws[0]), figure.statistic(sides[1], draws[1]))
-    difference = _estimate(second - first, None if drawn is None else drawn[1] - drawn[0])
+    difference = percentile_estimate(second - first, None if drawn is None else drawn[1] - drawn[0])
     if difference.low == difference.high and figure.statistic in (share_attained, share_failed):
-        difference = _share_difference(first, second, [side.num_requests for side in sides])
+        difference = share_difference(first, second, [side.num_requests for side in sides])
     ratio = None
     if first > 0:
         ratios = None if drawn is None or drawn[0].min() <= 0 else drawn[1] / drawn[0]
-        ratio = _estimate(second / first, ratios)
+        ratio = percentile_estimate(second / first, ratios)
     return Difference(
         name=figure.name,
         unit=figure.unit,
@@ -292,32 +291,6 @@ def _difference(
         difference=difference,
         ratio=ratio,
         verdict=_verdict(difference, figure.better),
-    )
-
-
-def _estimate(value: float, drawn: Samples | None) -> IntervalEstimate:
-    if drawn is not None:
-        drawn = drawn[np.isfinite(drawn)]
-    if drawn is None or drawn.size < NUM_RESAMPLES // 2:
-        return IntervalEstimate(value=rounded(value))
-    low, high = np.percentile(drawn, _LEVELS)
-    return IntervalEstimate(
-        value=rounded(value), low=rounded(float(low)), high=rounded(float(high))
-    )
-
-
-def _share_difference(first: float, second: float, nums: Sequence[int]) -> IntervalEstimate:
-    """Newcombe's interval: where all requests fared alike, drawing them again tells nothing."""
-    sides = [
-        proportion_estimate(round(share * num), num)
-        for share, num in zip((first, second), nums, strict=True)
-    ]
-    (low_1, high_1), (low_2, high_2) = ((e.low or 0.0, e.high or 0.0) for e in sides)
-    difference = second - first
-    return IntervalEstimate(
-        value=rounded(difference),
-        low=rounded(difference - math.hypot(second - low_2, high_1 - first)),
-        high=rounded(difference + math.hypot(high_2 - second, first - low_1)),
     )
 
 
@@ -338,7 +311,7 @@ def _share_faster(sides: tuple[Side, Side], draws: Indexes) -> IntervalEstimate 
     weights = known.astype(np.float64)
     drawn = ratio_of(faster.astype(np.float64), weights, draws)
     has_enough = known.sum() >= _MIN_SAMPLES
-    return _estimate(float(faster.sum() / known.sum()), drawn if has_enough else None)
+    return percentile_estimate(float(faster.sum() / known.sum()), drawn if has_enough else None)
 
 
 # ---- words ------------------------------------------------------------------------------------

@@ -7,11 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from outrider.gateway.tools.measuring.bench.intervals import (
-    clustered_quantities,
-    proportion_estimate,
-    quantities,
-)
 from outrider.gateway.tools.measuring.bench.results import (
     CategorySummary,
     Cost,
@@ -23,6 +18,11 @@ from outrider.gateway.tools.measuring.bench.results import (
     Schedule,
     Summary,
     rounded,
+)
+from outrider.gateway.tools.measuring.bench.statistics import (
+    clustered_quantities,
+    proportion_estimate,
+    quantities,
 )
 
 

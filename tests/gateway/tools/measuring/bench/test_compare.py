@@ -14,13 +14,13 @@ from outrider.gateway.tools.measuring.bench.compare import (
     write_comparison,
 )
 from outrider.gateway.tools.measuring.bench.printing import print_comparison
-from outrider.gateway.tools.measuring.bench.resampling import (
+from outrider.gateway.tools.measuring.bench.results import Objectives, ResultError
+from outrider.gateway.tools.measuring.bench.statistics import (
     block_indexes,
     mean_of,
     quantile_of,
     side_of,
 )
-from outrider.gateway.tools.measuring.bench.results import Objectives, ResultError
 from tests.gateway.tools.measuring.bench.made_results import made_result, made_rows
 
 

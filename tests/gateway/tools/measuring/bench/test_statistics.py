@@ -4,12 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.gateway.tools.measuring.bench.intervals import (
-    bootstrap_mean,
-    bootstrap_ratio,
-    proportion_estimate,
-    quantile_estimate,
-)
 from outrider.gateway.tools.measuring.bench.results import (
     BenchResult,
     Meta,
@@ -21,6 +15,12 @@ from outrider.gateway.tools.measuring.bench.results import (
     write_result,
 )
 from outrider.gateway.tools.measuring.bench.search import Found, SearchSettings, find_highest_rate
+from outrider.gateway.tools.measuring.bench.statistics import (
+    bootstrap_mean,
+    bootstrap_ratio,
+    proportion_estimate,
+    quantile_estimate,
+)
 from outrider.gateway.tools.measuring.bench.summary import BenchPrices, summarize
 
 
