@@ -9,13 +9,9 @@ import typer
 from outrider.gateway.settings.tree import KEY_VARIABLE, Settings, load_settings
 from outrider.gateway.tools.commands.chat_options import ChatOptions
 from outrider.gateway.tools.commands.command import (
-    ConfigFile,
     DeviceOption,
     DtypeOption,
-    LargeOption,
-    LargeRevision,
-    Small,
-    SmallRevision,
+    PairFlags,
     Tiers,
     reports_user_errors,
     start_logging,
@@ -49,14 +45,9 @@ Uses the gateway at --url if one answers there, else starts an engine of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnEngineFlags:
+class OwnEngineFlags(PairFlags):
     """The engine that answers where no gateway does."""
 
-    config: ConfigFile = None
-    large: LargeOption = None
-    small: Small = None
-    large_revision: LargeRevision = None
-    small_revision: SmallRevision = None
     tiers: Tiers = None
     device: DeviceOption = None
     dtype: DtypeOption = None

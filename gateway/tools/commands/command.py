@@ -84,14 +84,20 @@ ParallelOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFlags:
-    """Models, and how an engine runs them."""
+class PairFlags:
+    """The settings file and the two models."""
 
     config: ConfigFile = None
     large: LargeOption = None
     small: Small = None
     large_revision: LargeRevision = None
     small_revision: SmallRevision = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlags(PairFlags):
+    """Models, and how an engine runs them."""
+
     drafter: Annotated[
         str | None,
         typer.Option(

@@ -9,12 +9,8 @@ import typer
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.tools.commands.command import (
     Assignments,
-    ConfigFile,
     DeviceOption,
-    LargeOption,
-    LargeRevision,
-    Small,
-    SmallRevision,
+    PairFlags,
     Tiers,
     assigned,
     reports_user_errors,
@@ -28,14 +24,9 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorFlags:
+class DoctorFlags(PairFlags):
     """The configuration that is checked."""
 
-    config: ConfigFile = None
-    large: LargeOption = None
-    small: Small = None
-    large_revision: LargeRevision = None
-    small_revision: SmallRevision = None
     device: DeviceOption = None
     port: Annotated[
         int | None, typer.Option(help="Port that must be free."), Setting("server.port")
