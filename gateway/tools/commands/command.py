@@ -12,7 +12,7 @@ import typer
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.settings.tree import DEFAULT_FILE, NONE, SettingsError
-from outrider.gateway.tools.commands.flags import Setting
+from outrider.gateway.tools.commands.flags import Sets
 from outrider.gateway.tools.commands.user_errors import ChatError, user_errors
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ ConfigFile = Annotated[
 LargeOption = Annotated[
     str | None,
     typer.Option(help="Folder or Hugging Face id of the large model, or a server's URL."),
-    Setting("models.large"),
+    Sets("models.large"),
 ]
 Small = Annotated[
-    str | None, typer.Option(help="The same for the small model."), Setting("models.small")
+    str | None, typer.Option(help="The same for the small model."), Sets("models.small")
 ]
 LargeRevision = Annotated[
     str | None,
     typer.Option(
         metavar="REVISION", help="Branch, tag or commit of the large model on the hub, not main."
     ),
-    Setting("models.large_revision"),
+    Sets("models.large_revision"),
 ]
 SmallRevision = Annotated[
     str | None,
     typer.Option(metavar="REVISION", help="The same for the small model."),
-    Setting("models.small_revision"),
+    Sets("models.small_revision"),
 ]
 QuantizeOption = Annotated[
     str | None,
@@ -54,15 +54,13 @@ QuantizeOption = Annotated[
         help="Round weights to 8 or 4 bits: int8 or int4 for both tiers, large=int8 for one. "
         "decode: make plain weights of those that a checkpoint stores quantised.",
     ),
-    Setting("models.quantize"),
+    Sets("models.quantize"),
 ]
-DeviceOption = Annotated[
-    str | None, typer.Option(help="auto, cpu or cuda."), Setting("engine.device")
-]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda."), Sets("engine.device")]
 DtypeOption = Annotated[
     str | None,
     typer.Option(help="auto, bfloat16, float16 or float32."),
-    Setting("engine.dtype"),
+    Sets("engine.dtype"),
 ]
 Tiers = Annotated[
     list[str] | None,
@@ -79,7 +77,7 @@ Assignments = Annotated[
 ParallelOption = Annotated[
     int | None,
     typer.Option(min=1, help="Devices that share the large model."),
-    Setting("engine.tensor_parallel"),
+    Sets("engine.tensor_parallel"),
 ]
 
 
@@ -104,12 +102,12 @@ class ModelFlags(PairFlags):
             help="Drafter that reads the large model (EAGLE-3, MTP, P-EAGLE, DFlash): folder or "
             "hub id; mtp for the one in its checkpoint."
         ),
-        Setting("models.drafter"),
+        Sets("models.drafter"),
     ] = None
     drafter_revision: Annotated[
         str | None,
         typer.Option(metavar="REVISION", help="The same for a drafter on the hub."),
-        Setting("models.drafter_revision"),
+        Sets("models.drafter_revision"),
     ] = None
     quantize: QuantizeOption = None
     chat_template: Annotated[
@@ -118,7 +116,7 @@ class ModelFlags(PairFlags):
             metavar="FILE",
             help="Chat template (Jinja) in place of the checkpoints' own; large=FILE for one tier.",
         ),
-        Setting("models.chat_template"),
+        Sets("models.chat_template"),
     ] = None
     lora: Annotated[
         list[str] | None,
@@ -127,28 +125,28 @@ class ModelFlags(PairFlags):
             help="A LoRA adapter that requests name as model; repeatable. Tier: large, small or "
             "auto.",
         ),
-        Setting("adapters.lora"),
+        Sets("adapters.lora"),
     ] = None
     device: DeviceOption = None
     dtype: DtypeOption = None
     num_threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the engine."), Setting("engine.num_threads")
+        int | None, typer.Option(help="CPU threads of the engine."), Sets("engine.num_threads")
     ] = None
     tensor_parallel: ParallelOption = None
     speculation: Annotated[
         bool | None,
         typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
-        Setting("speculation.enabled"),
+        Sets("speculation.enabled"),
     ] = None
     allow_vocab_mismatch: Annotated[
         bool | None,
         typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
-        Setting("speculation.allow_vocab_mismatch"),
+        Sets("speculation.allow_vocab_mismatch"),
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
         typer.Option(help="auto or fp8, which holds twice as many tokens."),
-        Setting("engine.kv_cache_dtype"),
+        Sets("engine.kv_cache_dtype"),
     ] = None
     deterministic: Annotated[
         bool | None,
@@ -156,12 +154,12 @@ class ModelFlags(PairFlags):
             "--deterministic/--no-deterministic",
             help="Same tokens whatever other requests run in the batch. Default: where it is free.",
         ),
-        Setting("engine.deterministic"),
+        Sets("engine.deterministic"),
     ] = None
     cuda_graphs: Annotated[
         bool | None,
         typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),
-        Setting("engine.cuda_graphs"),
+        Sets("engine.cuda_graphs"),
     ] = None
     overlap: Annotated[
         bool | None,
@@ -169,7 +167,7 @@ class ModelFlags(PairFlags):
             "--overlap/--no-overlap",
             help="Finish a step's host work while the GPU runs the next step.",
         ),
-        Setting("engine.overlap"),
+        Sets("engine.overlap"),
     ] = None
 
 
@@ -178,7 +176,7 @@ class CommonFlags:
     """What every process that serves takes, after its own flags."""
 
     log_level: Annotated[
-        str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR."), Setting("log_level")
+        str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR."), Sets("log_level")
     ] = None
     assignments: Assignments = None
 

@@ -18,7 +18,7 @@ from outrider.gateway.tools.commands.command import (
     reports_user_errors,
     start_logging,
 )
-from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
+from outrider.gateway.tools.commands.flags import Sets, setting_flags, takes_flags
 from outrider.gateway.tools.commands.serve_command import ended_by_signals
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class ListenFlags:
     key: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keys of the fleet; see keygen."),
-        Setting("engine.replicas_key"),
+        Sets("engine.replicas_key"),
     ] = None
     insecure: Annotated[
         bool | None,
         typer.Option("--insecure", help="Serve other machines without keys."),
-        Setting("engine.replicas_insecure"),
+        Sets("engine.replicas_insecure"),
     ] = None
     with_parent: Annotated[
         bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")
@@ -76,7 +76,7 @@ class EngineFlags(ModelFlags):
             metavar="ADDRESS",
             help="Publish what the prefix cache keeps and drops, as vLLM does; tcp://127.0.0.1:5557.",
         ),
-        Setting("engine.kv_events"),
+        Sets("engine.kv_events"),
     ] = None
 
 

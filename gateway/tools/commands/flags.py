@@ -1,10 +1,10 @@
 """A frozen dataclass as a command's flags: name, type, default, help and setting, said once.
 
-A field's annotation holds its `typer.Option`, and the `Setting` that the flag sets, if any:
+A field's annotation holds its `typer.Option`, and the `Sets` that the flag sets, if any:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class EngineFlags:
-        device: Annotated[str | None, typer.Option(help="auto, cpu or cuda."), Setting("engine.device")] = None
+        device: Annotated[str | None, typer.Option(help="auto, cpu or cuda."), Sets("engine.device")] = None
 
     @app.command()
     @takes_flags
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Sets:
     """The setting that a flag sets, such as `engine.device`."""
 
     name: str
@@ -61,7 +61,7 @@ def setting_flags(*groups: Any) -> dict[str, Any]:
         for group in groups
         for name, hint in _hints(type(group)).items()
         for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Setting) and (value := getattr(group, name)) not in (None, [])
+        if isinstance(mark, Sets) and (value := getattr(group, name)) not in (None, [])
     }
 
 

@@ -20,7 +20,7 @@ from outrider.gateway.tools.commands.command import (
     tier_flags,
     url_flags,
 )
-from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
+from outrider.gateway.tools.commands.flags import Sets, setting_flags, takes_flags
 
 if TYPE_CHECKING:
     from socket import socket
@@ -67,22 +67,22 @@ class ServeFlags:
     """The gateway's own flags, behind those of its models."""
 
     router: Annotated[
-        str | None, typer.Option(help="Folder of a trained router."), Setting("models.router")
+        str | None, typer.Option(help="Folder of a trained router."), Sets("models.router")
     ] = None
     host: Annotated[
         str | None,
         typer.Option(help="Address to listen on; 127.0.0.1 by default, 0.0.0.0 for all."),
-        Setting("server.host"),
+        Sets("server.host"),
     ] = None
     port: Annotated[
         int | None,
         typer.Option(help="Port to listen on; 8000 by default, 0 for any free."),
-        Setting("server.port"),
+        Sets("server.port"),
     ] = None
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", help="Processes that answer requests; 1 by default."),
-        Setting("server.workers"),
+        Sets("server.workers"),
     ] = None
     engines: Annotated[
         str | None,
@@ -91,17 +91,17 @@ class ServeFlags:
             help="Engines that run elsewhere (outrider engine): tcp://HOST:PORT, dns://NAME:PORT, "
             "http://... of outrider fleet.",
         ),
-        Setting("engine.replicas"),
+        Sets("engine.replicas"),
     ] = None
     engine_key: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Their keys (outrider engine keygen)."),
-        Setting("engine.replicas_key"),
+        Sets("engine.replicas_key"),
     ] = None
     insecure: Annotated[
         bool | None,
         typer.Option("--insecure", help="Allow engines of other machines without keys."),
-        Setting("engine.replicas_insecure"),
+        Sets("engine.replicas_insecure"),
     ] = None
     tiers: Tiers = None
 

@@ -17,7 +17,7 @@ from outrider.gateway.tools.commands.command import (
     tier_flags,
     url_flags,
 )
-from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
+from outrider.gateway.tools.commands.flags import Sets, setting_flags, takes_flags
 from outrider.gateway.tools.commands.user_errors import EXIT_FAILED
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -29,7 +29,7 @@ class DoctorFlags(PairFlags):
 
     device: DeviceOption = None
     port: Annotated[
-        int | None, typer.Option(help="Port that must be free."), Setting("server.port")
+        int | None, typer.Option(help="Port that must be free."), Sets("server.port")
     ] = None
     tiers: Tiers = None
     assignments: Assignments = None

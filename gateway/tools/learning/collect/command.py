@@ -28,7 +28,7 @@ from outrider.gateway.tools.commands.command import (
     SmallRevision,
 )
 from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
-from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
+from outrider.gateway.tools.commands.flags import Sets, setting_flags, takes_flags
 from outrider.gateway.tools.commands.terminal import LoadingProgress, make_console
 from outrider.gateway.tools.commands.user_errors import user_errors
 from outrider.gateway.tools.learning.collect.checkers import CHECK_KINDS, AnswerCheckKind
@@ -86,12 +86,12 @@ class CollectFlags:
     small: Annotated[
         str | None,
         typer.Option(help="Folder or Hugging Face id of the small model."),
-        Setting("models.small"),
+        Sets("models.small"),
     ] = None
     large: Annotated[
         str | None,
         typer.Option(help="Folder or Hugging Face id of the large model."),
-        Setting("models.large"),
+        Sets("models.large"),
     ] = None
     large_revision: LargeRevision = None
     small_revision: SmallRevision = None
@@ -114,7 +114,7 @@ class CollectFlags:
     device: DeviceOption = None
     dtype: DtypeOption = None
     num_threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads."), Setting("engine.num_threads")
+        int | None, typer.Option(min=1, help="CPU threads."), Sets("engine.num_threads")
     ] = None
 
 

@@ -14,7 +14,7 @@ from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
 from outrider.gateway.tools.commands.command import DeviceOption, DtypeOption
 from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
-from outrider.gateway.tools.commands.flags import Setting, setting_flags
+from outrider.gateway.tools.commands.flags import Sets, setting_flags
 from outrider.gateway.tools.commands.user_errors import user_errors
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DraftEngineFlags:
     device: DeviceOption = None
     dtype: DtypeOption = None
     num_threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads."), Setting("engine.num_threads")
+        int | None, typer.Option(min=1, help="CPU threads."), Sets("engine.num_threads")
     ] = None
 
     def settings(self, flags: dict[str, Any]) -> Settings:

@@ -16,7 +16,7 @@ from outrider.gateway.tools.commands.command import (
     SmallRevision,
     assigned,
 )
-from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
+from outrider.gateway.tools.commands.flags import Sets, setting_flags, takes_flags
 from outrider.gateway.tools.commands.user_errors import user_errors
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PlanFlags:
         str, typer.Option(help="here (measured), or a data sheet's: h100, a100-80gb, l4, …")
     ] = "here"
     large: Annotated[
-        str | None, typer.Option(help="Folder or Hugging Face id."), Setting("models.large")
+        str | None, typer.Option(help="Folder or Hugging Face id."), Sets("models.large")
     ] = None
     quantize: QuantizeOption = None
     small: Small = None

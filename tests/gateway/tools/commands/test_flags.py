@@ -8,15 +8,15 @@ import typer
 from typer.testing import CliRunner
 
 from outrider.gateway.tools.commands import engine_command
-from outrider.gateway.tools.commands.flags import Setting, setting_flags, takes_flags
+from outrider.gateway.tools.commands.flags import Sets, setting_flags, takes_flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toy:
     name: Annotated[str, typer.Argument()]
-    size: Annotated[int, typer.Option("--size", "-s", min=1), Setting("toy.size")] = 3
-    parts: Annotated[list[str] | None, typer.Option("--part"), Setting("toy.parts")] = None
-    is_new: Annotated[bool | None, typer.Option("--new/--old"), Setting("toy.new")] = None
+    size: Annotated[int, typer.Option("--size", "-s", min=1), Sets("toy.size")] = 3
+    parts: Annotated[list[str] | None, typer.Option("--part"), Sets("toy.parts")] = None
+    is_new: Annotated[bool | None, typer.Option("--new/--old"), Sets("toy.new")] = None
 
 
 @pytest.fixture
