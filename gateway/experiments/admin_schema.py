@@ -179,7 +179,7 @@ class ExperimentAnalysis(BaseModel):
     comparisons: list[dict[str, Any]]
 
 
-EXPERIMENT_MODELS: Final[tuple[type[BaseModel], ...]] = (
+EXPERIMENT_MODELS: Final[tuple[type, ...]] = (
     ExperimentCreate,
     ExperimentUpdate,
     ExperimentReport,

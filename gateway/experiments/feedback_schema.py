@@ -82,7 +82,7 @@ class FeedbackReceipt(BaseModel):
     name: str
 
 
-FEEDBACK_MODELS: Final[tuple[type[BaseModel], ...]] = (
+FEEDBACK_MODELS: Final[tuple[type, ...]] = (
     ScoreFeedback,
     SuccessFeedback,
     LabelFeedback,

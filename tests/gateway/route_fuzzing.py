@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import schemathesis
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
 from starlette.applications import Starlette
@@ -17,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider.gateway.contract.schema.errors import ErrorResponse
+from outrider.gateway.contract.schema.structs import schemas_of
 from outrider.gateway.tenancy.keys.admin_routes import AdminRoute
 
 
@@ -28,12 +27,8 @@ class FuzzedRoutes:
     statuses: list[int]
 
 
-def document_of(routes: Iterable[AdminRoute], models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+def document_of(routes: Iterable[AdminRoute], models: Iterable[type]) -> dict[str, Any]:
     """Return the OpenAPI document of the routes alone."""
-    _, definitions = models_json_schema(
-        [*((model, "validation") for model in models), (ErrorResponse, "validation")],
-        ref_template="#/components/schemas/{model}",
-    )
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = route.operation
@@ -41,7 +36,7 @@ def document_of(routes: Iterable[AdminRoute], models: Iterable[type[BaseModel]])
         "openapi": "3.1.0",
         "info": {"title": "admin", "version": "1"},
         "paths": paths,
-        "components": {"schemas": definitions["$defs"]},
+        "components": {"schemas": schemas_of([*models, ErrorResponse])},
     }
 
 

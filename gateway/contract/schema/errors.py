@@ -1,33 +1,28 @@
 """The body of every failure, as OpenAI's clients expect it."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
 
 from outrider.gateway.contract.answers.responder import HandOffKind
+from outrider.gateway.contract.schema.structs import ResponseModel, says
 
 
-class ErrorDetail(BaseModel):
-    """Description of an error; `param` is the invalid field's path, e.g. messages.0.content."""
-
-    model_config = ConfigDict(extra="forbid")
+class ErrorDetail(ResponseModel):
+    """Description of an error."""
 
     message: str
     type: str
-    param: str | None
+    param: Annotated[str | None, says("The invalid field's path, e.g. messages.0.content.")]
     code: str | None
 
 
-class ErrorResponse(BaseModel):
+class ErrorResponse(ResponseModel):
     """Error response of every endpoint."""
-
-    model_config = ConfigDict(extra="forbid")
 
     error: ErrorDetail
 
 
-class DeliveredReport(BaseModel):
-    """Delivered part of an answer that broke off: its tier, and the number of tokens."""
-
-    model_config = ConfigDict(extra="forbid")
+class DeliveredReport(ResponseModel):
+    """Delivered part of an answer that broke off."""
 
     tier: str
     reason: str

@@ -11,28 +11,25 @@ from typing import Any, Final, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
 from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.errors import ErrorEvent, ErrorResponse
+from outrider.gateway.contract.schema.model_cards import ModelCard, ModelList
 from outrider.gateway.contract.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
     Health,
-    ModelCard,
-    ModelList,
     Readiness,
     UpstreamChunk,
     UpstreamCompletion,
 )
 from outrider.gateway.contract.schema.routing import RouteReport
+from outrider.gateway.contract.schema.structs import REF, schemas_of
 
-_REF: Final = "#/components/schemas/{model}"
-_MODELS: Final[tuple[type[BaseModel], ...]] = (
+_MODELS: Final[tuple[type, ...]] = (
     ChatRequest,
     CompletionRequest,
     ErrorEvent,
@@ -141,11 +138,11 @@ _SECURITY: Final = {
 }
 
 
-def _ref(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": _REF.format(model=model.__name__)}
+def _ref(model: type) -> dict[str, str]:
+    return {"$ref": REF.format(model=model.__name__)}
 
 
-def _json(model: type[BaseModel]) -> dict[str, Any]:
+def _json(model: type) -> dict[str, Any]:
     return {"application/json": {"schema": _ref(model)}}
 
 
@@ -161,9 +158,7 @@ def failures(*statuses: int) -> dict[int, dict[str, Any]]:
     }
 
 
-def operation(
-    answer: type[BaseModel], description: str, *statuses: int, operation_id: str
-) -> dict[str, Any]:
+def operation(answer: type, description: str, *statuses: int, operation_id: str) -> dict[str, Any]:
     """A GET that answers JSON."""
     success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
     return {
@@ -174,7 +169,7 @@ def operation(
 
 
 def generation_operation(
-    request: type[BaseModel], whole: type[BaseModel], chunk: type[BaseModel], operation_id: str
+    request: type, whole: type, chunk: type, operation_id: str
 ) -> dict[str, Any]:
     """A POST that generates, whole or as a stream."""
     data = {
@@ -205,7 +200,7 @@ def generation_operation(
 
 
 def question_operation(
-    requests: Sequence[type[BaseModel]], answer: type[BaseModel], description: str, name: str
+    requests: Sequence[type], answer: type, description: str, name: str
 ) -> dict[str, Any]:
     """A POST of one of several bodies that answers JSON and generates nothing."""
     body = {"application/json": {"schema": {"anyOf": [_ref(model) for model in requests]}}}
@@ -252,7 +247,7 @@ def build_document(
     app: FastAPI,
     limits: LoadedLimits | None,
     *,
-    models: Sequence[type[BaseModel]] = (),
+    models: Sequence[type] = (),
     has_upstream_tiers: bool = False,
 ) -> dict[str, Any]:
     """The document; `limits` is None while the engine is not ready.
@@ -267,10 +262,7 @@ def build_document(
     if has_upstream_tiers:
         described += (UpstreamCompletion, UpstreamChunk)
         _add_upstream_tiers(document)
-    _, definitions = models_json_schema(
-        [(model, "validation") for model in dict.fromkeys(described)], ref_template=_REF
-    )
-    schemas: dict[str, Any] = definitions["$defs"]
+    schemas = schemas_of(described)
     if limits is not None:
         _add_limits(schemas, limits)
         _add_names(schemas, limits)

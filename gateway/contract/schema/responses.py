@@ -1,135 +1,139 @@
-"""Responses of the gateway: the shapes of /openapi.json.
+"""Answers of chat and completions, and of the gateway about itself, as they are sent.
 
-Responses are written by hand for speed (gateway/answering/streaming/sse.py); tests hold them
-against these models, which allow no field that is not declared.
+Chunks of a stream are written by hand for speed (gateway/answering/streaming/sse.py); tests hold
+them against these Structs, which allow no field that is not declared.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from outrider.engine.trace import NodeSource, TokenOrigin
 from outrider.gateway.contract.answers.responder import HandOffKind
-from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind, UsageSource
+from outrider.gateway.contract.schema.kinds import UsageSource
+from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.verifier.params import Tier
 
-
-class ResponseModel(BaseModel):
-    """Base of everything the gateway sends."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+PredictedQuality = Annotated[
+    float | None,
+    says("The router's prediction, from the prompt, that the small model's answer is good enough."),
+]
+Confidence = Annotated[
+    float | None, says("The prediction from the answer itself that it is good enough.")
+]
+HeldTokens = Annotated[int, says("Tokens that waited for the decision about the answer.")]
+TtftSeconds = Annotated[float | None, says("Seconds until the first token.")]
+HandOff = Annotated[HandOffKind | None, says("Why another tier than the first answers.")]
+Degraded = Annotated[bool, says("An upstream tier should have answered and could not.")]
+Arm = Annotated[str | None, says("The experiments' arms of the request, null for none.")]
+ServiceTier = Literal["default", "flex", "priority"]
 
 
 class OutriderReport(ResponseModel):
-    """Report about how the request was served. Seconds; sums over the choices.
+    """Report about how the request was served; sums over the choices.
 
-    Tiers, reason and cost are null where the key or the alias does not reveal them.
-
-    `tier` gave the answer and `reason` says why; the request began on `route_tier`, and `escalated`
-    is true if the large tier replaced or continued its answer. `quality` is the router's
-    prediction,
-    from the prompt, that the small model's answer is good enough, `confidence` the prediction from
-    the answer itself; null if there is none. `held_tokens` waited for that decision. Of the tokens
-    that were given up, `reused_tokens` were produced by the large model too; `discarded_tokens` are
-    the rest. `mean_emitted_tokens` is tokens per pass of the tier's model; `seed` reproduces a
-    sampled answer and is null for greedy ones. `unratified_tokens` are those of a speculative
-    cascade
-    that the large model alone would not have chosen. `hand_off`: why another tier than the first
-    answers; `degraded`: an upstream tier should have answered and could not. `arm`: the
-    experiments'
-    arms that the request was assigned to, null for none.
+    Tiers and reason are null where the key or the alias does not reveal them.
     """
 
-    tier: Tier | None
-    reason: str | None
-    route_tier: str | None
-    escalated: bool
-    quality: float | None
-    confidence: float | None
-    held_tokens: int
-    reused_tokens: int
-    discarded_tokens: int
-    drafted_tokens: int
-    accepted_tokens: int
-    unratified_tokens: int
-    mean_emitted_tokens: float
-    ttft_s: float | None
-    queue_s: float | None
-    seed: int | None
-    hand_off: HandOffKind | None
-    degraded: bool
-    arm: str | None
+    tier: Annotated[Tier | None, says("It gave the answer.")]
+    reason: Annotated[str | None, says("Why this tier gave the answer.")]
+    route_tier: Annotated[str | None, says("The request began on this tier.")]
+    escalated: Annotated[bool, says("The large tier replaced or continued the answer.")]
+    quality: PredictedQuality
+    confidence: Confidence
+    held_tokens: HeldTokens
+    reused_tokens: Annotated[int, says("Tokens given up that the large model produced too.")]
+    discarded_tokens: Annotated[int, says("The other tokens that were given up.")]
+    drafted_tokens: Annotated[int, says("Tokens that a drafter guessed.")]
+    accepted_tokens: Annotated[int, says("Guesses that the tier's model accepted.")]
+    unratified_tokens: Annotated[
+        int, says("A speculative cascade's that the large model alone would not have chosen.")
+    ]
+    mean_emitted_tokens: Annotated[float, says("Tokens per pass of the tier's model.")]
+    ttft_s: TtftSeconds
+    queue_s: Annotated[float | None, says("Seconds in the queue.")]
+    seed: Annotated[int | None, says("Reproduces a sampled answer; null for greedy ones.")]
+    hand_off: HandOff
+    degraded: Degraded
+    arm: Arm
 
 
 class UpstreamReport(ResponseModel):
     """Report about a request that an upstream tier served; the rest is the server's answer.
 
-    `tier`, `reason`, `route_tier`, `escalated`, `hand_off`, `quality`, `confidence`, `arm` and the
-    tokens held and discarded are as in `OutriderReport`. `attempts` were made; `hedged`: a second
-    one ran beside the first; `continuations`: how often another replica continued a broken answer.
-    `usage_source` is the counter of the tokens, `usage_corrected` says that the server's count
-    differed. `cost_usd` at the operator's prices; null without prices or known tokens.
+    Tiers, reason and cost are null where the key or the alias does not reveal them.
     """
 
-    tier: str | None
-    reason: str | None
-    route_tier: str | None
-    escalated: bool
-    hand_off: HandOffKind | None
-    degraded: bool
-    quality: float | None
-    confidence: float | None
-    held_tokens: int
-    discarded_tokens: int
-    ttft_s: float | None
-    attempts: int
-    hedged: bool
-    continuations: int
-    usage_source: UsageSource
-    usage_corrected: bool
-    cost_usd: float | None
-    arm: str | None
+    tier: Annotated[str | None, says("It gave the answer.")]
+    reason: Annotated[str | None, says("Why this tier gave the answer.")]
+    route_tier: Annotated[str | None, says("The request began on this tier.")]
+    escalated: Annotated[bool, says("The strong tier replaced or continued the answer.")]
+    hand_off: HandOff
+    degraded: Degraded
+    quality: PredictedQuality
+    confidence: Confidence
+    held_tokens: HeldTokens
+    discarded_tokens: Annotated[int, says("Tokens that were given up.")]
+    ttft_s: TtftSeconds
+    attempts: Annotated[int, says("Attempts that were made.")]
+    hedged: Annotated[bool, says("A second attempt ran beside the first.")]
+    continuations: Annotated[int, says("How often another replica continued a broken answer.")]
+    usage_source: Annotated[UsageSource, says("What counted the tokens.")]
+    usage_corrected: Annotated[bool, says("The server's count differed.")]
+    cost_usd: Annotated[
+        float | None, says("At the operator's prices; null without prices or known tokens.")
+    ]
+    arm: Arm
 
 
 class TraceTree(ResponseModel):
-    """The guesses of one step: text, parent (-1: the root), source, and whether accepted."""
+    """The guesses of one step."""
 
     step: int
-    nodes: list[tuple[str, int, list[NodeSource], bool]]
+    nodes: Annotated[
+        list[tuple[str, int, list[NodeSource], bool]],
+        says("Text, parent (-1: the root), source, and whether accepted."),
+    ]
 
 
 class TokenTrace(ResponseModel):
-    """With the header `x-outrider-trace: 1`: the chunk's text by token, and which were drafted.
+    """With the header `x-outrider-trace: 1`: where the chunk's tokens came from."""
 
-    `origins` and `steps`, one a token: where it came from, and which of the answer's steps emitted
-    it. `trees` of the steps that judged guesses, once each.
-    """
-
-    tokens: list[tuple[str, bool]]
-    origins: list[TokenOrigin] = []
-    steps: list[int] = []
-    trees: list[TraceTree] = []
+    tokens: Annotated[
+        list[tuple[str, bool]], says("The chunk's text by token, and whether it was drafted.")
+    ]
+    origins: Annotated[list[TokenOrigin] | None, says("One a token: where it came from.")] = None
+    steps: Annotated[
+        list[int] | None, says("One a token: which of the answer's steps emitted it.")
+    ] = None
+    trees: Annotated[
+        list[TraceTree] | None, says("Of the steps that judged guesses, once each.")
+    ] = None
 
 
 class PromptTokensDetails(ResponseModel):
-    """`cached_tokens` came from the prefix cache."""
+    """Details of a prompt's tokens."""
 
-    cached_tokens: int
+    cached_tokens: Annotated[int, says("Tokens that came from the prefix cache.")]
 
 
 class CompletionTokensDetails(ResponseModel):
-    """`reasoning_tokens` were thinking, not answer.
+    """Details of an answer's tokens."""
 
-    `accepted_prediction_tokens` of the request's prediction came out in the answer where they were
-    expected; `rejected_prediction_tokens` are the others, which cost nothing and are not counted as
-    completion tokens. `discarded_tokens`, not counted either, the small model wrote and the large
-    one did not: its answer was given up.
-    """
-
-    reasoning_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-    discarded_tokens: int
+    reasoning_tokens: Annotated[int, says("Tokens of thinking, not of the answer.")]
+    accepted_prediction_tokens: Annotated[
+        int, says("Tokens of the request's prediction that came out where they were expected.")
+    ]
+    rejected_prediction_tokens: Annotated[
+        int, says("Its other tokens: they cost nothing and are no completion tokens.")
+    ]
+    discarded_tokens: Annotated[
+        int,
+        says(
+            "Tokens, not counted either, that the small model wrote and the large one did not: "
+            "its answer was given up."
+        ),
+    ]
 
 
 class Usage(ResponseModel):
@@ -160,7 +164,7 @@ class ChatLogprobs(ResponseModel):
     """Log-probabilities of the answer's tokens, without thinking."""
 
     content: list[TokenLogprob]
-    refusal: None = None
+    refusal: None
 
 
 CompletionFinishReason = Literal["stop", "length"]
@@ -168,15 +172,14 @@ ChatFinishReason = CompletionFinishReason | Literal["tool_calls"]
 
 
 class FunctionCall(ResponseModel):
-    """Function to call. `arguments` is a JSON object as text; it may be cut by the length limit."""
+    """Function to call."""
 
     name: str
-    arguments: str
+    arguments: Annotated[str, says("A JSON object as text; it may be cut by the length limit.")]
 
 
 StopReason = Annotated[
-    str | None,
-    Field(description="vLLM's field: the stop string of the request that ended the answer."),
+    str | None, says("vLLM's field: the stop string of the request that ended the answer.")
 ]
 
 
@@ -189,12 +192,12 @@ class ToolCall(ResponseModel):
 
 
 class ChatMessage(ResponseModel):
-    """The answer. `content` is null where it is nothing but calls."""
+    """The answer."""
 
     role: Literal["assistant"]
-    content: str | None
+    content: Annotated[str | None, says("Null where the answer is nothing but calls.")]
+    refusal: None
     reasoning_content: str | None = None
-    refusal: None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -218,17 +221,17 @@ class ChatCompletion(ResponseModel):
     choices: list[ChatChoice]
     usage: Usage
     outrider: OutriderReport
-    service_tier: Literal["default", "flex", "priority"] | None = None
+    service_tier: ServiceTier | None = None
 
 
-class FunctionCallDelta(ResponseModel):
+class FunctionCallDelta(ResponseModel, kw_only=True):
     """The name comes first, then the arguments piece by piece."""
 
     name: str | None = None
     arguments: str
 
 
-class ToolCallDelta(ResponseModel):
+class ToolCallDelta(ResponseModel, kw_only=True):
     """Part of the call with this index; the first one has id, type and name."""
 
     index: int
@@ -266,7 +269,7 @@ class ChatCompletionChunk(ResponseModel):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
-    service_tier: Literal["default", "flex", "priority"] | None = None
+    service_tier: ServiceTier | None = None
 
 
 class CompletionLogprobs(ResponseModel):
@@ -279,9 +282,9 @@ class CompletionLogprobs(ResponseModel):
 
 
 class CompletionChoice(ResponseModel):
-    """One of the continuations; `index` counts choices within prompts."""
+    """One of the continuations."""
 
-    index: int
+    index: Annotated[int, says("Counts choices within prompts.")]
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: CompletionFinishReason | None
@@ -298,7 +301,7 @@ class Completion(ResponseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
-    service_tier: Literal["default", "flex", "priority"] | None = None
+    service_tier: ServiceTier | None = None
 
 
 class UpstreamCompletion(BaseModel):
@@ -318,90 +321,6 @@ class UpstreamChunk(BaseModel):
     outrider: UpstreamReport | None = None
 
 
-class TokenPricing(ResponseModel):
-    """Prices of tokens in USD, as decimal texts.
-
-    `prompt`: of a prompt's token; `input_cache_read`: of one found in the cache; `completion`: of
-    an answer's token.
-    """
-
-    prompt: str
-    input_cache_read: str
-    completion: str
-
-
-class LongPromptPricing(TokenPricing):
-    """Prices of all tokens of a request whose prompt has more than `above` tokens."""
-
-    above: int
-
-
-class Pricing(TokenPricing):
-    """Prices of tokens. `long_prompts` is there where a long prompt makes a request dearer."""
-
-    currency: Literal["USD"]
-    long_prompts: list[LongPromptPricing] | None = None
-
-
-class TierCard(ResponseModel):
-    """The checkpoint behind a tier. `pricing` is there where the operator has set prices.
-
-    `tool_format`: the text in which the model writes calls of tools.
-    """
-
-    tier: Tier
-    model_id: str
-    max_context: int
-    num_parameters: int
-    dtype: str
-    device: str
-    capabilities: list[ModelCapability]
-    tool_format: str
-    pricing: Pricing | None = None
-
-
-class UpstreamCard(ResponseModel):
-    """A tier that is an upstream server.
-
-    `model_id` is what the server is asked for, null where it names no model; `max_context` is null
-    where it is unknown.
-    """
-
-    tier: str
-    model_id: str | None
-    max_context: int | None
-    server: ServerKind
-    capabilities: list[ModelCapability]
-    pricing: Pricing | None = None
-
-
-class ModelCard(ResponseModel):
-    """A name that `model` accepts.
-
-    `tier` is null where several may answer; `max_context` and `pricing` are the largest and the
-    dearest then, null where they are unknown.
-    """
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    tier: str | None
-    max_context: int | None
-    pricing: Pricing | None
-    outrider: Annotated[
-        list[TierCard | UpstreamCard],
-        Field(description="Which checkpoints may answer, and which upstream servers."),
-    ]
-
-
-class ModelList(ResponseModel):
-    """Every name that `model` accepts."""
-
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
 class Health(ResponseModel):
     """The process is alive."""
 
@@ -409,16 +328,15 @@ class Health(ResponseModel):
 
 
 class ReplicaCount(ResponseModel):
-    """Processes or engine replicas: how many of them serve."""
+    """Processes or engine replicas."""
 
-    up: int
-    of: int
+    up: Annotated[int, says("How many of them serve.")]
+    of: Annotated[int, says("How many there are.")]
 
 
 class Readiness(ResponseModel):
-    """Readiness for requests. `workers`: of a gateway with several processes; `replicas`: of one
-    with several engines."""
+    """Readiness for requests."""
 
     ready: Literal[True]
-    workers: ReplicaCount | None = None
-    replicas: ReplicaCount | None = None
+    workers: Annotated[ReplicaCount | None, says("Of a gateway with several processes.")] = None
+    replicas: Annotated[ReplicaCount | None, says("Of a gateway with several engines.")] = None

@@ -1,48 +1,42 @@
 """POST /v1/route: what a request would be answered by, without answering it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from outrider.gateway.contract.schema.responses import ResponseModel
+from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.verifier.params import Tier
 
 
 class CascadeReport(ResponseModel):
-    """Watching of the small model's answer: the most that is held back.
-
-    `hold_back_ms` is null if the whole answer is judged (`judges_whole`).
-    """
+    """Watching of the small model's answer: the most that is held back."""
 
     hold_back_tokens: int
-    hold_back_ms: float | None
+    hold_back_ms: Annotated[float | None, says("Null if the whole answer is judged.")]
     judges_whole: bool
     mid_stream: bool
 
 
+MaximumCost = Annotated[
+    float | None,
+    says(
+        "What the answer may cost; null without prices. It counts the exact prompt and "
+        "`max_tokens`; without that the server's default, else the mean length of answers so far. "
+        "An upper estimate for an upstream tier, whose tokens are unknown."
+    ),
+]
+
+
 class TierOption(ResponseModel):
-    """A tier that could answer. `cost_usd`: what it may cost; null without prices.
+    """A tier that could answer."""
 
-    It counts the exact prompt and `max_tokens`; without that the server's default, else the mean
-    length of answers so far.
-    """
-
-    tier: Tier
-    model_id: str
-    cost_usd: float | None
+    tier: Tier | None
+    model_id: str | None
+    cost_usd: MaximumCost
 
 
 class RouteReport(ResponseModel):
     """Tier that the request would go to, and why.
 
-    `quality`: the router's prediction that the small model's answer is good enough, null if there
-    is
-    none. It was compared with `band` (between low and high the small model begins watched) or,
-    without one, with `threshold`, with which the watch compares its own confidence too. `stage`:
-    the
-    last stage to decide: text, prompt (the small model's reading of it) or answer. `sticky`: the
-    tier
-    that has the conversation in its cache. `pair`: fingerprints of the models that the router was
-    trained for. `alternatives`: the other tiers that this `model` may mean. For an upstream tier
-    `prompt_tokens` is null, and `cost_usd` is an upper estimate: its tokens are unknown.
+    Tiers, reason and costs are null where the key or the alias does not reveal them.
     """
 
     object: Literal["route"]
@@ -50,13 +44,33 @@ class RouteReport(ResponseModel):
     tier: str | None
     model_id: str | None
     reason: str | None
-    quality: float | None
-    threshold: float | None
-    band: tuple[float, float] | None
-    stage: Literal["text", "prompt", "answer"] | None
+    quality: Annotated[
+        float | None,
+        says(
+            "The router's prediction that the small model's answer is good enough, null if there "
+            "is none."
+        ),
+    ]
+    threshold: Annotated[
+        float | None,
+        says(
+            "What `quality` was compared with where there is no `band`. The watch compares its own "
+            "confidence with it too."
+        ),
+    ]
+    band: Annotated[
+        tuple[float, float] | None,
+        says("What `quality` was compared with: between low and high the small model is watched."),
+    ]
+    stage: Annotated[
+        Literal["text", "prompt", "answer"] | None,
+        says("The last stage to decide: text, prompt (the small model's reading of it) or answer."),
+    ]
     cascade: CascadeReport | None
-    prompt_tokens: int | None
-    cost_usd: float | None
-    sticky: Tier | None
-    pair: str | None
-    alternatives: list[TierOption]
+    prompt_tokens: Annotated[int | None, says("Null for an upstream tier.")]
+    cost_usd: MaximumCost
+    sticky: Annotated[Tier | None, says("The tier that has the conversation in its cache.")]
+    pair: Annotated[str | None, says("Fingerprints of the models that the router was trained for.")]
+    alternatives: Annotated[
+        list[TierOption] | None, says("The other tiers that this `model` may mean.")
+    ]

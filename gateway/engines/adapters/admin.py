@@ -65,7 +65,7 @@ class AdapterUnloaded(BaseModel):
     name: str
 
 
-ADAPTER_MODELS: Final[tuple[type[BaseModel], ...]] = (
+ADAPTER_MODELS: Final[tuple[type, ...]] = (
     AdapterLoad,
     AdapterReport,
     AdapterList,

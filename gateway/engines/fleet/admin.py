@@ -61,7 +61,7 @@ class ReplicaList(BaseModel):
     data: list[ReplicaReport]
 
 
-REPLICA_MODELS: Final[tuple[type[BaseModel], ...]] = (ReplicaGroup, ReplicaReport, ReplicaList)
+REPLICA_MODELS: Final[tuple[type, ...]] = (ReplicaGroup, ReplicaReport, ReplicaList)
 REPLICA_ROUTES: Final = (
     AdminRoute(
         method="GET",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from outrider.gateway.contract.schema.chat import Message
 from outrider.gateway.contract.schema.common import (
@@ -13,7 +13,7 @@ from outrider.gateway.contract.schema.common import (
     RequestModel,
     TokenId,
 )
-from outrider.gateway.contract.schema.responses import ResponseModel
+from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.gateway.contract.schema.template_variables import TemplateVariables
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, Tool, ToolChoice
 from outrider.verifier.params import Tier
@@ -62,17 +62,19 @@ class TokenizeMessages(TokenizeFields):
 
 
 class Tokenized(ResponseModel):
-    """A prompt's tokens. `tier` is the model's tier, `max_model_len` its context.
-
-    `token_strs` are the tokens' texts, if requested; a special token's is its name, and that of a
-    token that is a part of a character is U+FFFD.
-    """
+    """A prompt's tokens."""
 
     count: int
-    max_model_len: int
-    tokens: ListOf[int]
-    token_strs: ListOf[str] | None
-    tier: Tier
+    max_model_len: Annotated[int, says("The model's context.")]
+    tokens: list[int]
+    token_strs: Annotated[
+        list[str] | None,
+        says(
+            "The tokens' texts, if requested; a special token's is its name, and that of a token "
+            "that is a part of a character is U+FFFD."
+        ),
+    ]
+    tier: Annotated[Tier, says("The model's tier.")]
 
 
 class DetokenizeRequest(RequestModel):
@@ -83,10 +85,10 @@ class DetokenizeRequest(RequestModel):
 
 
 class Detokenized(ResponseModel):
-    """Their text, in which special tokens are written by their names."""
+    """The text of tokens."""
 
-    prompt: str
-    tier: Tier
+    prompt: Annotated[str, says("Special tokens are written by their names.")]
+    tier: Annotated[Tier, says("The model's tier.")]
 
 
 class TokenCount(ResponseModel):
@@ -95,7 +97,7 @@ class TokenCount(ResponseModel):
     input_tokens: int
 
 
-TOKENIZE_MODELS: Final[tuple[type[BaseModel], ...]] = (
+TOKENIZE_MODELS: Final[tuple[type, ...]] = (
     TokenizePrompt,
     TokenizeMessages,
     Tokenized,

@@ -225,5 +225,5 @@ class Dashboard(_Model):
     experiments: list[dict[str, JsonValue]] | None
 
 
-DASHBOARD_MODELS: tuple[type[BaseModel], ...] = (Dashboard,)
+DASHBOARD_MODELS: tuple[type, ...] = (Dashboard,)
 """Models for the components of the OpenAPI document."""

@@ -14,6 +14,7 @@ from outrider.gateway.contract.errors.http import handle_exception
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
+from outrider.gateway.contract.schema.model_cards import ModelCard, ModelList
 from outrider.gateway.contract.schema.openapi import (
     generation_operation,
     operation,
@@ -25,8 +26,6 @@ from outrider.gateway.contract.schema.responses import (
     ChatCompletionChunk,
     Completion,
     Health,
-    ModelCard,
-    ModelList,
     Readiness,
 )
 from outrider.gateway.contract.schema.routing import RouteReport

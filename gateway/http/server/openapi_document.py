@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from outrider.gateway.contract.schema.openapi import LoadedLimits, build_document
@@ -19,7 +18,7 @@ class OpenApiEndpoint:
         app: FastAPI,
         read_limits: Callable[[], Awaitable[LoadedLimits | None]],
         *,
-        models: tuple[type[BaseModel], ...],
+        models: tuple[type, ...],
         has_upstream_tiers: bool,
     ) -> None:
         """`read_limits` returns the loaded models' limits; None while the engine is not ready."""

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel
-
 from outrider.gateway.tenancy.keys.admin_schema import (
     MAX_PAGE,
     KeyCreate,
@@ -83,7 +81,7 @@ class AdminRoute:
     operation: dict[str, Any]
 
 
-def _ref(model: type[BaseModel]) -> dict[str, Any]:
+def _ref(model: type) -> dict[str, Any]:
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"application/json": {"schema": reference}}
 
@@ -99,10 +97,10 @@ def _failure(status: int) -> dict[str, Any]:
 
 def admin_operation(
     name: str,
-    answer: type[BaseModel],
+    answer: type,
     description: str,
     *,
-    body: type[BaseModel] | None = None,
+    body: type | None = None,
     parameters: list[dict[str, Any]] | None = None,
     conflicts: bool = False,
 ) -> dict[str, Any]:

@@ -276,7 +276,7 @@ class TeamList(_Report):
     data: list[TeamReport]
 
 
-ADMIN_MODELS: tuple[type[BaseModel], ...] = (
+ADMIN_MODELS: tuple[type, ...] = (
     KeyCreate,
     KeyUpdate,
     KeyRotate,

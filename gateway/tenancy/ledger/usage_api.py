@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, get_args
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +24,7 @@ from outrider.gateway.tenancy.ledger.timestamps import PATTERN, parse_time
 from outrider.gateway.tenancy.ledger.usage_report import UsageQuestion, UsageReport, usage_report
 from outrider.gateway.workers.siblings import Siblings
 
-USAGE_MODELS: Final[tuple[type[BaseModel], ...]] = (UsageReport,)
+USAGE_MODELS: Final[tuple[type, ...]] = (UsageReport,)
 """Models for the components of the OpenAPI document."""
 
 _MAX_GROUPS: Final = 1000

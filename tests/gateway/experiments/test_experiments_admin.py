@@ -26,6 +26,7 @@ from outrider.gateway.experiments.admin_schema import (
 )
 from outrider.gateway.experiments.experiments import Experiments
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from tests.gateway.answers import read_answer
 from tests.gateway.experiments.making import SECRET, spec, user
 from tests.gateway.http.edge.reading import read_small_body
 from tests.gateway.route_fuzzing import document_of, fuzz_routes
@@ -106,7 +107,7 @@ def made(http: TestClient, **fields: Any) -> dict[str, Any]:
 
 def error_of(answer: Any, status: int) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
-    ErrorResponse.model_validate_json(answer.content)
+    read_answer(ErrorResponse, answer.content)
     error: dict[str, Any] = answer.json()["error"]
     return error
 

@@ -20,6 +20,7 @@ from outrider.gateway.upstream.dialects import dialect_for
 from outrider.gateway.upstream.dialects.anthropic import AnthropicDialect
 from outrider.gateway.upstream.dialects.base import ReportedError, Resume
 from outrider.gateway.upstream.dialects.rewriting import cut_content, splice
+from tests.gateway.answers import read_answer
 
 TRAIT = TRAITS["anthropic"]
 DIALECT = AnthropicDialect("claude", clock=lambda: 1234.5)
@@ -128,7 +129,7 @@ def parsed(chunks: list[Chunk]) -> list[ChatCompletionChunk]:
         assert chunk.raw.endswith(b"\n\n")
         assert len(chunk.raw.splitlines()) == 2
         if chunk.raw.startswith(b"data: "):
-            found.append(ChatCompletionChunk.model_validate_json(chunk.raw[6:]))
+            found.append(read_answer(ChatCompletionChunk, chunk.raw[6:]))
             assert len(chunk.raw.decode().splitlines()) == 2
         else:
             assert chunk == Chunk(raw=b":\n\n")
@@ -493,7 +494,7 @@ def test_text() -> None:
 def test_a_chunks_fields_match_its_bytes() -> None:
     for chunk in read(HELLO):
         if chunk.raw.startswith(b"data: "):
-            told = ChatCompletionChunk.model_validate_json(chunk.raw[6:])
+            told = read_answer(ChatCompletionChunk, chunk.raw[6:])
             choice = told.choices[0] if told.choices else None
             assert chunk.content == ((choice.delta.content or "") if choice else "")
             assert chunk.finish_reason == (choice.finish_reason if choice else None)
@@ -707,7 +708,7 @@ def test_any_bytes_are_chunks_or_an_upstream_error(stream: list[bytes]) -> None:
             parsed([reader.read(b"data: " + data + b"\n\n")])
     for data in stream:
         with suppress(UpstreamError):
-            ChatCompletion.model_validate_json(DIALECT.whole(chat(), data).body)
+            read_answer(ChatCompletion, DIALECT.whole(chat(), data).body)
 
 
 # Whole answers and refusals
@@ -730,7 +731,7 @@ def test_a_whole_answer() -> None:
     }
     raw = json.dumps(message).encode()
     answer = DIALECT.whole(chat(), raw)
-    told = ChatCompletion.model_validate_json(answer.body)
+    told = read_answer(ChatCompletion, answer.body)
     assert (told.id, told.model, told.created) == ("msg_1", "claude-opus", 1234)
     choice = told.choices[0]
     assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")

@@ -6,10 +6,11 @@ models, which allow no field that is not declared.
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from outrider.gateway.contract.schema.errors import DeliveredReport
-from outrider.gateway.contract.schema.responses import OutriderReport, ResponseModel, UpstreamReport
+from outrider.gateway.contract.schema.responses import OutriderReport, UpstreamReport
+from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.gateway.http.apis.messages.schema import CountTokensRequest, MessagesRequest
 from outrider.gateway.http.apis.tokenize_schema import TokenCount
 from outrider.gateway.upstream.dialects.anthropic_words import ERROR_STATUS
@@ -25,11 +26,11 @@ class AnswerText(ResponseModel):
 
 
 class AnswerThinking(ResponseModel):
-    """Thinking that precedes the answer; the signature is empty for local models."""
+    """Thinking that precedes the answer."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: str
+    signature: Annotated[str, says("Empty for local models.")]
 
 
 class AnswerRedactedThinking(ResponseModel):
@@ -55,15 +56,15 @@ AnswerBlock = Annotated[
 
 
 class ThinkingTokens(ResponseModel):
-    """Details of the answer's tokens: those of its thinking."""
+    """Details of an answer's tokens."""
 
-    thinking_tokens: int
+    thinking_tokens: Annotated[int, says("Tokens of thinking, not of the answer.")]
 
 
 class DeltaUsage(ResponseModel):
-    """Tokens; those that were read from the cache are no `input_tokens`."""
+    """Tokens."""
 
-    input_tokens: int
+    input_tokens: Annotated[int, says("Without those that were read from the cache.")]
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
@@ -71,9 +72,9 @@ class DeltaUsage(ResponseModel):
 
 
 class MessageUsage(DeltaUsage):
-    """The same, and how urgent the request was."""
+    """The same, and the request's service tier."""
 
-    service_tier: Literal["standard", "priority"]
+    service_tier: Annotated[Literal["standard", "priority"], says("How urgent the request was.")]
 
 
 class MessageAnswer(ResponseModel):
@@ -91,7 +92,7 @@ class MessageAnswer(ResponseModel):
 
 
 class BegunMessage(ResponseModel):
-    """A message before its first block. How long the prompt is, is told at the end."""
+    """A message before its first block."""
 
     id: str
     type: Literal["message"]
@@ -100,7 +101,7 @@ class BegunMessage(ResponseModel):
     content: Annotated[list[JsonValue], Field(max_length=0)]
     stop_reason: None
     stop_sequence: None
-    usage: MessageUsage
+    usage: Annotated[MessageUsage, says("Zeros: the last event but one has the numbers.")]
 
 
 class MessageStart(ResponseModel):
@@ -211,7 +212,7 @@ class MessagesErrorEvent(MessagesError):
     outrider: DeliveredReport | None = None
 
 
-MESSAGE_EVENTS: Final[tuple[type[BaseModel], ...]] = (
+MESSAGE_EVENTS: Final[tuple[type, ...]] = (
     MessageStart,
     BlockStart,
     BlockDelta,
@@ -221,7 +222,7 @@ MESSAGE_EVENTS: Final[tuple[type[BaseModel], ...]] = (
     PingEvent,
     MessagesErrorEvent,
 )
-MESSAGES_MODELS: Final[tuple[type[BaseModel], ...]] = (
+MESSAGES_MODELS: Final[tuple[type, ...]] = (
     MessagesRequest,
     CountTokensRequest,
     MessageAnswer,

@@ -2,8 +2,6 @@
 
 from typing import Any, Final
 
-from pydantic import BaseModel
-
 from outrider.gateway.contract.schema.openapi import (
     failures,
     generation_operation,
@@ -68,5 +66,5 @@ def _in_their_words(operation: dict[str, Any]) -> dict[str, Any]:
     return {**operation, "responses": responses, "parameters": headers}
 
 
-def _ref(model: type[BaseModel]) -> dict[str, str]:
+def _ref(model: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{model.__name__}"}

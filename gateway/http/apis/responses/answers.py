@@ -6,16 +6,16 @@ no field that is not declared, and against the types of OpenAI's own client.
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field, JsonValue, RootModel
+from pydantic import Field, JsonValue, RootModel
 
 from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.contract.schema.responses import (
     OutriderReport,
-    ResponseModel,
     TokenLogprob,
     TokenTrace,
     UpstreamReport,
 )
+from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.gateway.contract.schema.structured import JsonObjectFormat, TextFormat
 from outrider.gateway.http.apis.responses.fields import ItemStatus
 from outrider.gateway.http.apis.responses.request import (
@@ -33,12 +33,12 @@ class SummaryPart(ResponseModel):
 
 
 class OutputTextPart(ResponseModel):
-    """Text of the answer. `logprobs` is empty unless they were requested."""
+    """Text of the answer."""
 
     type: Literal["output_text"]
     text: str
     annotations: Annotated[list[JsonValue], Field(max_length=0)]
-    logprobs: list[TokenLogprob]
+    logprobs: Annotated[list[TokenLogprob], says("Empty unless they were requested.")]
 
 
 class OutputRefusalPart(ResponseModel):
@@ -67,8 +67,8 @@ class MessageOutput(ResponseModel):
     content: list[Annotated[OutputTextPart | OutputRefusalPart, Field(discriminator="type")]]
 
 
-class CallOutput(ResponseModel):
-    """A function to call. `arguments` is a JSON object as text; of an incomplete one, a part."""
+class CallOutput(ResponseModel, kw_only=True):
+    """A function to call."""
 
     type: Literal["function_call"]
     id: str
@@ -76,11 +76,11 @@ class CallOutput(ResponseModel):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: str
+    arguments: Annotated[str, says("A JSON object as text; of an incomplete call, a part.")]
 
 
-class CustomCallOutput(ResponseModel):
-    """A custom tool to call, with its text; of an incomplete one, a part."""
+class CustomCallOutput(ResponseModel, kw_only=True):
+    """A custom tool to call."""
 
     type: Literal["custom_tool_call"]
     id: str
@@ -88,7 +88,7 @@ class CustomCallOutput(ResponseModel):
     call_id: str
     name: str
     namespace: str | None = None
-    input: str
+    input: Annotated[str, says("The text for the tool; of an incomplete call, a part.")]
 
 
 OutputItem = Annotated[
@@ -112,16 +112,16 @@ class IncompleteDetails(ResponseModel):
 
 
 class InputTokensDetails(ResponseModel):
-    """`cached_tokens` came from the prefix cache. What is written to it is not counted."""
+    """Details of a prompt's tokens."""
 
-    cached_tokens: int
-    cache_write_tokens: Literal[0]
+    cached_tokens: Annotated[int, says("Tokens that came from the prefix cache.")]
+    cache_write_tokens: Annotated[Literal[0], says("What is written to the cache is not counted.")]
 
 
 class OutputTokensDetails(ResponseModel):
-    """`reasoning_tokens` were thinking, not answer."""
+    """Details of an answer's tokens."""
 
-    reasoning_tokens: int
+    reasoning_tokens: Annotated[int, says("Tokens of thinking, not of the answer.")]
 
 
 class ResponseUsage(ResponseModel):
@@ -159,9 +159,9 @@ class RepeatedReasoning(ResponseModel):
 
 
 class BrokenOffReport(ResponseModel):
-    """Report about an answer that broke off: its delivered part, and the error's own code."""
+    """Report about an answer that broke off: its delivered part."""
 
-    code: str | None
+    code: Annotated[str | None, says("The error's own code.")]
     tier: str | None = None
     reason: str | None = None
     hand_off: HandOffKind | None = None
@@ -169,10 +169,10 @@ class BrokenOffReport(ResponseModel):
     completion_tokens: int | None = None
 
 
-class ResponseObject(ResponseModel):
-    """A response. It is not stored: `id` cannot be asked for again."""
+class ResponseObject(ResponseModel, kw_only=True):
+    """A response."""
 
-    id: str
+    id: Annotated[str, says("The response is not stored, so this cannot be asked for again.")]
     object: Literal["response"]
     created_at: int
     completed_at: int | None
@@ -207,9 +207,9 @@ class ResponseObject(ResponseModel):
 
 
 class _Event(ResponseModel):
-    """`sequence_number` counts the stream's events."""
+    """Base of the events."""
 
-    sequence_number: int
+    sequence_number: Annotated[int, says("Counts the stream's events.")]
 
 
 class ResponseStateEvent(_Event):
@@ -361,7 +361,7 @@ class ResponseEvent(
     """One event of a stream; the last one is completed, incomplete or failed."""
 
 
-RESPONSES_MODELS: Final[tuple[type[BaseModel], ...]] = (
+RESPONSES_MODELS: Final[tuple[type, ...]] = (
     ResponsesRequest,
     ResponseObject,
     ResponseEvent,

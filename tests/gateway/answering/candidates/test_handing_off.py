@@ -23,6 +23,7 @@ from outrider.gateway.contract.schema.responses import (
     UpstreamReport,
 )
 from outrider.gateway.contract.schema.routing import RouteReport
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
 from tests.gateway.scripted_client import Script
@@ -66,7 +67,7 @@ def content(response: httpx.Response) -> str:
 def report(response: httpx.Response) -> dict[str, Any]:
     told: dict[str, Any] = response.json()["outrider"]
     model = OutriderReport if told["tier"] in ("small", "large") else UpstreamReport
-    model.model_validate(told)
+    read_answer(model, told)
     return told
 
 
@@ -79,7 +80,7 @@ def test_a_named_tier_answers_and_its_bytes_are_passed_on(make: Make) -> None:
             streamed = world.stream(model=name)
             assert streamed.text == CLOUD_TEXT
             assert streamed.is_done
-            UpstreamReport.model_validate(streamed.report)
+            read_answer(UpstreamReport, streamed.report)
             assert streamed.report["hand_off"] is None
         asked = world.cloud.requests[-1].document
         assert asked["model"] == "mock-model"
@@ -680,7 +681,7 @@ def test_a_client_that_leaves_ends_the_upstream_request(make: Make) -> None:
 def test_where_it_would_go(make: Make) -> None:
     def ask(world: World, **fields: Any) -> dict[str, Any]:
         told: dict[str, Any] = world.http.post("/v1/route", json={**CHAT, **fields}).json()
-        RouteReport.model_validate(told)
+        read_answer(RouteReport, told)
         return told
 
     with on_device(make, TestPolicy(tier="large")) as world:

@@ -13,6 +13,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.responses import UpstreamChunk, UpstreamCompletion
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.settings.tree import SettingsError, load_settings
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
 from tests.gateway.watches import PlannedWatch
@@ -354,7 +355,7 @@ def test_the_route_is_told_without_an_answer(make: Make) -> None:
     with make(PlannedWatch("commit")) as world:
         body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
         report = world.http.post("/v1/route", json=body).json()
-        RouteReport.model_validate(report)
+        read_answer(RouteReport, report)
         assert (report["tier"], report["quality"]) == ("device", 0.4)
         assert report["cascade"]["hold_back_tokens"] == 16
         assert not asked(world)

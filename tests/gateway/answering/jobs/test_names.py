@@ -11,9 +11,10 @@ from outrider.gateway.answering.reading.model_catalog import (
 )
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
-from outrider.gateway.contract.schema.responses import ModelCard
+from outrider.gateway.contract.schema.model_cards import ModelCard
 from outrider.gateway.http.apis.prices import with_prices
 from outrider.gateway.tenancy.ledger.prices import PriceBook
+from tests.gateway.answers import read_answer
 
 FREE = PriceBook.free()
 
@@ -204,7 +205,7 @@ def test_without_a_local_model() -> None:
 
 
 def test_cards() -> None:
-    cards = {card["id"]: ModelCard.model_validate(with_prices(card, FREE)) for card in BOTH.cards()}
+    cards = {card["id"]: read_answer(ModelCard, with_prices(card, FREE)) for card in BOTH.cards()}
     assert tuple(cards) == BOTH.all()
     assert [card.tier for card in cards["auto"].outrider] == ["small", "large", "cloud"]
     (large,) = cards["large"].outrider

@@ -16,6 +16,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.responses import ChatCompletion, ChatCompletionChunk
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step
 
@@ -140,7 +141,7 @@ def test_usage_reports_accepted_predictions(server: Server, client: openai.OpenA
     assert details.accepted_prediction_tokens == 5 * n
     assert details.rejected_prediction_tokens == (num_predicted - 5) * n
     assert answer.usage.completion_tokens == len(server.encode(TEXT)) * n
-    ChatCompletion.model_validate_json(answer.model_dump_json(exclude_unset=True))
+    read_answer(ChatCompletion, answer.model_dump_json(exclude_unset=True))
 
 
 def test_usage_in_a_stream(server: Server, client: openai.OpenAI) -> None:
@@ -156,7 +157,7 @@ def test_usage_in_a_stream(server: Server, client: openai.OpenAI) -> None:
     details = last.usage.completion_tokens_details
     assert details.accepted_prediction_tokens == 1
     assert details.rejected_prediction_tokens == len(server.encode(TEXT)) - 1
-    ChatCompletionChunk.model_validate_json(last.model_dump_json(exclude_unset=True))
+    read_answer(ChatCompletionChunk, last.model_dump_json(exclude_unset=True))
 
 
 def test_rejected_predictions_are_never_negative(server: Server, client: openai.OpenAI) -> None:

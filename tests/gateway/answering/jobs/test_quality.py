@@ -18,6 +18,7 @@ from outrider.gateway.contract.schema.responses import ChatCompletion
 from outrider.gateway.wiring.application import build_jobs
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.verifier.params import CascadeParams
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import LengthPolicy, Server
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
@@ -74,9 +75,9 @@ def test_unratified_tokens_are_reported(server: Server, http: httpx.Client) -> N
         Step(token_ids=ids[4:], num_unratified=1),
     ]
     server.engine.script = lambda _: Script(steps=steps)
-    answer = ChatCompletion.model_validate(post(http, CASCADE).json())
+    answer = read_answer(ChatCompletion, post(http, CASCADE).json())
     assert answer.outrider.unratified_tokens == 3
-    both = ChatCompletion.model_validate(post(http, CASCADE, n=2).json())
+    both = read_answer(ChatCompletion, post(http, CASCADE, n=2).json())
     assert both.outrider.unratified_tokens == 6
 
 

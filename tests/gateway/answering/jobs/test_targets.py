@@ -26,6 +26,7 @@ from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
 from outrider.router.guard import RouteGuard
 from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
+from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.router.routers import scorer_that_says, table
 
@@ -80,7 +81,7 @@ class World:
 
     def report(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> RouteReport:
         made = asyncio.run(self.builder.route_report(chat(messages, **fields), INCOMING))
-        return RouteReport.model_validate(made)
+        return read_answer(RouteReport, made)
 
     def refusal(self, **fields: Any) -> BadRequestError:
         with pytest.raises(BadRequestError) as caught:

@@ -27,6 +27,7 @@ from outrider.gateway.contract.schema.responses import (
 from outrider.gateway.http.server.responses import AnswerResponse, header_text
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.router.cascade import Action
+from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch, letters, watched_job
 
@@ -113,7 +114,7 @@ def test_an_escalated_answer_says_so(tokenizer: ChatTokenizer, encode: Encode) -
     reason = "router: unsure (0.55); cascade: escalate at tokens"
     assert result.headers["x-outrider-tier"] == "large"
     assert result.headers["x-outrider-reason"] == reason
-    answer = ChatCompletion.model_validate_json(result.body)
+    answer = read_answer(ChatCompletion, result.body)
     assert answer.model == "test/large-model"
     assert answer.choices[0].message.content == LARGE
     assert answer.choices[0].logprobs is None  # they were the watch's
@@ -147,7 +148,7 @@ def test_an_escalated_answer_says_so(tokenizer: ChatTokenizer, encode: Encode) -
 def test_a_kept_answer_says_so(tokenizer: ChatTokenizer, encode: Encode, at: int | None) -> None:
     job = watched_job(tokenizer, [PlannedWatch("commit", at)])
     result = answered(engine_of(encode), job, stream=False)
-    answer = ChatCompletion.model_validate_json(result.body)
+    answer = read_answer(ChatCompletion, result.body)
     assert result.headers["x-outrider-tier"] == "small"
     assert (answer.model, answer.choices[0].message.content) == ("test/small-model", SMALL)
     report = answer.outrider
@@ -172,7 +173,7 @@ def test_streams_know_the_decision_from_their_headers_on(
     tier, text = ("large", LARGE) if action == "escalate" else ("small", SMALL)
     assert result.headers["x-outrider-tier"] == tier
     assert result.headers["x-outrider-reason"].endswith(f"; cascade: {action} at tokens")
-    chunks = [ChatCompletionChunk.model_validate(chunk) for chunk in result.chunks]
+    chunks = [read_answer(ChatCompletionChunk, chunk) for chunk in result.chunks]
     assert {chunk.model for chunk in chunks} == {f"test/{tier}-model"}
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == text
@@ -203,7 +204,7 @@ def test_log_probabilities_belong_to_the_sent_tokens(
             documents = result.chunks if stream else [json.loads(result.body)]
             model = Completion if is_completion else ChatCompletion
             if not stream:
-                model.model_validate(documents[0])
+                read_answer(model, documents[0])
             found = [
                 choice["logprobs"]
                 for document in documents

@@ -43,6 +43,7 @@ from tests.gateway.answering.text.tool_cases import (
     request,
     verdict,
 )
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import LengthPolicy, Server, serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
@@ -540,7 +541,7 @@ def test_responses_have_the_declared_shape(server: Server) -> None:
     server.says(f"Let me see.\n{OSLO}\n{TIME}")
     body = {"model": "large", "messages": [HELLO], "tools": TOOLS}
     whole = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-    ChatCompletion.model_validate_json(whole.content)
+    read_answer(ChatCompletion, whole.content)
     stream = httpx.post(
         f"{server.url}/v1/chat/completions",
         json={**body, "stream": True},
@@ -548,7 +549,7 @@ def test_responses_have_the_declared_shape(server: Server) -> None:
     )
     events = [line.removeprefix("data: ") for line in stream.text.split("\n\n") if line]
     for event in events[:-1]:
-        ChatCompletionChunk.model_validate_json(event)
+        read_answer(ChatCompletionChunk, event)
     assert '"finish_reason":"tool_calls"' in events[-2]
 
 

@@ -7,6 +7,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from outrider.gateway.http.apis.responses.answers import ResponseEvent, ResponseObject
+from tests.gateway.answers import read_answer
 
 # What OpenAI's server sends and its client's types leave out, here and there, and our own report.
 BESIDE = {"store", "bytes", "outrider", "status"}
@@ -28,7 +29,7 @@ def unknown_fields(value: Any) -> set[str]:
 def read_response(body: bytes) -> dict[str, Any]:
     """A whole response."""
     document = json.loads(body)
-    ResponseObject.model_validate_json(body)
+    read_answer(ResponseObject, body)
     assert unknown_fields(Response.model_validate(document)) <= BESIDE
     return dict(document)
 
@@ -43,7 +44,7 @@ def read_events(stream: bytes) -> list[dict[str, Any]]:
         document = json.loads(data.removeprefix("data: "))
         assert name == f"event: {document['type']}"
         assert document["sequence_number"] == len(events)
-        ResponseEvent.model_validate_json(data.removeprefix("data: "))
+        read_answer(ResponseEvent, data.removeprefix("data: "))
         typed = _event_type.validate_python(document)
         assert typed.type == document["type"]
         assert unknown_fields(typed) <= BESIDE

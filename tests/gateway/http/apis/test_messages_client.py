@@ -11,6 +11,7 @@ import pytest
 from outrider.engine.errors import QueueFullError
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.apis.messages.answers import MessageAnswer, MessagesError
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import Server, scripted_server, wait_for
 from tests.gateway.scripted_client import Script
 
@@ -187,7 +188,7 @@ def test_failures_have_the_shape_that_the_client_knows(
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(**{**HELLO, "model": "claude-x"})
     body: Any = unknown.value.body
-    MessagesError.model_validate(body, strict=True)
+    read_answer(MessagesError, body)
     assert body["error"]["type"] == "not_found_error"
     assert unknown.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
@@ -209,10 +210,10 @@ def test_invalid_json_is_refused(http: httpx.Client) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         answer = http.post(path, content=b"{", headers={"content-type": "application/json"})
         assert answer.status_code == 400
-        MessagesError.model_validate(answer.json(), strict=True)
+        read_answer(MessagesError, answer.json())
         wrong = http.post(path, content=b"{}", headers={"content-type": "text/plain"})
         assert wrong.status_code == 415
-        MessagesError.model_validate(wrong.json(), strict=True)
+        read_answer(MessagesError, wrong.json())
 
 
 def test_a_stream_that_breaks_off(server: Server, claude: anthropic.Anthropic) -> None:
@@ -244,7 +245,7 @@ def test_answers_are_as_the_document_has_them(server: Server, http: httpx.Client
         headers={"anthropic-version": "2023-06-01", "anthropic-beta": "x-2025", "x-api-key": "k"},
     )
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
-    MessageAnswer.model_validate_json(answer.content, strict=True)
+    read_answer(MessageAnswer, answer.content)
     document = http.get("/openapi.json").json()
     operation = document["paths"]["/v1/messages"]["post"]
     assert operation["responses"]["200"]["content"]["application/json"]["schema"] == {

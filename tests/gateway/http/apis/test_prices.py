@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from outrider.gateway.contract.schema.responses import ModelCard
+from outrider.gateway.contract.schema.model_cards import ModelCard
 from outrider.gateway.http.apis.prices import with_prices
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tenancy.ledger.prices import PriceBook
+from tests.gateway.answers import read_answer
 
 CLOUD = {
     "tier": "cloud",
@@ -47,7 +48,7 @@ PRICES = {
 def test_several_tiers_cost_at_most_what_the_dearest_does() -> None:
     prices = book(routing={"prices": PRICES})
     made = with_prices(card(tier("small", 4096), tier("large", 8192)), prices)
-    ModelCard.model_validate(made, strict=True)
+    read_answer(ModelCard, made)
     assert (made["tier"], made["max_context"]) == (None, 8192)
     assert made["pricing"] == {
         "currency": "USD",
@@ -80,7 +81,7 @@ def test_long_prompts_cost_at_most_what_the_dearest_tiers_do() -> None:
         "large": {**large, "long_prompts": [{"above": 200, "prompt": 5, "completion": 5}]},
     }
     made = with_prices(card(tier("small", 1), tier("large", 1)), book(charges=charges))
-    ModelCard.model_validate(made, strict=True)
+    read_answer(ModelCard, made)
     assert made["pricing"]["completion"] == "0.000003"
     assert made["pricing"]["long_prompts"] == [
         {
@@ -96,7 +97,7 @@ def test_long_prompts_cost_at_most_what_the_dearest_tiers_do() -> None:
 
 def test_unknown_prices_are_null() -> None:
     made = with_prices(card(tier("small", 4096), CLOUD), PriceBook.free())
-    ModelCard.model_validate(made, strict=True)
+    read_answer(ModelCard, made)
     assert (made["tier"], made["max_context"], made["pricing"]) == (None, None, None)
     assert "pricing" not in made["outrider"][0]
     partly = with_prices(card(tier("small", 1), CLOUD), book(routing={"prices": PRICES}))

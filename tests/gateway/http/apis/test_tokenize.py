@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.apis.tokenize_schema import Detokenized, Tokenized
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import Server
 
 MESSAGES = [
@@ -23,7 +24,7 @@ MESSAGES = [
 def tokenize(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     answer = http.post("/v1/tokenize", json=fields)
     assert answer.status_code == 200, answer.text
-    Tokenized.model_validate_json(answer.content, strict=True)
+    read_answer(Tokenized, answer.content)
     document: dict[str, Any] = answer.json()
     assert document["count"] == len(document["tokens"])
     return document
@@ -32,7 +33,7 @@ def tokenize(http: httpx.Client, **fields: Any) -> dict[str, Any]:
 def detokenize(http: httpx.Client, tokens: list[int]) -> str:
     answer = http.post("/v1/detokenize", json={"tokens": tokens})
     assert answer.status_code == 200, answer.text
-    return Detokenized.model_validate_json(answer.content, strict=True).prompt
+    return read_answer(Detokenized, answer.content).prompt
 
 
 def refused(http: httpx.Client, path: str, **fields: Any) -> dict[str, Any]:

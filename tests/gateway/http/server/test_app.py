@@ -20,15 +20,16 @@ from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.errors import ErrorEvent, ErrorResponse
+from outrider.gateway.contract.schema.model_cards import ModelList
 from outrider.gateway.contract.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
-    ModelList,
 )
 from outrider.gateway.engines.backends.client import PausedRequests
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 
@@ -39,7 +40,7 @@ def error_of(response: httpx.Response, status: int) -> Any:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
-    return ErrorResponse.model_validate_json(response.content).error
+    return read_answer(ErrorResponse, response.content).error
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -149,10 +150,10 @@ def test_whole_bodies_match_the_schema(server: Server, http: httpx.Client) -> No
     )
     assert chat.headers["x-outrider-tier"] == "small"
     assert chat.headers["x-outrider-reason"] == "router: short (2 <= 20)"
-    parsed = ChatCompletion.model_validate_json(chat.content)
+    parsed = read_answer(ChatCompletion, chat.content)
     assert parsed.choices[0].message.reasoning_content == "fox"
     old = http.post("/v1/completions", json={"model": "large", "prompt": "x", "logprobs": 2})
-    assert Completion.model_validate_json(old.content).usage is not None
+    assert read_answer(Completion, old.content).usage is not None
     assert old.headers["x-outrider-tier"] == "large"
 
 
@@ -171,7 +172,7 @@ def test_chunks_match_the_schema(
     assert response.headers["cache-control"] == "no-cache"
     events = events_of(response.text)
     for event in events:
-        ChatCompletionChunk.model_validate(event)
+        read_answer(ChatCompletionChunk, event)
     reports = [event for event in events if "tier" in event.get("outrider", {})]
     assert reports == [events[-1]]
     assert {event["id"] for event in events} == {events[0]["id"]}
@@ -179,7 +180,7 @@ def test_chunks_match_the_schema(
 
     body = {"model": "large", "prompt": ["x", "y"], "stream": True, "logprobs": 1}
     for event in events_of(http.post("/v1/completions", json=body, headers=headers).text):
-        Completion.model_validate(event)
+        read_answer(Completion, event)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -234,7 +235,7 @@ def test_line_ends_in_the_text_do_not_cut_an_event(server: Server, http: httpx.C
 
 def test_an_empty_answer(server: Server, http: httpx.Client) -> None:
     server.engine.script = lambda _: Script(finish_reason="length")
-    answer = ChatCompletion.model_validate_json(http.post("/v1/chat/completions", json=HI).content)
+    answer = read_answer(ChatCompletion, http.post("/v1/chat/completions", json=HI).content)
     assert answer.choices[0].message.content == ""
     assert answer.outrider.ttft_s is None
     (event,) = events_of(http.post("/v1/chat/completions", json={**HI, "stream": True}).text)
@@ -247,7 +248,7 @@ def test_a_failure_midway_is_an_event_and_no_done(server: Server, http: httpx.Cl
     response = http.post("/v1/chat/completions", json={**HI, "stream": True})
     assert "[DONE]" not in response.text
     last = response.text.strip().split("\n\n")[-1].removeprefix("data: ")
-    event = ErrorEvent.model_validate_json(last)
+    event = read_answer(ErrorEvent, last)
     assert (event.outrider.tier, event.outrider.completion_tokens) == ("small", 2)
     error = event.error
     assert (error.code, error.message) == ("out_of_memory", "No memory.")
@@ -433,7 +434,7 @@ def test_reserved_template_variables(http: httpx.Client) -> None:
 
 
 def test_models_match_the_schema(http: httpx.Client) -> None:
-    listed = ModelList.model_validate_json(http.get("/v1/models").content)
+    listed = read_answer(ModelList, http.get("/v1/models").content)
     cards = {card.id: card for card in listed.data}
     assert [tier.tier for tier in cards["auto"].outrider] == ["small", "large"]
     assert cards["large"].outrider[0].model_id == "test/large-model"

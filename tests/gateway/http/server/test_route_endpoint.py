@@ -17,6 +17,7 @@ from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
 from outrider.router.guard import RouteGuard
 from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.router.routers import scorer_that_says, table
@@ -35,7 +36,7 @@ class Routed:
     def report(self, **body: Any) -> RouteReport:
         response = self.ask(**body)
         assert response.status_code == 200, response.text
-        return RouteReport.model_validate(response.json())
+        return read_answer(RouteReport, response.json())
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from outrider.gateway.tenancy.keys.key_store import KeyStore
 from outrider.gateway.tenancy.keys.keys import Principal, Scopes, id_in
 from outrider.gateway.tenancy.keys.parts import open_parts
 from outrider.gateway.tenancy.keys.records import KeyOrder
+from tests.gateway.answers import read_answer
 from tests.gateway.http.edge.reading import read_small_body
 from tests.gateway.route_fuzzing import document_of, fuzz_routes
 from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
@@ -99,7 +100,7 @@ def made(http: TestClient, **fields: Any) -> dict[str, Any]:
 
 def error_of(answer: Any, status: int) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
-    ErrorResponse.model_validate_json(answer.content)
+    read_answer(ErrorResponse, answer.content)
     error: dict[str, Any] = answer.json()["error"]
     return error
 

@@ -1,0 +1,85 @@
+"""GET /v1/models: the names that `model` accepts, and what answers to them."""
+
+from typing import Annotated, Literal
+
+from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
+from outrider.gateway.contract.schema.structs import ResponseModel, says
+from outrider.verifier.params import Tier
+
+PromptPrice = Annotated[str, says("Price of a prompt's token in USD, as a decimal text.")]
+CachedPrice = Annotated[str, says("The same of a token that is found in the cache.")]
+CompletionPrice = Annotated[str, says("The same of an answer's token.")]
+
+
+class LongPromptPricing(ResponseModel):
+    """Prices of all tokens of a request with a long prompt."""
+
+    above: Annotated[int, says("The prompt has more tokens than this.")]
+    prompt: PromptPrice
+    input_cache_read: CachedPrice
+    completion: CompletionPrice
+
+
+class Pricing(ResponseModel):
+    """Prices of tokens."""
+
+    currency: Literal["USD"]
+    prompt: PromptPrice
+    input_cache_read: CachedPrice
+    completion: CompletionPrice
+    long_prompts: Annotated[
+        list[LongPromptPricing] | None, says("There where a long prompt makes a request dearer.")
+    ] = None
+
+
+TierPricing = Annotated[Pricing | None, says("There where the operator has set prices.")]
+
+
+class TierCard(ResponseModel):
+    """The checkpoint behind a tier."""
+
+    tier: Tier
+    model_id: str
+    max_context: int
+    num_parameters: int
+    dtype: str
+    device: str
+    capabilities: list[ModelCapability]
+    tool_format: Annotated[str, says("The text in which the model writes calls of tools.")]
+    pricing: TierPricing = None
+
+
+class UpstreamCard(ResponseModel):
+    """A tier that is an upstream server."""
+
+    tier: str
+    model_id: Annotated[
+        str | None, says("What the server is asked for, null where it names no model.")
+    ]
+    max_context: Annotated[int | None, says("Null where it is unknown.")]
+    server: ServerKind
+    capabilities: list[ModelCapability]
+    pricing: TierPricing = None
+
+
+class ModelCard(ResponseModel):
+    """A name that `model` accepts."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    outrider: Annotated[
+        list[TierCard | UpstreamCard],
+        says("Which checkpoints may answer, and which upstream servers."),
+    ]
+    tier: Annotated[str | None, says("Null where several may answer.")]
+    max_context: Annotated[int | None, says("The largest of the tiers; null if one is unknown.")]
+    pricing: Annotated[Pricing | None, says("The dearest of the tiers; null if one is unknown.")]
+
+
+class ModelList(ResponseModel):
+    """Every name that `model` accepts."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
