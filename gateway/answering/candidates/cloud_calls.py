@@ -24,6 +24,7 @@ from outrider.gateway.contract.answers.responder import (
     TakenOver,
 )
 from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError, UnavailableError
+from outrider.gateway.contract.schema.routing import CascadeReport, RouteReport
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
@@ -33,6 +34,7 @@ from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.mirror import MirroredAnswer
 from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.router.label_free import text_agreement
+from outrider.router.policy import Route
 
 # If no tier takes over, the held text must still be sent and the answer written to its end.
 _SHARE_FOR_OTHERS: Final = 0.7
@@ -269,27 +271,38 @@ class CloudCalls:
         )
         self.mirror(parsed, answer)
 
-    def route_report(self, parsed: ParsedRequest, origin: RouteReason) -> dict[str, Any]:
-        """`RouteReport` of a request that an upstream tier answers."""
-        tier = self.checks.tier(parsed)
-        meant = parsed.meant
-        return {
-            "object": "route",
-            "model": "" if meant is None else meant.name,
-            "tier": tier.name,
-            "model_id": parsed.model,
-            "reason": origin.explain("") or "requested",
-            "quality": origin.quality,
-            "threshold": None,
-            "band": None,
-            "stage": None if origin.quality is None else "text",
-            "cascade": None,
-            "prompt_tokens": None,
-            "cost_usd": self.checks.cost_usd(parsed),
-            "sticky": None,
-            "pair": self.routing.pair,
-            "alternatives": [],
-        }
+    def route_report(
+        self,
+        parsed: ParsedRequest,
+        origin: RouteReason,
+        route: Route | None = None,
+        cascade: CascadeReport | None = None,
+    ) -> RouteReport:
+        """Return the report of a request that an upstream tier answers."""
+        if route is None:
+            route = Route(
+                tier="large",
+                reason="",
+                quality=origin.quality,
+                stage=None if origin.quality is None else "text",
+            )
+        return RouteReport(
+            object="route",
+            model="" if parsed.meant is None else parsed.meant.name,
+            tier=self.checks.tier(parsed).name,
+            model_id=parsed.model,
+            reason=origin.explain("") or "requested",
+            quality=route.quality,
+            threshold=route.threshold,
+            band=route.band,
+            stage=route.stage,
+            cascade=cascade,
+            prompt_tokens=None,
+            cost_usd=self.checks.cost_usd(parsed),
+            sticky=None,
+            pair=self.routing.pair,
+            alternatives=[],
+        )
 
     def _affinity(self, parsed: ParsedRequest, tier: UpstreamTier) -> str:
         """A key, equal for requests that begin alike: a conversation's turns, one system prompt."""

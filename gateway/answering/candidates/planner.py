@@ -41,6 +41,7 @@ from outrider.gateway.contract.answers.responder import (
 )
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.contract.schema.turns import end_turn
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.tenancy.metering.local_work import LocalWork
@@ -153,8 +154,8 @@ class Planner:
 
     async def route_report(
         self, endpoint: Endpoint, body: bytes, context: RequestContext
-    ) -> dict[str, Any]:
-        """Return the request's route as a `RouteReport`. Raises what the request would."""
+    ) -> RouteReport:
+        """Return where the request would go. Raises what the request would."""
         armed = self._armed(endpoint, body, context)
         if isinstance(armed, RequestContext):
             context = armed
@@ -173,7 +174,7 @@ class Planner:
                 raise
             return await self._route_of(plain)
 
-    async def _route_of(self, parsed: ParsedRequest) -> dict[str, Any]:
+    async def _route_of(self, parsed: ParsedRequest) -> RouteReport:
         order = self._order(parsed)
         origin = order.origin
         if order.places[0] == "server":

@@ -9,6 +9,7 @@ import msgspec
 from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.jobs.route_report import cascade_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.answering.streaming.second_look import shared_tokens
@@ -20,6 +21,7 @@ from outrider.gateway.contract.answers.responder import (
     UpstreamEscalation,
 )
 from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.router.conversations import is_tool_loop
 from outrider.router.guard import GuardOutcome, RouteGuard
@@ -53,10 +55,8 @@ class SmallCalls:
         watch = None if route.cascade is None else await self._watch(route, strong)
         return await self.calls.responder(parsed.for_small(), reason, watch=watch)
 
-    def route_report(
-        self, parsed: ParsedRequest, strong: UpstreamEscalation | None
-    ) -> dict[str, Any]:
-        """Return the `RouteReport` of a request that the server begins; nothing is counted.
+    def route_report(self, parsed: ParsedRequest, strong: UpstreamEscalation | None) -> RouteReport:
+        """Return the report of a request that the server begins; nothing is counted.
 
         Raises HandOffError as `responder` does.
         """
@@ -66,19 +66,10 @@ class SmallCalls:
         if route.tier != "small":
             raise HandOffError(_origin(parsed, route))
         origin = RouteReason(reason=route.reason, quality=route.quality)
-        report = self.calls.route_report(parsed.for_small(), origin)
-        return report | {
-            "threshold": route.threshold,
-            "band": route.band,
-            "stage": route.stage,
-            "cascade": route.cascade
-            and {
-                "hold_back_tokens": route.cascade.hold_back_tokens,
-                "hold_back_ms": route.cascade.hold_back_s and 1000 * route.cascade.hold_back_s,
-                "judges_whole": route.cascade.hold_back_s is None,
-                "mid_stream": False,
-            },
-        }
+        plan = route.cascade
+        hold_back_tokens = 0 if plan is None else plan.hold_back_tokens
+        cascade = cascade_report(plan, hold_back_tokens=hold_back_tokens, mid_stream=False)
+        return self.calls.route_report(parsed.for_small(), origin, route, cascade)
 
     def local_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
         """Have the large model of this process judge an answer that is kept."""

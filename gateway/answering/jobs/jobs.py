@@ -35,6 +35,7 @@ from outrider.gateway.answering.text.prompt_work import PromptSlots, PromptWork
 from outrider.gateway.contract.answers.responder import HandOffError, UpstreamEscalation
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.experiments.slo.classes import SloClasses
 from outrider.gateway.telemetry.spans import record_route
 from outrider.gateway.tenancy.keys.keys import Principal
@@ -103,8 +104,8 @@ class JobBuilder:
         request: ApiRequest,
         context: RequestContext,
         upstream: UpstreamEscalation | None = None,
-    ) -> dict[str, Any]:
-        """Return the request's route as `RouteReport`; nothing is counted or remembered.
+    ) -> RouteReport:
+        """Return the request's route; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """

@@ -1,13 +1,32 @@
-"""A routing decision in the format of POST /v1/route (gateway/contract/schema/routing.py)."""
+"""A routing decision as POST /v1/route reports it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Final
 
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import TierChoice
+from outrider.gateway.contract.schema.routing import CascadeReport, RouteReport, TierOption
+from outrider.router.cascade import CascadePlan
+from outrider.router.policy import Route
 from outrider.verifier.params import Tier
+
+_UNROUTED: Final = Route(tier="large", reason="")  # where the router made no decision
+
+
+def cascade_report(
+    plan: CascadePlan | None, *, hold_back_tokens: int, mid_stream: bool
+) -> CascadeReport | None:
+    """Return what is held back of the small model's answer; None where it is not watched."""
+    if plan is None:
+        return None
+    return CascadeReport(
+        hold_back_tokens=hold_back_tokens,
+        hold_back_ms=plan.hold_back_s and 1000 * plan.hold_back_s,
+        judges_whole=plan.hold_back_s is None,
+        mid_stream=mid_stream,
+    )
 
 
 def describe_route(
@@ -17,40 +36,38 @@ def describe_route(
     job: Job,
     costs_usd: Mapping[Tier, float],
     parts: RoutingParts,
-) -> dict[str, Any]:
-    """Return `RouteReport` as JSON: why the job of a request for `model` is as it is."""
-    route, plan = choice.route, job.cascade
-    cascade = plan and {
-        "hold_back_tokens": parts.cascade.hold_back_tokens,
-        "hold_back_ms": plan.hold_back_s and 1000 * plan.hold_back_s,
-        "judges_whole": plan.hold_back_s is None,
-        "mid_stream": plan.mid_stream,
-    }
-    return {
-        "object": "route",
-        "model": model,
-        "tier": choice.tier,
-        "model_id": choice.info.model_id,
-        "reason": choice.reason,
-        "quality": route and route.quality,
-        "threshold": route and route.threshold,
-        "band": route and route.band,
-        "stage": route and route.stage,
-        "cascade": cascade,
-        "prompt_tokens": job.num_prompt_tokens,
-        "cost_usd": _rounded(costs_usd.get(choice.tier)),
-        "sticky": choice.sticky,
-        "pair": parts.pair,
-        "alternatives": [
-            {
-                "tier": info.tier,
-                "model_id": info.model_id,
-                "cost_usd": _rounded(costs_usd.get(info.tier)),
-            }
+) -> RouteReport:
+    """Return why the job of a request for `model` is as it is."""
+    route, plan = choice.route or _UNROUTED, job.cascade
+    return RouteReport(
+        object="route",
+        model=model,
+        tier=choice.tier,
+        model_id=choice.info.model_id,
+        reason=choice.reason,
+        quality=route.quality,
+        threshold=route.threshold,
+        band=route.band,
+        stage=route.stage,
+        cascade=cascade_report(
+            plan,
+            hold_back_tokens=parts.cascade.hold_back_tokens,
+            mid_stream=plan is not None and plan.mid_stream,
+        ),
+        prompt_tokens=job.num_prompt_tokens,
+        cost_usd=_rounded(costs_usd.get(choice.tier)),
+        sticky=choice.sticky,
+        pair=parts.pair,
+        alternatives=[
+            TierOption(
+                tier=info.tier,
+                model_id=info.model_id,
+                cost_usd=_rounded(costs_usd.get(info.tier)),
+            )
             for info in candidates
             if info.tier != choice.tier
         ],
-    }
+    )
 
 
 def _rounded(cost_usd: float | None) -> float | None:

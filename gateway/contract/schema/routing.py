@@ -71,6 +71,4 @@ class RouteReport(ResponseModel):
     cost_usd: MaximumCost
     sticky: Annotated[Tier | None, says("The tier that has the conversation in its cache.")]
     pair: Annotated[str | None, says("Fingerprints of the models that the router was trained for.")]
-    alternatives: Annotated[
-        list[TierOption] | None, says("The other tiers that this `model` may mean.")
-    ]
+    alternatives: Annotated[list[TierOption], says("The other tiers that this `model` may mean.")]

@@ -286,7 +286,7 @@ class AnswerEndpoints:
             await end_turn(body)
             told = await self.planner.route_report(endpoint, body, context)
             veil = veil_of(self.planner.chains, body, principal)
-            return json_response(told if veil is None else veil.route(told))
+            return json_response(told if veil is None else veil.route(msgspec.to_builtins(told)))
 
         return await self.intake.counted(request, report)
 

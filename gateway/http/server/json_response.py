@@ -1,11 +1,9 @@
 """A successful answer in JSON."""
 
-from typing import Any
-
 import msgspec
 from starlette.responses import Response
 
 
-def json_response(content: dict[str, Any]) -> Response:
+def json_response(content: object) -> Response:
     """Encode `content` as a response with status 200."""
     return Response(msgspec.json.encode(content), media_type="application/json")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from outrider.engine.errors import EngineError, PromptTooLongError
@@ -81,7 +82,7 @@ class World:
 
     def report(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> RouteReport:
         made = asyncio.run(self.builder.route_report(chat(messages, **fields), INCOMING))
-        return read_answer(RouteReport, made)
+        return read_answer(RouteReport, msgspec.json.encode(made))
 
     def refusal(self, **fields: Any) -> BadRequestError:
         with pytest.raises(BadRequestError) as caught:
@@ -450,7 +451,6 @@ def test_several_prompts_cost_together(world: Callable[..., World]) -> None:
     one = CompletionRequest(model="auto", prompt="one two", max_tokens=5)
     two = CompletionRequest(model="auto", prompt=["one two", "one two"], max_tokens=5)
     costs = [
-        asyncio.run(made.builder.route_report(request, INCOMING))["cost_usd"]
-        for request in (one, two)
+        asyncio.run(made.builder.route_report(request, INCOMING)).cost_usd for request in (one, two)
     ]
     assert costs[1] == pytest.approx(2 * costs[0])
