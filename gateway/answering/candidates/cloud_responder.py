@@ -17,6 +17,7 @@ from outrider.gateway.contract.answers.responder import (
 )
 from outrider.gateway.contract.errors.tree import UpstreamRefusalError
 from outrider.gateway.contract.schema.kinds import FallbackKind
+from outrider.gateway.contract.schema.responses import UpstreamReport
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
 from outrider.gateway.upstream.answer import UpstreamAnswer
 from outrider.gateway.upstream.attempts import AttemptKind
@@ -329,30 +330,30 @@ class CloudResponder:
         answer_id = id_of(self._first.raw) if before is None else before.answer_id
         return PartialAnswer(text=text, num_tokens=num_tokens, answer_id=answer_id or "")
 
-    def _report(self) -> dict[str, Any]:
-        """The `outrider` object (gateway/contract/schema/responses.py: UpstreamReport)."""
+    def _report(self) -> UpstreamReport:
+        """The `outrider` object."""
         facts, origin, answer = self.facts, self._origin, self._answer
         usage = answer.usage
-        return {
-            "tier": facts.tier,
-            "reason": facts.reason,
-            "route_tier": origin.route_tier or facts.tier,
-            "escalated": origin.hand_off == "confidence",
-            "hand_off": origin.hand_off,
-            "degraded": facts.is_degraded,
-            "quality": rounded(origin.quality),
-            "confidence": rounded(origin.confidence),
-            "held_tokens": origin.num_held_tokens,
-            "discarded_tokens": origin.num_discarded_tokens,
-            "ttft_s": rounded(facts.ttft_s),
-            "attempts": answer.num_attempts,
-            "hedged": answer.is_hedged,
-            "continuations": answer.num_continuations,
-            "usage_source": usage.source,
-            "usage_corrected": usage.is_corrected,
-            "cost_usd": rounded(cost_usd(usage, self._tier.settings.price)),
-            "arm": self.arm or None,
-        }
+        return UpstreamReport(
+            tier=facts.tier,
+            reason=facts.reason,
+            route_tier=origin.route_tier or facts.tier,
+            escalated=origin.hand_off == "confidence",
+            hand_off=origin.hand_off,
+            degraded=facts.is_degraded,
+            quality=rounded(origin.quality),
+            confidence=rounded(origin.confidence),
+            held_tokens=origin.num_held_tokens,
+            discarded_tokens=origin.num_discarded_tokens,
+            ttft_s=rounded(facts.ttft_s),
+            attempts=answer.num_attempts,
+            hedged=answer.is_hedged,
+            continuations=answer.num_continuations,
+            usage_source=usage.source,
+            usage_corrected=usage.is_corrected,
+            cost_usd=rounded(cost_usd(usage, self._tier.settings.price)),
+            arm=self.arm or None,
+        )
 
     @property
     def facts(self) -> AnswerFacts:

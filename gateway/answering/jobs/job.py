@@ -29,6 +29,7 @@ from outrider.gateway.contract.answers.responder import EscalateFn, SecondOpinio
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.responses import ReportedServiceTier
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.local_work import LocalWork
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
@@ -137,7 +138,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Called once for each choice that ended by itself; must not block."""
     is_bounded: bool = False
     """The client has set the answer's length."""
-    service_tier: str | None = None
+    service_tier: ReportedServiceTier | None = None
     """The one named in the response, where the request named one."""
     arm: str = ""
     """The arms of experiments, as text."""
@@ -166,7 +167,7 @@ class ServiceTier:
     """`priority` is the queue's, `reported` the response's `service_tier`."""
 
     priority: int
-    reported: str
+    reported: ReportedServiceTier
 
 
 _DEFAULT: Final = ServiceTier(priority=NORMAL, reported="default")

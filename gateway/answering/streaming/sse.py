@@ -5,9 +5,9 @@ through msgspec. This runs for each token of each client.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypedDict
 
 import msgspec
 
@@ -18,6 +18,24 @@ from outrider.gateway.answering.streaming.trace import DeltaTrace
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.schema.line_ends import escape_line_ends
+from outrider.gateway.contract.schema.responses import (
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionTokensDetails,
+    FunctionCall,
+    OutriderReport,
+    PromptTokensDetails,
+    ReportedServiceTier,
+    TokenLogprob,
+    ToolCall,
+    TopLogprob,
+    Usage,
+)
 from outrider.verifier.token_logprobs import TokenLogprobs
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -47,64 +65,78 @@ def rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 6)
 
 
-def report(generation: Generation, origin: RouteReason) -> dict[str, Any]:
+def report(generation: Generation, origin: RouteReason) -> OutriderReport:
     """Return the `outrider` object."""
     job, used = generation.job, generation.usage
     mean = round(used.num_tokens / used.num_steps, 4) if used.num_steps else 0.0
     is_degraded = generation.is_degraded
-    return {
-        "tier": generation.tier,
-        "reason": origin.explain(generation.reason),
-        "route_tier": origin.route_tier or job.tier,
-        "escalated": generation.is_escalated,
-        "quality": rounded(job.quality),
-        "confidence": rounded(generation.confidence),
-        "held_tokens": generation.num_held_tokens,
-        "reused_tokens": used.num_reused_tokens,
-        "discarded_tokens": generation.num_discarded_tokens,
-        "drafted_tokens": used.num_drafted_tokens,
-        "accepted_tokens": used.num_accepted_tokens,
-        "unratified_tokens": used.num_unratified_tokens,
-        "mean_emitted_tokens": mean,
-        "ttft_s": rounded(generation.ttft_s()),
-        "queue_s": rounded(used.queue_s),
-        "seed": job.seed,
-        "hand_off": origin.hand_off or ("failure" if is_degraded else None),
-        "degraded": origin.is_degraded or is_degraded,
-        "arm": job.arm or None,
-    }
+    return OutriderReport(
+        tier=generation.tier,
+        reason=origin.explain(generation.reason),
+        route_tier=origin.route_tier or job.tier,
+        escalated=generation.is_escalated,
+        quality=rounded(job.quality),
+        confidence=rounded(generation.confidence),
+        held_tokens=generation.num_held_tokens,
+        reused_tokens=used.num_reused_tokens,
+        discarded_tokens=generation.num_discarded_tokens,
+        drafted_tokens=used.num_drafted_tokens,
+        accepted_tokens=used.num_accepted_tokens,
+        unratified_tokens=used.num_unratified_tokens,
+        mean_emitted_tokens=mean,
+        ttft_s=rounded(generation.ttft_s()),
+        queue_s=rounded(used.queue_s),
+        seed=job.seed,
+        hand_off=origin.hand_off or ("failure" if is_degraded else None),
+        degraded=origin.is_degraded or is_degraded,
+        arm=job.arm or None,
+    )
 
 
-def usage(generation: Generation) -> dict[str, Any]:
+def usage(generation: Generation) -> Usage:
     """Return the `usage` object. A prompt counts once, also as a cached one."""
     used = generation.usage
     num_prompt = generation.job.num_prompt_tokens
     num_rejected = sum([choice.usage.num_mispredicted_tokens for choice in generation.choices])
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": used.num_tokens,
-        "total_tokens": num_prompt + used.num_tokens,
-        "prompt_tokens_details": {"cached_tokens": min(used.num_cached_tokens, num_prompt)},
-        "completion_tokens_details": {
-            "reasoning_tokens": used.num_reasoning_tokens,
-            "accepted_prediction_tokens": used.num_predicted_tokens,
-            "rejected_prediction_tokens": num_rejected,
-            "discarded_tokens": generation.num_discarded_tokens,
-        },
-    }
+    num_cached = min(used.num_cached_tokens, num_prompt)
+    return Usage(
+        prompt_tokens=num_prompt,
+        completion_tokens=used.num_tokens,
+        total_tokens=num_prompt + used.num_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=used.num_reasoning_tokens,
+            accepted_prediction_tokens=used.num_predicted_tokens,
+            rejected_prediction_tokens=num_rejected,
+            discarded_tokens=generation.num_discarded_tokens,
+        ),
+    )
+
+
+class WholeFields(TypedDict):
+    """The fields of a whole answer that chat and completions share."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    outrider: OutriderReport
+    service_tier: ReportedServiceTier | None
+
+
+Completed = ChatCompletion | Completion
 
 
 class Format(Protocol):
     """Writes one endpoint's choices; chat and completions share the rest."""
 
     chunk_object: str
-    whole_object: str
 
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
         """Write the chunk's choice after its index, from the text to the log-probabilities."""
 
-    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """Return a finished choice."""
+    def whole(self, by_choice: Mapping[int, Sequence[Delta]], fields: WholeFields) -> Completed:
+        """Return the response without streaming."""
 
 
 def _joined(deltas: Iterable[Delta], kind: str) -> str:
@@ -115,7 +147,6 @@ class ChatFormat:
     """Messages with log-probabilities token by token."""
 
     chunk_object = "chat.completion.chunk"
-    whole_object = "chat.completion"
 
     def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
         self._tokenizer = tokenizer
@@ -149,65 +180,63 @@ class ChatFormat:
         call = b'{"index":%d,' % delta.call_index + head + b'"function":' + function + b"}"
         return b'"tool_calls":[' + call + b"]"
 
-    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """Return the choice; with `reasoning_content` and `tool_calls` only if it has any."""
-        calls = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {
-                    "name": call.text,
-                    "arguments": "".join(
-                        delta.text
-                        for delta in deltas
-                        if delta.kind == "arguments" and delta.call_index == call.call_index
-                    ),
-                },
-            }
-            for call in deltas
-            if call.kind == "call"
-        ]
-        content = _joined(deltas, "content")
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": None if calls and not content else content,
-            "refusal": None,
-        }
-        if reasoning := _joined(deltas, "reasoning"):
-            message["reasoning_content"] = reasoning
-        if calls:
-            message["tool_calls"] = calls
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": None if self._num_top is None else self._logprobs(deltas),
-            **_end(deltas[-1]),
-        }
+    def whole(self, by_choice: Mapping[int, Sequence[Delta]], fields: WholeFields) -> Completed:
+        """Return the messages."""
+        choices = [self._choice(index, by_choice[index]) for index in sorted(by_choice)]
+        return ChatCompletion(object="chat.completion", choices=choices, **fields)
 
-    def _logprobs(self, deltas: Iterable[Delta]) -> dict[str, Any]:
+    def _choice(self, index: int, deltas: Sequence[Delta]) -> ChatChoice:
+        """Return the choice; with `reasoning_content` and `tool_calls` only if it has any."""
+        calls = [_call(call, deltas) for call in deltas if call.kind == "call"]
+        content, end = _joined(deltas, "content"), deltas[-1]
+        assert end.finish_reason is not None, "the answer is over"
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(
+                role="assistant",
+                content=None if calls and not content else content,
+                refusal=None,
+                reasoning_content=_joined(deltas, "reasoning") or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=None if self._num_top is None else self._logprobs(deltas),
+            finish_reason=end.finish_reason,
+            stop_reason=end.stop,
+        )
+
+    def _logprobs(self, deltas: Iterable[Delta]) -> ChatLogprobs:
         content = [
             self._entry(entry, delta.tokenizer or self._tokenizer)
             for delta in deltas
             for entry in delta.logprobs
         ]
-        return {"content": content, "refusal": None}
+        return ChatLogprobs(content=content, refusal=None)
 
-    def _entry(self, entry: TokenLogprobs, tokenizer: ChatTokenizer) -> dict[str, Any]:
-        top = [_named(*pair, tokenizer) for pair in islice(entry.top, self._num_top)]
-        return {**_named(entry.token_id, entry.logprob, tokenizer), "top_logprobs": top}
+    def _entry(self, entry: TokenLogprobs, tokenizer: ChatTokenizer) -> TokenLogprob:
+        top = [TopLogprob(*_named(*pair, tokenizer)) for pair in islice(entry.top, self._num_top)]
+        return TokenLogprob(*_named(entry.token_id, entry.logprob, tokenizer), top)
 
 
-def _named(token_id: int, logprob: float, tokenizer: ChatTokenizer) -> dict[str, Any]:
+def _named(token_id: int, logprob: float, tokenizer: ChatTokenizer) -> tuple[str, float, list[int]]:
+    """Return a token's text, log-probability and bytes."""
     token = tokenizer.token_bytes(token_id)
-    text = token.decode("utf-8", "replace")
-    return {"token": text, "logprob": finite(logprob), "bytes": list(token)}
+    return token.decode("utf-8", "replace"), finite(logprob), list(token)
+
+
+def _call(call: Delta, deltas: Sequence[Delta]) -> ToolCall:
+    arguments = "".join(
+        delta.text
+        for delta in deltas
+        if delta.kind == "arguments" and delta.call_index == call.call_index
+    )
+    function = FunctionCall(name=call.text, arguments=arguments)
+    return ToolCall(id=call.call_id, type="function", function=function)
 
 
 class CompletionFormat:
     """Text with log-probabilities as parallel lists."""
 
     chunk_object = "text_completion"
-    whole_object = "text_completion"
 
     def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
         self._tokenizer = tokenizer
@@ -221,42 +250,36 @@ class CompletionFormat:
             logprobs = _encode(self._logprobs(delta.index, [delta]))
         return b'"text":' + encode_text(delta.text) + b',"logprobs":' + logprobs
 
-    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """Return one continuation."""
-        return {
-            "index": index,
-            "text": _joined(deltas, "content"),
-            "logprobs": None if self._num_top is None else self._logprobs(index, deltas),
-            **_end(deltas[-1]),
-        }
+    def whole(self, by_choice: Mapping[int, Sequence[Delta]], fields: WholeFields) -> Completed:
+        """Return the continuations."""
+        choices = [self._choice(index, by_choice[index]) for index in sorted(by_choice)]
+        return Completion(object="text_completion", choices=choices, **fields)
 
-    def _logprobs(self, index: int, deltas: Iterable[Delta]) -> dict[str, Any]:
-        lists: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
+    def _choice(self, index: int, deltas: Sequence[Delta]) -> CompletionChoice:
+        end = deltas[-1]
+        assert end.finish_reason != "tool_calls", "a completion offers no tools"
+        return CompletionChoice(
+            index=index,
+            text=_joined(deltas, "content"),
+            logprobs=None if self._num_top is None else self._logprobs(index, deltas),
+            finish_reason=end.finish_reason,
+            stop_reason=end.stop,
+        )
+
+    def _logprobs(self, index: int, deltas: Iterable[Delta]) -> CompletionLogprobs:
+        lists = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for delta in deltas:
             tokenizer = delta.tokenizer or self._tokenizer
             for entry in delta.logprobs:
                 text = _text(entry.token_id, tokenizer)
-                lists["tokens"].append(text)
-                lists["token_logprobs"].append(finite(entry.logprob))
+                lists.tokens.append(text)
+                lists.token_logprobs.append(finite(entry.logprob))
                 top = islice(entry.top, self._num_top)
                 tops = {_text(i, tokenizer): finite(value) for i, value in top}
-                lists["top_logprobs"].append(tops)
-                lists["text_offset"].append(self._offsets[index])
+                lists.top_logprobs.append(tops)
+                lists.text_offset.append(self._offsets[index])
                 self._offsets[index] += len(text)
         return lists
-
-
-def _end(delta: Delta) -> dict[str, Any]:
-    """The finish reason; vLLM's `stop_reason` where one of the request's stop strings matched."""
-    reasons: dict[str, Any] = {"finish_reason": delta.finish_reason}
-    if delta.stop is not None:
-        reasons["stop_reason"] = delta.stop
-    return reasons
 
 
 def _text(token_id: int, tokenizer: ChatTokenizer) -> str:
@@ -365,19 +388,15 @@ class ChunkWriter:
 def whole_body(generation: Generation, origin: RouteReason, deltas: Iterable[Delta]) -> bytes:
     """Write the response without streaming."""
     job = generation.job
-    form = _format_of(job)
     by_choice: defaultdict[int, list[Delta]] = defaultdict(list)
     for delta in deltas:
         by_choice[delta.index].append(delta)
-    body = {
+    fields: WholeFields = {
         "id": job.job_id,
-        "object": form.whole_object,
         "created": job.created,
         "model": generation.model_id,
-        "choices": [form.whole_choice(index, by_choice[index]) for index in sorted(by_choice)],
         "usage": usage(generation),
         "outrider": report(generation, origin),
+        "service_tier": job.service_tier,
     }
-    if job.service_tier is not None:
-        body["service_tier"] = job.service_tier
-    return _encode(body)
+    return _encode(_format_of(job).whole(by_choice, fields))

@@ -26,7 +26,7 @@ TtftSeconds = Annotated[float | None, says("Seconds until the first token.")]
 HandOff = Annotated[HandOffKind | None, says("Why another tier than the first answers.")]
 Degraded = Annotated[bool, says("An upstream tier should have answered and could not.")]
 Arm = Annotated[str | None, says("The experiments' arms of the request, null for none.")]
-ServiceTier = Literal["default", "flex", "priority"]
+ReportedServiceTier = Literal["default", "flex", "priority"]
 
 
 class OutriderReport(ResponseModel):
@@ -221,7 +221,7 @@ class ChatCompletion(ResponseModel):
     choices: list[ChatChoice]
     usage: Usage
     outrider: OutriderReport
-    service_tier: ServiceTier | None = None
+    service_tier: ReportedServiceTier | None = None
 
 
 class FunctionCallDelta(ResponseModel, kw_only=True):
@@ -269,7 +269,7 @@ class ChatCompletionChunk(ResponseModel):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
-    service_tier: ServiceTier | None = None
+    service_tier: ReportedServiceTier | None = None
 
 
 class CompletionLogprobs(ResponseModel):
@@ -301,7 +301,7 @@ class Completion(ResponseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
-    service_tier: ServiceTier | None = None
+    service_tier: ReportedServiceTier | None = None
 
 
 class UpstreamCompletion(BaseModel):
