@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from outrider.gateway.contract.schema.common import RequestModel
+from outrider.gateway.contract.schema.openapi import failures, json_content, success
 
 _MAX_SCORE: Final = 1e9
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
@@ -91,44 +92,19 @@ FEEDBACK_MODELS: Final[tuple[type, ...]] = (
 """Models for the components of the OpenAPI document."""
 
 _FAILURES: Final = {
-    "400": "The body is malformed; `param` names the field.",
-    "401": "No key, or none that is valid.",
-    "404": "This key has no recent answer with this id.",
-    "413": "The body is too large.",
-    "415": "The body is not declared as application/json.",
-    "503": "The database is unavailable.",
+    400: "The body is malformed; `param` names the field.",
+    401: "No key, or none that is valid.",
+    404: "This key has no recent answer with this id.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    503: "The database is unavailable.",
 }
 
 
-def _content(*names: str) -> dict[str, Any]:
-    references = [{"$ref": f"#/components/schemas/{name}"} for name in names]
-    schema = references[0] if len(references) == 1 else {"anyOf": references}
-    return {"application/json": {"schema": schema}}
-
-
-def _response(description: str, model: str, *headers: str) -> dict[str, Any]:
-    names = ("x-request-id", *headers)
-    return {
-        "description": description,
-        "headers": {name: {"schema": {"type": "string"}} for name in names},
-        "content": _content(model),
-    }
-
-
-_RETRY_HEADERS: Final = ("retry-after", "retry-after-ms", "x-should-retry")
-
 FEEDBACK_OPERATION: Final[dict[str, Any]] = {
     "operationId": "giveFeedback",
-    "requestBody": {
-        "required": True,
-        "content": _content(*(model.__name__ for model in FEEDBACK_MODELS[:-1])),
-    },
-    "responses": {
-        "200": _response("It is kept.", FeedbackReceipt.__name__),
-        **{
-            status: _response(text, "ErrorResponse", *(_RETRY_HEADERS if status == "503" else ()))
-            for status, text in _FAILURES.items()
-        },
-    },
+    "requestBody": {"required": True, "content": json_content(*FEEDBACK_MODELS[:-1])},
+    "responses": {"200": success(FeedbackReceipt, "It is kept.")}
+    | failures(*_FAILURES, words=_FAILURES),
 }
 """The operation for the OpenAPI document."""

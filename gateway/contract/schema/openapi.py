@@ -48,6 +48,7 @@ _FAILURES: Final[Mapping[int, str]] = {
     401: "No key, or one that is not valid.",
     403: "The key is valid, but not for this.",
     404: "Unknown model or path.",
+    409: "The name is taken, the key is revoked, or another experiment is in the way.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     422: "The idempotency-key was used for another body.",
@@ -142,17 +143,26 @@ def _ref(model: type) -> dict[str, str]:
     return {"$ref": REF.format(model=model.__name__)}
 
 
-def _json(model: type) -> dict[str, Any]:
-    return {"application/json": {"schema": _ref(model)}}
+def json_content(*models: type) -> dict[str, Any]:
+    """A body in JSON: one of the models."""
+    references = [_ref(model) for model in models]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
+    return {"application/json": {"schema": schema}}
 
 
-def failures(*statuses: int) -> dict[int, dict[str, Any]]:
-    """Responses of an operation that may fail in these ways."""
+def success(answer: type, description: str) -> dict[str, Any]:
+    """The response of an operation that answers JSON."""
+    return {"description": description, "headers": _ID_HEADER, "content": json_content(answer)}
+
+
+def failures(*statuses: int, words: Mapping[int, str] | None = None) -> dict[str, Any]:
+    """Responses of an operation that may fail in these ways. `words`: its own descriptions."""
+    described = {**_FAILURES, **(words or {})}
     return {
-        status: {
-            "description": _FAILURES[status],
+        str(status): {
+            "description": described[status],
             "headers": _ID_HEADER | (_RETRY_HEADERS if status in {429, 503} else {}),
-            "content": _json(ErrorResponse),
+            "content": json_content(ErrorResponse),
         }
         for status in statuses
     }
@@ -160,11 +170,9 @@ def failures(*statuses: int) -> dict[int, dict[str, Any]]:
 
 def operation(answer: type, description: str, *statuses: int, operation_id: str) -> dict[str, Any]:
     """A GET that answers JSON."""
-    success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
     return {
         "operationId": operation_id,
-        "responses": {str(status): text for status, text in failures(*statuses).items()}
-        | {"200": success},
+        "responses": failures(*statuses) | {"200": success(answer, description)},
     }
 
 
@@ -185,17 +193,17 @@ def generation_operation(
             "required": ["data"],
         }
     }
-    success = {
+    answered = {
         "description": "The answer; a stream of events when `stream` is true.",
         "headers": _ID_HEADER | _TIER_HEADER | _HAND_OFF_HEADERS,
-        "content": _json(whole) | {"text/event-stream": stream},
+        "content": json_content(whole) | {"text/event-stream": stream},
     }
     statuses = failures(400, 404, 413, 415, 422, 429, 500, 502, 503, 504, 508)
     return {
         "operationId": operation_id,
         "parameters": [_TRACE_HEADER, _IDEMPOTENCY_HEADER],
-        "requestBody": {"required": True, "content": _json(request)},
-        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+        "requestBody": {"required": True, "content": json_content(request)},
+        "responses": statuses | {"200": answered},
     }
 
 
@@ -203,13 +211,11 @@ def question_operation(
     requests: Sequence[type], answer: type, description: str, name: str
 ) -> dict[str, Any]:
     """A POST of one of several bodies that answers JSON and generates nothing."""
-    body = {"application/json": {"schema": {"anyOf": [_ref(model) for model in requests]}}}
     statuses = failures(400, 404, 413, 415, 500, 503, 508)
-    success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
     return {
         "operationId": name,
-        "requestBody": {"required": True, "content": body},
-        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+        "requestBody": {"required": True, "content": json_content(*requests)},
+        "responses": statuses | {"200": success(answer, description)},
     }
 
 
@@ -223,11 +229,11 @@ def passed_operation(path: str, *, takes_form: bool) -> dict[str, Any]:
     }
     statuses = failures(400, 401, 403, 404, 413, 415, 429, 500, 502, 503, 508)
     headers = {**_ID_HEADER, "x-outrider-tier": _TIER_HEADER["x-outrider-tier"]}
-    success = {"description": "The server's answer.", "headers": headers}
+    answered = {"description": "The server's answer.", "headers": headers}
     return {
         "operationId": "pass" + "".join(part.title() for part in path.strip("/").split("/")),
         "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
-        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+        "responses": statuses | {"200": answered},
     }
 
 
@@ -285,7 +291,7 @@ def _finish(path: str, responses: dict[str, Any], described: dict[str, Any]) -> 
     # While no key exists none is needed: hence the empty requirement.
     described["security"] = [{}, {"bearer": []}, {"api_key": []}]
     for status, text in failures(401, 403, 429).items():
-        responses.setdefault(str(status), text)
+        responses.setdefault(status, text)
 
 
 def _add_upstream_tiers(document: dict[str, Any]) -> None:

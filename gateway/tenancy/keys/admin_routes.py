@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from outrider.gateway.contract.schema.openapi import failures, json_content, success
 from outrider.gateway.tenancy.keys.admin_schema import (
     MAX_PAGE,
     KeyCreate,
@@ -25,17 +26,9 @@ _FAILURES: Final[Mapping[int, str]] = {
     401: "Missing or unknown key.",
     403: "The key has not the admin scope.",
     404: "Unknown key, team or experiment, or no database.",
-    409: "The name is taken, the key is revoked, or another experiment is in the way.",
-    413: "The body is too large.",
-    415: "The body is not declared as application/json.",
     429: "Too many wrong keys came from this address.",
     503: "The database is unavailable.",
 }
-_RETRY_HEADERS: Final = {
-    name: {"schema": {"type": "string"}}
-    for name in ("retry-after", "retry-after-ms", "x-should-retry")
-}
-_ID_HEADER: Final = {"x-request-id": {"schema": {"type": "string"}, "required": True}}
 _KEY_ID: Final = {
     "name": "key_id",
     "in": "path",
@@ -81,20 +74,6 @@ class AdminRoute:
     operation: dict[str, Any]
 
 
-def _ref(model: type) -> dict[str, Any]:
-    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"application/json": {"schema": reference}}
-
-
-def _failure(status: int) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/ErrorResponse"}
-    return {
-        "description": _FAILURES[status],
-        "headers": _ID_HEADER | (_RETRY_HEADERS if status in {429, 503} else {}),
-        "content": {"application/json": {"schema": schema}},
-    }
-
-
 def admin_operation(
     name: str,
     answer: type,
@@ -108,16 +87,15 @@ def admin_operation(
     statuses = (_BOTH if body is None else _WITH_BODY) | ({409} if conflicts else set())
     if any(each["in"] == "query" for each in parameters or []):
         statuses |= {400}
-    success = {"description": description, "headers": _ID_HEADER, "content": _ref(answer)}
     operation: dict[str, Any] = {
         "operationId": name,
         "tags": ["admin"],
         "parameters": parameters or [],
-        "responses": {"200": success}
-        | {str(status): _failure(status) for status in sorted(statuses)},
+        "responses": {"200": success(answer, description)}
+        | failures(*sorted(statuses), words=_FAILURES),
     }
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": _ref(body)}
+        operation["requestBody"] = {"required": True, "content": json_content(body)}
     return operation
 
 

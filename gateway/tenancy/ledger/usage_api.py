@@ -15,6 +15,7 @@ from outrider.gateway.contract.errors.tree import (
     PermissionDeniedError,
     StorageError,
 )
+from outrider.gateway.contract.schema.openapi import failures, success
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.ledger.book import Ledger
@@ -58,25 +59,13 @@ _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
-_RETRY_HEADERS: Final = ("retry-after", "retry-after-ms", "x-should-retry")
 _FAILURES: Final = {
-    "400": "A parameter is unknown, or has a value that it cannot have; `param` names it.",
-    "401": "No key, or none that is valid.",
-    "403": "The key may see its own usage only, or does not see tiers.",
-    "404": "This gateway keeps no ledger.",
-    "503": "The ledger is unavailable.",
+    400: "A parameter is unknown, or has a value that it cannot have; `param` names it.",
+    401: "No key, or none that is valid.",
+    403: "The key may see its own usage only, or does not see tiers.",
+    404: "This gateway keeps no ledger.",
+    503: "The ledger is unavailable.",
 }
-
-
-def _response(description: str, model: str, *headers: str) -> dict[str, Any]:
-    return {
-        "description": description,
-        "headers": {
-            name: {"schema": {"type": "string"}, "description": "See the API's other answers."}
-            for name in ("x-request-id", *headers)
-        },
-        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}},
-    }
 
 
 USAGE_OPERATION: Final[dict[str, Any]] = {
@@ -91,15 +80,7 @@ USAGE_OPERATION: Final[dict[str, Any]] = {
         }
         for name, (description, schema) in _PARAMETERS.items()
     ],
-    "responses": {
-        "200": _response("Usage.", UsageReport.__name__),
-        **{
-            status: _response(
-                description, "ErrorResponse", *(_RETRY_HEADERS if status == "503" else ())
-            )
-            for status, description in _FAILURES.items()
-        },
-    },
+    "responses": {"200": success(UsageReport, "Usage.")} | failures(*_FAILURES, words=_FAILURES),
 }
 """The operation for the OpenAPI document."""
 

@@ -55,7 +55,7 @@ def count_tokens_operation() -> dict[str, Any]:
 
 def _in_their_words(operation: dict[str, Any]) -> dict[str, Any]:
     """With the API's own errors and headers."""
-    refusals = {str(status): told for status, told in failures(401, 403, 429).items()}
+    refusals = failures(401, 403, 429)
     responses = {
         status: told
         if status == "200"
