@@ -16,7 +16,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 from outrider.gateway.tools.commands.doctor.doctor import examine
-from outrider.gateway.tools.learning.drafters.shared import draft_settings
+from outrider.gateway.tools.learning.drafters.shared import DraftEngineFlags
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring import checkpoints
 from outrider.gateway.wiring.checkpoints import at_commits, named_models
@@ -204,4 +204,4 @@ def test_training_refuses_a_revision(tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text('[models]\nlarge = "a/b"\nlarge_revision = "v2"\n')
     with pytest.raises(SettingsError, match="hf download"):
-        draft_settings(file, {"models.large": "a/b"})
+        DraftEngineFlags(config=file).settings({"models.large": "a/b"})
