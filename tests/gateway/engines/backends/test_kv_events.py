@@ -66,7 +66,7 @@ class Cache:
     ) -> list[tuple[int, bytes]]:
         """All messages from a number on, as a client asks for them."""
         client = self.context.socket(zmq.DEALER)
-        client.rcvtimeo = timeout_ms
+        client.rcvtimeo = client.sndtimeo = timeout_ms  # one that is refused has no peer
         client.linger = 0
         if keys is not None:
             client.curve_serverkey = keys.server.public
