@@ -236,7 +236,7 @@ def measure(options: Options) -> Results:
 
 
 def goals(results: Results) -> list[Goal]:
-    """What the gateway's own work may take."""
+    """Bound the time of the gateway's own work."""
     full, one = results["16 clients"][LOCAL][NOW], results["one client"][LOCAL][NOW]
     half, streams = results["half of the rate"][LOCAL][NOW], results["streams"][NOW]
     rate = full["answers_per_s"].median

@@ -227,7 +227,7 @@ def measure(options: Options) -> Results:
 
 
 def goals(results: Results) -> list[Goal]:
-    """What everything on may cost."""
+    """Bound the cost with everything switched on."""
     rate = results["throughput"][EVERYTHING]["answers_per_s"].median
     latency = results["latency"][EVERYTHING]["latency_s"]
     found = [

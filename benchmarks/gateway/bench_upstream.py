@@ -255,7 +255,7 @@ def _measure_wholes(bed: Bed, options: Options) -> Results:
 
 
 def goals(results: Results) -> list[Goal]:
-    """What the gateway may add, and how far ahead of LiteLLM it is to be."""
+    """Bound the time that the gateway adds, absolutely and against LiteLLM's."""
     streams, wholes = results["streams"][OUTRIDER], results["wholes"][OUTRIDER]
     first, last = streams["added_first_token_s"], streams["added_last_token_s"]
     at_most = (
@@ -300,7 +300,7 @@ _WHOLE_COLUMNS: Final = (
 
 
 def tables(options: Options, results: Results) -> Iterator[Table]:
-    """What each way adds to streams, and how many whole answers it passes on."""
+    """Show the time that each way adds to streams, and its rate of whole answers."""
     for name, entries in ({f"{options.rate:g}/s": results["streams"]} | results["rival"]).items():
         title = f"streams, {name}"
         yield Table(title=title, columns=_STREAM_COLUMNS, entries=entries, first="added, ms")

@@ -1,1 +1,1 @@
-"""What several benchmarks use: models, prompts, turns, load, mock servers, results."""
+"""Shared parts of benchmarks: models, prompts, turns, load, mock servers, results."""

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Results = dict[str, Any]
 """Figures by name, as they are written to the file."""
 Text = Callable[[Any], str]
-"""What a cell of a table says of its row's entry."""
+"""Writes a cell of a table from the entry of its row."""
 
 
 # ---- options ----------------------------------------------------------------------------------

@@ -4,13 +4,15 @@ A field's annotation holds its `typer.Option`, and the `Sets` that the flag sets
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class EngineFlags:
-        device: Annotated[str | None, typer.Option(help="auto, cpu or cuda."), Sets("engine.device")] = None
+        device: Annotated[
+            str | None, typer.Option(help="auto, cpu or cuda."), Sets("engine.device")
+        ] = None
 
     @app.command()
     @takes_flags
     def serve(engine: EngineFlags) -> None:
         settings = load_settings(flags=setting_flags(engine))
-"""  # noqa: E501 - an example
+"""
 
 import functools
 import inspect
