@@ -191,9 +191,14 @@ class TreeDrafter:
         """Doubt what is known of models that a step does not ask."""
         for model in self._growths:
             if model != kind:
-                self._lessons.acceptance_of(model).forget()
+                self._doubt(model)
         if kind != "head" and self._head_texts is not None:
             self._head_texts.note_unasked()
+
+    def _doubt(self, model: DraftModel) -> None:
+        """Trust less in what is known of a model that a step does not ask."""
+        self._lessons.acceptance_of(model).forget()
+        self._growths[model].host_times.forget()
 
     def _note_steps_without(self, last: DraftModel | None = None) -> None:
         """Tell the growths that a step is not theirs, but for the one that grows last in it."""
@@ -410,7 +415,7 @@ class TreeDrafter:
             if model == "head" and self._head_texts is not None:
                 self._head_texts.note_asked(id(draft) in chosen)
         if not chosen:
-            self._lessons.acceptance_of(model).forget()
+            self._doubt(model)
         return [draft for draft in able if id(draft) in chosen or draft.needs_root]
 
     def _draft_gain(self, draft: Draft) -> DraftGain:

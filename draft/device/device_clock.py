@@ -90,7 +90,8 @@ class LevelClock:
         while self._pending and self._pending[0][1].query():
             level, end = self._pending.popleft()
             seconds = level.begin.elapsed_time(end) / 1000  # of milliseconds
-            self._times.observe(level.num_trees, seconds - level.pass_s)
+            beside_s = seconds - level.pass_s
+            self._times.observe(level.num_trees, beside_s, expected_s=level.pass_s)
 
     def _end_level(self) -> Mark:
         mark = self._make_mark()
@@ -118,7 +119,8 @@ class StepClock:
         """A step of these sequences begins. One of the same sequences before it is over by now."""
         ids, now_s = tuple(request_ids), self.clock()
         if self._expected_s is not None and ids == self._request_ids:
-            self.times.observe(len(ids), now_s - self._begun_s - self._expected_s)
+            beside_s = now_s - self._begun_s - self._expected_s
+            self.times.observe(len(ids), beside_s, expected_s=self._expected_s)
         self._request_ids, self._begun_s, self._expected_s = ids, now_s, None
 
     def expect(self, seconds: float) -> None:
