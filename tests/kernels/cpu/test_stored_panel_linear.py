@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.kernels.cpu.panel_linear import PanelLinear
 from outrider.kernels.cpu.product_library import InstructionSet, product_support
 from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear, can_hold_stored
+from outrider.kernels.layers import row_invariant_linear
 from outrider.kernels.layers.row_invariant_linear import make_linear
 from outrider.kernels.quantised.stored_weight import Number, StoredWeight
 from outrider.kernels.triton_support import use_kernels
@@ -120,7 +121,8 @@ def test_no_rows_have_no_results() -> None:
     assert StoredPanelLinear(random_stored("int4", 40, 3, 32))(random(0, 96)).shape == (0, 40)
 
 
-def test_without_compiled_kernels_the_weight_is_decoded() -> None:
+def test_without_compiled_kernels_the_weight_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_invariant_linear, "prefers_onednn", lambda: False)
     weight = random_stored("int4", 40, 3, 32)
     assert type(make_linear(weight, deterministic=True)) is StoredPanelLinear
     with use_kernels("reference"):

@@ -211,6 +211,28 @@ def test_row_counts_that_change_bits_are_not_run() -> None:
     assert linear._run_rows[torch.get_num_threads()] == (4, 8, 12, 16, 32, 48)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 64])
+def test_sums_in_another_order_are_found_behind_rounding(size: int, dtype: torch.dtype) -> None:
+    weight = random(256, 768)
+
+    def product(x: Tensor, *_: object) -> Tensor:
+        whole = torch.nn.functional.linear(x.float(), weight)
+        if len(x) == size:
+            parts = zip(x.float().split(100, 1), weight.split(100, 1), strict=True)
+            whole = torch.stack([rows @ part.T for rows, part in parts]).sum(0)
+        return whole.to(dtype)
+
+    x = random(64, 768, seed=1).to(dtype)
+    in_runs, right = (torch.cat([product(rows) for rows in x.split(n)]) for n in (size, 16))
+    assert 0 < (in_runs != right).sum() < in_runs.numel() / 100
+    linear = RowInvariantLinear(weight)
+    linear._run_rows.clear()
+    linear._packed, linear._linear = weight.to(dtype), product
+    linear(x)
+    assert size not in linear._run_rows[torch.get_num_threads()]
+
+
 @pytest.mark.parametrize(
     "change",
     [
