@@ -11,8 +11,9 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ _PASS_ROUNDS = 15
 _LEVEL_TREES = (1, 4)
 _PROFILED_RUNS = 5
 _SHOWN_KERNELS = 24
+_SHOWN_PAUSES = 16
+_SHORT_PAUSE_US = 5.0  # between kernels of a recorded pass
 _POINT_S = 12.0  # that a point of the curve may take
 
 PROFILED = ("level", "large 1", "large 64", "small 4")
@@ -169,21 +172,22 @@ class Figures:
         return self._kernels(work, _PROFILED_RUNS)
 
     def _kernels(self, work: Callable[[], object], runs: int) -> dict[str, Any]:
-        """Kernels of a run and their microseconds, the longest first."""
+        """Kernels of a run and their microseconds, the longest first, and the device's pauses."""
         synchronize(self._device)
-        with profiler(activities=[ProfilerActivity.CUDA]) as found:
+        with profiler(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
             for _ in range(runs):
                 work()
             synchronize(self._device)
+        kernels = [event for event in found.events() or () if event.device_type.name == "CUDA"]
         counts: Counter[str] = Counter()
         times: Counter[str] = Counter()
-        for event in found.events() or ():
-            if event.device_type.name == "CUDA":
-                counts[event.name[:60]] += 1
-                times[event.name[:60]] += event.device_time
+        for event in kernels:
+            counts[event.name[:60]] += 1
+            times[event.name[:60]] += event.device_time
         return {
             "kernels": counts.total() / runs,
             "busy_us": round(times.total() / runs, 1),
+            **_pauses(kernels, runs),
             "top": [
                 (name, counts[name] / runs, round(total / runs, 1))
                 for name, total in times.most_common(_SHOWN_KERNELS)
@@ -231,3 +235,23 @@ class Figures:
         stats.sort_stats("tottime").print_stats(45)
         stats.sort_stats("cumulative").print_stats(70)
         (self._folder / f"host-{mode}.txt").write_text(text.getvalue(), encoding="utf-8")
+
+
+def _pauses(kernels: Sequence[Any], runs: int) -> dict[str, Any]:
+    """Microseconds of a run in which the device waits for the host, by the kernels around."""
+    counts: Counter[tuple[str, str]] = Counter()
+    times: Counter[tuple[str, str]] = Counter()
+    ordered = sorted(kernels, key=lambda event: event.time_range.start)
+    for before, behind in pairwise(ordered):
+        pause_us = behind.time_range.start - before.time_range.end
+        if pause_us > _SHORT_PAUSE_US:
+            where = before.name[:40], behind.name[:40]
+            counts[where] += 1
+            times[where] += pause_us
+    return {
+        "pauses_us": round(times.total() / runs, 1),
+        "longest_pauses": [
+            (*where, counts[where] / runs, round(total / runs, 1))
+            for where, total in times.most_common(_SHOWN_PAUSES)
+        ],
+    }
