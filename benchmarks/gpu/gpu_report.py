@@ -91,9 +91,10 @@ class Report:
             with torch.no_grad():
                 return work()
         except Exception as error:  # noqa: BLE001 - reported, and the other parts go on
-            self.errors[name] = "".join(traceback.format_exception(error))
-            say(f"FAILED: {name}: {type(error).__name__}: {error}")
-            sys.stderr.write(self.errors[name])
+            first_line = str(error).partition("\n")[0]
+            self.errors[name] = f"{type(error).__name__}: {first_line}"
+            say(f"FAILED: {name}: {self.errors[name]}")
+            traceback.print_exception(error)
             return None
 
     def goal(self, name: str, value: float, *, at_least: float = 0.0, at_most: float = 0.0) -> None:
