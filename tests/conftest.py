@@ -1,6 +1,8 @@
 """Settings and fixtures that all tests share."""
 
+import asyncio
 import gc
+import inspect
 import os
 import shutil
 import tempfile
@@ -40,6 +42,22 @@ settings.load_profile("outrider")
 
 # Tiny tensors: a second thread only waits at barriers.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    if pyfuncitem.get_closest_marker("uvloop") is not None:
+        import uvloop  # not on every machine that runs the kernels' tests
+
+        uvloop.run(test)
+    else:
+        asyncio.run(test)
+    return True
 
 
 def pytest_collection_finish() -> None:

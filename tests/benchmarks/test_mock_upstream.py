@@ -175,17 +175,14 @@ def test_usage_can_be_wrong_or_missing() -> None:
     run(body)
 
 
-def test_a_wrong_key_is_refused() -> None:
-    async def body() -> None:
-        async with (
-            MockUpstream(HELLO, api_key="secret") as mock,
-            aiohttp.ClientSession() as session,
-        ):
-            assert b"invalid_api_key" in await post(session, mock, CHAT)
-            good = {"authorization": "Bearer secret"}
-            assert b"Hello" in await post(session, mock, CHAT, headers=good)
-
-    asyncio.run(body())
+async def test_a_wrong_key_is_refused() -> None:
+    async with (
+        MockUpstream(HELLO, api_key="secret") as mock,
+        aiohttp.ClientSession() as session,
+    ):
+        assert b"invalid_api_key" in await post(session, mock, CHAT)
+        good = {"authorization": "Bearer secret"}
+        assert b"Hello" in await post(session, mock, CHAT, headers=good)
 
 
 def test_pieces_are_stamped_and_keep_their_pace() -> None:

@@ -86,33 +86,29 @@ def test_events_get_the_moment_of_their_last_byte() -> None:
     assert list(exchange.events()) == [(2, b"data: a"), (2, b"data: b"), (3, b"data: c")]
 
 
-def test_requests_of_an_open_loop_do_not_wait_for_answers() -> None:
-    async def body() -> None:
-        script = MockScript(first_token_delay_s=0.2)
-        async with MockUpstream(script) as mock:
-            clients = Clients(mock.port)
-            exchanges = await open_loop(clients, http_request(CHAT), [0.0, 0.01, 0.02])
-            clients.close()
-            assert max(e.sent_ns for e in exchanges) < min(e.ended_ns for e in exchanges)
-            assert [e.sent_ns for e in exchanges] == sorted(e.sent_ns for e in exchanges)
-            assert mock.num_requests == 3
-
-    uvloop.run(body())
+@pytest.mark.uvloop
+async def test_requests_of_an_open_loop_do_not_wait_for_answers() -> None:
+    script = MockScript(first_token_delay_s=0.2)
+    async with MockUpstream(script) as mock:
+        clients = Clients(mock.port)
+        exchanges = await open_loop(clients, http_request(CHAT), [0.0, 0.01, 0.02])
+        clients.close()
+        assert max(e.sent_ns for e in exchanges) < min(e.ended_ns for e in exchanges)
+        assert [e.sent_ns for e in exchanges] == sorted(e.sent_ns for e in exchanges)
+        assert mock.num_requests == 3
 
 
-def test_each_client_of_a_closed_loop_has_one_request_under_way() -> None:
-    async def body() -> None:
-        async with MockUpstream(MockScript(first_token_delay_s=0.005)) as mock:
-            clients = Clients(mock.port)
-            seconds, exchanges = await closed_loop(
-                clients, http_request(CHAT), num_clients=3, seconds=0.1
-            )
-            assert mock.num_connections <= 3
-            clients.close()
-            assert seconds >= 0.1
-            assert len(exchanges) == mock.num_requests > 3
-
-    uvloop.run(body())
+@pytest.mark.uvloop
+async def test_each_client_of_a_closed_loop_has_one_request_under_way() -> None:
+    async with MockUpstream(MockScript(first_token_delay_s=0.005)) as mock:
+        clients = Clients(mock.port)
+        seconds, exchanges = await closed_loop(
+            clients, http_request(CHAT), num_clients=3, seconds=0.1
+        )
+        assert mock.num_connections <= 3
+        clients.close()
+        assert seconds >= 0.1
+        assert len(exchanges) == mock.num_requests > 3
 
 
 def test_arrivals_are_a_poisson_process_and_the_seed_decides() -> None:

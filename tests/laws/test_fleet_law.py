@@ -131,38 +131,32 @@ def tiny_requests(count: int) -> list[EngineRequest]:
 
 
 @pytest.mark.parametrize("ends_after", [1, 40])
-def test_a_replicas_end_changes_no_answer(ends_after: int) -> None:
+async def test_a_replicas_end_changes_no_answer(ends_after: int) -> None:
     requests = tiny_requests(6)
     right = serve(tiny(), requests)
 
-    async def main() -> None:
-        pool = EnginePool([replica("x", tiny, ends_after), replica("y", tiny)], resume_within_s=60)
-        async with started(pool):
-            await all_up(pool)
-            done = await ask_all(pool, requests)
-            assert pool.failovers["died"] >= 1
-            check_equal(done, right)
-
-    asyncio.run(main())
+    pool = EnginePool([replica("x", tiny, ends_after), replica("y", tiny)], resume_within_s=60)
+    async with started(pool):
+        await all_up(pool)
+        done = await ask_all(pool, requests)
+        assert pool.failovers["died"] >= 1
+        check_equal(done, right)
 
 
-def test_answers_that_move_at_random_are_the_same() -> None:
+async def test_answers_that_move_at_random_are_the_same() -> None:
     """A move is no death: there may be many of them."""
     requests = tiny_requests(6)
     right = serve(tiny(), requests)
     rng = random.Random(4)
 
-    async def main() -> None:
-        async with started(EnginePool([replica(name, tiny) for name in "xyz"])) as pool:
-            await all_up(pool)
-            asking = asyncio.create_task(ask_all(pool, requests))
-            while not asking.done():
-                await pool.move_off(rng.choice("xyz"), rng.randint(1, 3))
-                await asyncio.sleep(rng.uniform(0.005, 0.03))
-            check_equal(await asking, right)
-            assert pool.failovers["moved"] >= 3
-
-    asyncio.run(main())
+    async with started(EnginePool([replica(name, tiny) for name in "xyz"])) as pool:
+        await all_up(pool)
+        asking = asyncio.create_task(ask_all(pool, requests))
+        while not asking.done():
+            await pool.move_off(rng.choice("xyz"), rng.randint(1, 3))
+            await asyncio.sleep(rng.uniform(0.005, 0.03))
+        check_equal(await asking, right)
+        assert pool.failovers["moved"] >= 3
 
 
 # ---- tiers in engines of their own -------------------------------------------------------------
@@ -185,7 +179,9 @@ LARGE_ENGINES: dict[str, Callable[[], Engine]] = {
 
 @pytest.mark.parametrize("ends_after", [None, 30])
 @pytest.mark.parametrize("drafts", LARGE_ENGINES)
-def test_an_escalated_answer_is_the_large_tiers_own(ends_after: int | None, drafts: str) -> None:
+async def test_an_escalated_answer_is_the_large_tiers_own(
+    ends_after: int | None, drafts: str
+) -> None:
     """And where anything drafts for the large model, the small answer is its first draft."""
     requests = [
         make_request(
@@ -229,41 +225,35 @@ def test_an_escalated_answer_is_the_large_tiers_own(ends_after: int | None, draf
         if drafts != "nothing drafts" and num_alike > 1 and ends_after is None:
             assert ending.stats.num_reused_tokens >= 1
 
-    async def main() -> None:
-        small = [
-            replica("s", lambda: alone("small"), ends_after),
-            replica("t", lambda: alone("small")),
-        ]
-        pool = EnginePool([*small[: 1 + (ends_after is not None)]], resume_within_s=60)
-        async with started(pool):
-            await all_up(pool)
-            pool.add(replica("l", LARGE_ENGINES[drafts]))
-            await all_up(pool)
-            await asyncio.gather(*(escalated(pool, request) for request in requests))
-
-    asyncio.run(main())
+    small = [
+        replica("s", lambda: alone("small"), ends_after),
+        replica("t", lambda: alone("small")),
+    ]
+    pool = EnginePool([*small[: 1 + (ends_after is not None)]], resume_within_s=60)
+    async with started(pool):
+        await all_up(pool)
+        pool.add(replica("l", LARGE_ENGINES[drafts]))
+        await all_up(pool)
+        await asyncio.gather(*(escalated(pool, request) for request in requests))
 
 
 # ---- the shipped pair --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_no_option_of_a_request_keeps_it_from_going_on() -> None:
+async def test_no_option_of_a_request_keeps_it_from_going_on() -> None:
     """Grammars, penalties, log-probabilities, cascades, predictions and choices, on two tiers."""
     requests = requests_of()
     right = serve(shipped_engine(), requests)
 
-    async def main() -> None:
-        pool = EnginePool(
-            [replica("x", shipped_engine, 60), replica("y", shipped_engine)],
-            resume_within_s=60,
-        )
-        async with started(pool):
-            await all_up(pool)
-            check_equal(await ask_all(pool, requests), right)
-            assert pool.failovers["died"] >= 5
-
-    asyncio.run(main())
+    pool = EnginePool(
+        [replica("x", shipped_engine, 60), replica("y", shipped_engine)],
+        resume_within_s=60,
+    )
+    async with started(pool):
+        await all_up(pool)
+        check_equal(await ask_all(pool, requests), right)
+        assert pool.failovers["died"] >= 5
 
 
 # ---- many ends ---------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The controller over real experiments: what it does is kept, and seen by the assigner."""
 
-import asyncio
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -60,50 +59,41 @@ class Lab:
         return shares
 
 
-def test_a_tripped_arm_is_stopped_in_the_store_and_is_assigned_no_more() -> None:
-    async def live() -> None:
-        lab = await Lab.open(guardrails={"error_share": 0.1})
-        before = lab.serve(900, deep={"ending": "failed"})
-        assert set(before) == {"control", "deep", "none"}
-        await lab.controller.check()
-        record = lab.store.get("budget")
-        assert set(record.current.stopped_arms) == {"deep"}
-        assert "error_share is above 0.1" in record.current.stopped_arms["deep"].reason
-        assert record.is_running
-        (watched,) = lab.control.watched()
-        assert (set(watched.weights), watched.stopped_arms) == ({"control", "none"}, {"deep"})
-        assert lab.store.events("budget")[0].kind == "arm_stopped"
-        after = lab.serve(900)
-        assert "deep" not in after
-        assert after["control"] == before["control"]  # its units count for nobody
-        await lab.controller.check()
-        assert [event.kind for event in lab.store.events("budget")].count("arm_stopped") == 1
-
-    asyncio.run(live())
+async def test_a_tripped_arm_is_stopped_in_the_store_and_is_assigned_no_more() -> None:
+    lab = await Lab.open(guardrails={"error_share": 0.1})
+    before = lab.serve(900, deep={"ending": "failed"})
+    assert set(before) == {"control", "deep", "none"}
+    await lab.controller.check()
+    record = lab.store.get("budget")
+    assert set(record.current.stopped_arms) == {"deep"}
+    assert "error_share is above 0.1" in record.current.stopped_arms["deep"].reason
+    assert record.is_running
+    (watched,) = lab.control.watched()
+    assert (set(watched.weights), watched.stopped_arms) == ({"control", "none"}, {"deep"})
+    assert lab.store.events("budget")[0].kind == "arm_stopped"
+    after = lab.serve(900)
+    assert "deep" not in after
+    assert after["control"] == before["control"]  # its units count for nobody
+    await lab.controller.check()
+    assert [event.kind for event in lab.store.events("budget")].count("arm_stopped") == 1
 
 
-def test_a_tripped_control_ends_the_experiment() -> None:
-    async def live() -> None:
-        lab = await Lab.open(guardrails={"error_share": 0.1})
-        lab.serve(900, control={"ending": "failed"})
-        await lab.controller.check()
-        assert not lab.store.get("budget").is_running
-        assert set(lab.serve(30)) == {""}
-
-    asyncio.run(live())
+async def test_a_tripped_control_ends_the_experiment() -> None:
+    lab = await Lab.open(guardrails={"error_share": 0.1})
+    lab.serve(900, control={"ending": "failed"})
+    await lab.controller.check()
+    assert not lab.store.get("budget").is_running
+    assert set(lab.serve(30)) == {""}
 
 
-def test_new_weights_are_kept_in_the_same_version_and_move_units() -> None:
-    async def live() -> None:
-        lab = await Lab.open(allocation={"kind": "thompson", "min_share": 0.1, "min_requests": 50})
-        late = {"ttft_s": 0.9}
-        before = lab.serve(900, deep=late, none=late)
-        await lab.controller.check()
-        record = lab.store.get("budget")
-        assert record.version == 1
-        assert record.current.weights["control"] > 0.75
-        assert min(record.current.weights.values()) > 0.09
-        after = lab.serve(900)
-        assert after["control"] > 1.5 * before["control"]
-
-    asyncio.run(live())
+async def test_new_weights_are_kept_in_the_same_version_and_move_units() -> None:
+    lab = await Lab.open(allocation={"kind": "thompson", "min_share": 0.1, "min_requests": 50})
+    late = {"ttft_s": 0.9}
+    before = lab.serve(900, deep=late, none=late)
+    await lab.controller.check()
+    record = lab.store.get("budget")
+    assert record.version == 1
+    assert record.current.weights["control"] > 0.75
+    assert min(record.current.weights.values()) > 0.09
+    after = lab.serve(900)
+    assert after["control"] > 1.5 * before["control"]

@@ -163,32 +163,29 @@ def test_a_damaged_row_is_left_out_and_said(
     assert "row of an experiment is damaged name=bad" in caplog.text
 
 
-def test_a_book_knows_of_others_changes_and_serves_on_without_a_database(
+async def test_a_book_knows_of_others_changes_and_serves_on_without_a_database(
     database: Database,
 ) -> None:
     store = ExperimentStore(database)
 
-    async def main() -> None:
-        registry = ExperimentRegistry(store, SECRET, refresh_s=0.01)
-        await registry.start()
-        assert registry.assign(user(1)) is None
-        store.create("drafts", spec())
-        store.start("drafts")
-        deadline_s = asyncio.get_running_loop().time() + 5.0
-        found = None
-        while found is None and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(0.01)
-            found = registry.assign(user(1))
-        assert found is not None
-        assert list(registry.experiments) == ["drafts"]
-        with database.write() as connection:
-            tables.experiment_changes.drop(connection)
-        with pytest.raises(DatabaseError):
-            await registry.refresh()
-        assert registry.assign(user(1)) is not None
-        await registry.close()
-
-    asyncio.run(main())
+    registry = ExperimentRegistry(store, SECRET, refresh_s=0.01)
+    await registry.start()
+    assert registry.assign(user(1)) is None
+    store.create("drafts", spec())
+    store.start("drafts")
+    deadline_s = asyncio.get_running_loop().time() + 5.0
+    found = None
+    while found is None and asyncio.get_running_loop().time() < deadline_s:
+        await asyncio.sleep(0.01)
+        found = registry.assign(user(1))
+    assert found is not None
+    assert list(registry.experiments) == ["drafts"]
+    with database.write() as connection:
+        tables.experiment_changes.drop(connection)
+    with pytest.raises(DatabaseError):
+        await registry.refresh()
+    assert registry.assign(user(1)) is not None
+    await registry.close()
 
 
 def settings(**fields: object) -> ExperimentSettings:

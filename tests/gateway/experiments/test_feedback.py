@@ -60,110 +60,89 @@ class Desk:
         return self.store.totals("budget", 1)[arm].feedback
 
 
-def test_each_id_that_a_client_knows_finds_the_request() -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(
-            outcome(1),
-            outcome(2, endpoint="messages", answer_id="chatcmpl-two"),
-            outcome(3, endpoint="responses", answer_id="chatcmpl-three"),
-        )
-        ids = ["chatcmpl-1", "req-1", "row-1", "msg_two", "req-2", "resp_three", "req-3"]
-        for number, known_as in enumerate(ids):
-            told = await desk.give({"request_id": known_as, "score": number, "name": f"n{number}"})
-            assert told == {"object": "feedback", "request_id": known_as, "name": f"n{number}"}
-        assert [item.values.sum for item in desk.feedback()] == [float(n) for n in range(7)]
-
-    asyncio.run(live())
+async def test_each_id_that_a_client_knows_finds_the_request() -> None:
+    desk = Desk()
+    desk.answered(
+        outcome(1),
+        outcome(2, endpoint="messages", answer_id="chatcmpl-two"),
+        outcome(3, endpoint="responses", answer_id="chatcmpl-three"),
+    )
+    ids = ["chatcmpl-1", "req-1", "row-1", "msg_two", "req-2", "resp_three", "req-3"]
+    for number, known_as in enumerate(ids):
+        told = await desk.give({"request_id": known_as, "score": number, "name": f"n{number}"})
+        assert told == {"object": "feedback", "request_id": known_as, "name": f"n{number}"}
+    assert [item.values.sum for item in desk.feedback()] == [float(n) for n in range(7)]
 
 
-def test_the_last_word_counts_and_kinds_have_names_of_their_own() -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(outcome(1))
-        await desk.give({"request_id": "chatcmpl-1", "success": False})
-        await desk.give({"request_id": "req-1", "success": True})
-        await desk.give({"request_id": "req-1", "label": "copied"})
-        await desk.give({"request_id": "req-1", "score": -1.5})
-        label, score, success = desk.feedback()
-        assert (label.name, dict(label.labels)) == ("label", {"copied": 1})
-        assert (score.kind, score.values.sum) == ("score", -1.5)
-        assert (success.kind, success.values.n, success.values.sum) == ("success", 1, 1.0)
-        given = desk.registry.get_sample_value("outrider_feedback_total", {"kind": "success"})
-        assert given == 2.0
-
-    asyncio.run(live())
+async def test_the_last_word_counts_and_kinds_have_names_of_their_own() -> None:
+    desk = Desk()
+    desk.answered(outcome(1))
+    await desk.give({"request_id": "chatcmpl-1", "success": False})
+    await desk.give({"request_id": "req-1", "success": True})
+    await desk.give({"request_id": "req-1", "label": "copied"})
+    await desk.give({"request_id": "req-1", "score": -1.5})
+    label, score, success = desk.feedback()
+    assert (label.name, dict(label.labels)) == ("label", {"copied": 1})
+    assert (score.kind, score.values.sum) == ("score", -1.5)
+    assert (success.kind, success.values.n, success.values.sum) == ("success", 1, 1.0)
+    given = desk.registry.get_sample_value("outrider_feedback_total", {"kind": "success"})
+    assert given == 2.0
 
 
-def test_feedback_goes_to_every_arm_of_its_request() -> None:
-    async def live() -> None:
-        desk = Desk()
-        arms = tuple(
-            ArmRef(experiment=name, version=1, arm="on", unit_bucket=9) for name in ("budget", "x")
-        )
-        desk.answered(outcome(1, arms=arms), outcome(2, arms=()))
-        await desk.give({"request_id": "req-1", "success": True})
-        await desk.give({"request_id": "req-2", "success": True})
-        for name in ("budget", "x"):
-            (said,) = desk.store.totals(name, 1)["on"].feedback
-            assert said.values.counts[9] == 1
-
-    asyncio.run(live())
+async def test_feedback_goes_to_every_arm_of_its_request() -> None:
+    desk = Desk()
+    arms = tuple(
+        ArmRef(experiment=name, version=1, arm="on", unit_bucket=9) for name in ("budget", "x")
+    )
+    desk.answered(outcome(1, arms=arms), outcome(2, arms=()))
+    await desk.give({"request_id": "req-1", "success": True})
+    await desk.give({"request_id": "req-2", "success": True})
+    for name in ("budget", "x"):
+        (said,) = desk.store.totals(name, 1)["on"].feedback
+        assert said.values.counts[9] == 1
 
 
 @pytest.mark.parametrize("known_as", ["chatcmpl-404", "req-1\n", "é", "\x00", "' or 1=1 --"])
-def test_the_unknown_is_not_found(known_as: str) -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(outcome(1))
+async def test_the_unknown_is_not_found(known_as: str) -> None:
+    desk = Desk()
+    desk.answered(outcome(1))
+    with pytest.raises(NotFoundError) as caught:
+        await desk.give({"request_id": known_as, "score": 1})
+    assert (caught.value.code, caught.value.param) == ("request_not_found", "request_id")
+    assert desk.feedback() == ()
+
+
+async def test_a_foreign_request_looks_like_an_unknown_one() -> None:
+    desk = Desk()
+    desk.answered(outcome(1))
+    messages = set()
+    for known_as in ("chatcmpl-1", "req-1", "row-1", "req-none"):
         with pytest.raises(NotFoundError) as caught:
-            await desk.give({"request_id": known_as, "score": 1})
-        assert (caught.value.code, caught.value.param) == ("request_not_found", "request_id")
-        assert desk.feedback() == ()
-
-    asyncio.run(live())
-
-
-def test_a_foreign_request_looks_like_an_unknown_one() -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(outcome(1))
-        messages = set()
-        for known_as in ("chatcmpl-1", "req-1", "row-1", "req-none"):
-            with pytest.raises(NotFoundError) as caught:
-                await desk.give({"request_id": known_as, "score": 1}, _MALLORY)
-            messages.add(str(caught.value))
-        assert len(messages) == 1
-        assert desk.feedback() == ()
-
-    asyncio.run(live())
+            await desk.give({"request_id": known_as, "score": 1}, _MALLORY)
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+    assert desk.feedback() == ()
 
 
-def test_two_tenants_with_the_same_request_id_have_each_their_own() -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(
-            outcome(1, client_request_id="same"),
-            outcome(2, client_request_id="same", key_id="key00002"),
-        )
-        await desk.give({"request_id": "same", "score": 1})
-        await desk.give({"request_id": "same", "score": 5}, _MALLORY)
-        (scores,) = desk.feedback()
-        assert (scores.values.sums[1], scores.values.sums[2]) == (1.0, 5.0)
-
-    asyncio.run(live())
+async def test_two_tenants_with_the_same_request_id_have_each_their_own() -> None:
+    desk = Desk()
+    desk.answered(
+        outcome(1, client_request_id="same"),
+        outcome(2, client_request_id="same", key_id="key00002"),
+    )
+    await desk.give({"request_id": "same", "score": 1})
+    await desk.give({"request_id": "same", "score": 5}, _MALLORY)
+    (scores,) = desk.feedback()
+    assert (scores.values.sums[1], scores.values.sums[2]) == (1.0, 5.0)
 
 
-def test_a_team_shares_its_requests() -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(outcome(1, team_id="team0001"))
-        mate = Principal(key_id="key00009", name="m", tenant="team0001", team_id="team0001")
-        await desk.give({"request_id": "req-1", "success": True}, mate)
-        with pytest.raises(NotFoundError):  # the same key, which has left the team
-            await desk.give({"request_id": "req-1", "success": True})
-
-    asyncio.run(live())
+async def test_a_team_shares_its_requests() -> None:
+    desk = Desk()
+    desk.answered(outcome(1, team_id="team0001"))
+    mate = Principal(key_id="key00009", name="m", tenant="team0001", team_id="team0001")
+    await desk.give({"request_id": "req-1", "success": True}, mate)
+    with pytest.raises(NotFoundError):  # the same key, which has left the team
+        await desk.give({"request_id": "req-1", "success": True})
 
 
 @pytest.mark.parametrize(
@@ -185,62 +164,50 @@ def test_a_team_shares_its_requests() -> None:
         ({"request_id": "req-1", "score": 1, "name": "a b"}, "name"),
     ],
 )
-def test_a_malformed_body_is_refused_with_the_field(body: Any, param: str | None) -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(outcome(1))
-        with pytest.raises(BadRequestError) as caught:
-            await desk.give(body)
-        if param is not None:
-            assert caught.value.param == param
-        assert desk.feedback() == ()
-
-    asyncio.run(live())
+async def test_a_malformed_body_is_refused_with_the_field(body: Any, param: str | None) -> None:
+    desk = Desk()
+    desk.answered(outcome(1))
+    with pytest.raises(BadRequestError) as caught:
+        await desk.give(body)
+    if param is not None:
+        assert caught.value.param == param
+    assert desk.feedback() == ()
 
 
-def test_too_many_names_are_refused() -> None:
-    async def live() -> None:
-        desk = Desk()
-        desk.answered(outcome(1))
-        for number in range(MAX_NAMES):
-            await desk.give({"request_id": "req-1", "score": 1, "name": f"n{number}"})
-        with pytest.raises(BadRequestError, match="16 names, the maximum"):
-            await desk.give({"request_id": "req-1", "score": 1, "name": "more"})
-
-    asyncio.run(live())
+async def test_too_many_names_are_refused() -> None:
+    desk = Desk()
+    desk.answered(outcome(1))
+    for number in range(MAX_NAMES):
+        await desk.give({"request_id": "req-1", "score": 1, "name": f"n{number}"})
+    with pytest.raises(BadRequestError, match="16 names, the maximum"):
+        await desk.give({"request_id": "req-1", "score": 1, "name": "more"})
 
 
-def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
-    async def live() -> None:
-        desk = Desk(max_requests=3)
-        desk.answered(*(outcome(number) for number in range(6)))
-        desk.answered(outcome(6, client_request_id="req-4"))
-        assert [desk.recent.find(_ALICE, f"row-{n}") is not None for n in range(7)] == [
-            False
-        ] * 4 + [True] * 3
-        assert desk.recent.find(_ALICE, "chatcmpl-2") is None
-        known = desk.recent.find(_ALICE, "req-4")
-        assert known is not None
-        assert known.request_id == "row-6"
-        desk.answered(outcome(7))  # forgets row-4, whose x-request-id is another's by now
-        assert desk.recent.find(_ALICE, "req-4") is known
-
-    asyncio.run(live())
+async def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
+    desk = Desk(max_requests=3)
+    desk.answered(*(outcome(number) for number in range(6)))
+    desk.answered(outcome(6, client_request_id="req-4"))
+    assert [desk.recent.find(_ALICE, f"row-{n}") is not None for n in range(7)] == [False] * 4 + [
+        True
+    ] * 3
+    assert desk.recent.find(_ALICE, "chatcmpl-2") is None
+    known = desk.recent.find(_ALICE, "req-4")
+    assert known is not None
+    assert known.request_id == "row-6"
+    desk.answered(outcome(7))  # forgets row-4, whose x-request-id is another's by now
+    assert desk.recent.find(_ALICE, "req-4") is known
 
 
-def test_a_client_that_is_faster_than_the_books_is_waited_for() -> None:
-    async def live() -> None:
-        recent, store = RecentRequests(), MemoryMeasureStore()
-        desk = FeedbackDesk(recent, store, None, CollectorRegistry(), grace_s=5.0)
-        api = FeedbackApi(desk)
-        given = asyncio.create_task(api.give(posted({"request_id": "req-1", "score": 1}), _ALICE))
-        await asyncio.sleep(0)
-        recent.observe(outcome(0))
-        await asyncio.sleep(0)
-        recent.observe(outcome(1))
-        assert (await asyncio.wait_for(given, 2.0)).status_code == 200
-
-    asyncio.run(live())
+async def test_a_client_that_is_faster_than_the_books_is_waited_for() -> None:
+    recent, store = RecentRequests(), MemoryMeasureStore()
+    desk = FeedbackDesk(recent, store, None, CollectorRegistry(), grace_s=5.0)
+    api = FeedbackApi(desk)
+    given = asyncio.create_task(api.give(posted({"request_id": "req-1", "score": 1}), _ALICE))
+    await asyncio.sleep(0)
+    recent.observe(outcome(0))
+    await asyncio.sleep(0)
+    recent.observe(outcome(1))
+    assert (await asyncio.wait_for(given, 2.0)).status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -273,19 +240,16 @@ def _ledger_row(known_as: str, **changes: Any) -> dict[str, Any]:
     return row | {"day": int(row["ended_at"] // 86_400)}
 
 
-def test_the_ledger_remembers_what_memory_does_not(migrated: Database) -> None:
-    async def live() -> None:
-        desk = Desk(migrated)
-        desk.answered(outcome(1))
-        await desk.give({"request_id": "req-old", "success": True})
-        await desk.give({"request_id": "row-req-old", "success": True})  # the same request
-        (said,) = desk.feedback()
-        assert (said.values.n, said.values.sum) == (1, 1.0)
-        await desk.give({"request_id": "req-plain", "success": True})
-        await desk.give({"request_id": "req-forced", "success": True})
-        assert desk.feedback()[0].values.n == 1
-        for known_as, principal in (("req-old", _MALLORY), ("req-ancient", _ALICE)):
-            with pytest.raises(NotFoundError):
-                await desk.give({"request_id": known_as, "success": True}, principal)
-
-    asyncio.run(live())
+async def test_the_ledger_remembers_what_memory_does_not(migrated: Database) -> None:
+    desk = Desk(migrated)
+    desk.answered(outcome(1))
+    await desk.give({"request_id": "req-old", "success": True})
+    await desk.give({"request_id": "row-req-old", "success": True})  # the same request
+    (said,) = desk.feedback()
+    assert (said.values.n, said.values.sum) == (1, 1.0)
+    await desk.give({"request_id": "req-plain", "success": True})
+    await desk.give({"request_id": "req-forced", "success": True})
+    assert desk.feedback()[0].values.n == 1
+    for known_as, principal in (("req-old", _MALLORY), ("req-ancient", _ALICE)):
+        with pytest.raises(NotFoundError):
+            await desk.give({"request_id": known_as, "success": True}, principal)

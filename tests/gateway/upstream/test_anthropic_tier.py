@@ -1,8 +1,8 @@
 """A tier that speaks Anthropic's API, on real sockets."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -71,8 +71,9 @@ def complaint(kind: str, message: str) -> bytes:
     return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
 
 
-def run(test: Callable[[Bench, Posts], Awaitable[None]], *answers: bytes) -> None:
-    """The test with a tier whose only server gives these answers, the last one for ever."""
+@asynccontextmanager
+async def answering_bench(*answers: bytes) -> AsyncIterator[tuple[Bench, Posts]]:
+    """A tier whose only server gives these answers, the last one for ever."""
     posts: Posts = []
 
     async def handler(connection: Connection, server: RawServer) -> None:
@@ -84,19 +85,16 @@ def run(test: Callable[[Bench, Posts], Awaitable[None]], *answers: bytes) -> Non
             else:
                 await connection.send(whole(b'{"data":[]}', headers=JSON))
 
-    async def body() -> None:
-        async with (
-            raw_server(handler) as server,
-            bench(MockScript(), server="anthropic", api_key="secret") as under_test,
-        ):
-            under_test.tier.replicas.replicas[0].url = server.url
-            await test(under_test, posts)
-
-    asyncio.run(body())
+    async with (
+        raw_server(handler) as server,
+        bench(MockScript(), server="anthropic", api_key="secret") as under_test,
+    ):
+        under_test.tier.replicas.replicas[0].url = server.url
+        yield under_test, posts
 
 
-def test_a_stream() -> None:
-    async def body(under_test: Bench, posts: Posts) -> None:
+async def test_a_stream() -> None:
+    async with answering_bench(BEGIN + END) as (under_test, posts):
         answer = under_test.answer(max_tokens=9)
         chunks = await read_all(answer)
         assert text_of(chunks) == "Hello you"
@@ -112,36 +110,37 @@ def test_a_stream() -> None:
         assert (document["model"], document["max_tokens"]) == ("mock-model", 9)
         assert under_test.outcomes == [("answer", "answered", None)]
 
-    run(body, BEGIN + END)
 
-
-def test_a_whole_answer() -> None:
-    async def body(under_test: Bench, posts: Posts) -> None:
+async def test_a_whole_answer() -> None:
+    async with answering_bench(whole(json.dumps(MESSAGE).encode(), headers=JSON)) as (
+        under_test,
+        _,
+    ):
         answer = under_test.answer(stream=False)
         told = await answer.whole()
         await answer.aclose()
         assert json.loads(told.body)["choices"][0]["message"]["content"] == "Hello you"
         assert told.texts == ("Hello you",)
 
-    run(body, whole(json.dumps(MESSAGE).encode(), headers=JSON))
 
-
-def test_an_overloaded_server_is_asked_again() -> None:
-    async def body(under_test: Bench, posts: Posts) -> None:
+async def test_an_overloaded_server_is_asked_again() -> None:
+    overloaded = complaint("overloaded_error", "Overloaded")
+    refused = whole(overloaded, status="529 Overloaded", headers=JSON)
+    late = CHUNKED + chunk(b"event: error\ndata: " + overloaded + b"\n\n") + LAST_CHUNK
+    async with answering_bench(refused, late, BEGIN + END) as (under_test, posts):
         chunks = await read_all(under_test.answer())
         assert text_of(chunks) == "Hello you"
         assert len(posts) == 3
         failures = [failure for _, _, failure in under_test.outcomes]
         assert failures == ["status", "reported", None]
 
-    overloaded = complaint("overloaded_error", "Overloaded")
-    refused = whole(overloaded, status="529 Overloaded", headers=JSON)
-    late = CHUNKED + chunk(b"event: error\ndata: " + overloaded + b"\n\n") + LAST_CHUNK
-    run(body, refused, late, BEGIN + END)
 
-
-def test_a_refusal_is_told_in_openais_form() -> None:
-    async def body(under_test: Bench, posts: Posts) -> None:
+async def test_a_refusal_is_told_in_openais_form() -> None:
+    said = complaint("invalid_request_error", "prompt is too long: 9 > 8")
+    async with answering_bench(whole(said, status="400 Bad Request", headers=JSON)) as (
+        under_test,
+        posts,
+    ):
         answer = under_test.answer()
         with pytest.raises(UpstreamRefusalError) as caught:
             await answer.begin()
@@ -152,27 +151,26 @@ def test_a_refusal_is_told_in_openais_form() -> None:
         assert error["code"] == "context_length_exceeded"
         assert len(posts) == 1
 
-    said = complaint("invalid_request_error", "prompt is too long: 9 > 8")
-    run(body, whole(said, status="400 Bad Request", headers=JSON))
 
-
-def test_an_answer_that_breaks_off_ends_in_an_error() -> None:
-    async def body(under_test: Bench, posts: Posts) -> None:
+async def test_an_answer_that_breaks_off_ends_in_an_error() -> None:
+    said = complaint("api_error", "Broken")
+    async with answering_bench(
+        BEGIN + chunk(b"event: error\ndata: " + said + b"\n\n") + LAST_CHUNK
+    ) as (under_test, posts):
         chunks, error = await read_broken(under_test.answer())
         assert text_of(chunks) == "Hello you"
         assert isinstance(error, UpstreamError)
         assert error.failure == "reported"
         assert len(posts) == 1
 
-    said = complaint("api_error", "Broken")
-    run(body, BEGIN + chunk(b"event: error\ndata: " + said + b"\n\n") + LAST_CHUNK)
-
 
 @pytest.mark.parametrize(
     ("call", "param"), [({"n": 2}, "n"), ({"endpoint": "completion"}, "model")]
 )
-def test_requests_the_dialect_cannot_express_are_not_sent(call: dict[str, Any], param: str) -> None:
-    async def body(under_test: Bench, posts: Posts) -> None:
+async def test_requests_the_dialect_cannot_express_are_not_sent(
+    call: dict[str, Any], param: str
+) -> None:
+    async with answering_bench(BEGIN + END) as (under_test, posts):
         answer = under_test.answer(**call)
         with pytest.raises(BadRequestError) as caught:
             await answer.begin()
@@ -180,5 +178,3 @@ def test_requests_the_dialect_cannot_express_are_not_sent(call: dict[str, Any], 
         assert caught.value.param == param
         assert not posts
         assert under_test.tier.replicas.replicas[0].in_flight == 0
-
-    run(body, BEGIN + END)

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, Final
 
@@ -55,20 +56,17 @@ def in_turn(*scripts: MockScript) -> Callable[[MockRequest], MockScript]:
     return lambda request: scripts[min(request.index, len(scripts) - 1)]
 
 
-def run(test: Callable[[Bench], Any], *scripts: Any, **settings: Any) -> None:
-    """The test with a tier that asks its first replica first. Nothing may be left."""
-
-    async def body() -> None:
-        async with bench(*scripts, **{"server": REPLAY, **settings}) as under_test:
-            first, *others = under_test.tier.replicas.replicas
-            first.latency.add(1e-6)
-            for other in others:
-                other.latency.add(0.1)
-            async with asyncio.timeout(8):
-                await test(under_test)
-            under_test.nothing_left()
-
-    asyncio.run(body())
+@asynccontextmanager
+async def checked_bench(*scripts: Any, **settings: Any) -> AsyncIterator[Bench]:
+    """A tier that asks its first replica first. Nothing may be left."""
+    async with bench(*scripts, **{"server": REPLAY, **settings}) as under_test:
+        first, *others = under_test.tier.replicas.replicas
+        first.latency.add(1e-6)
+        for other in others:
+            other.latency.add(0.1)
+        async with asyncio.timeout(8):
+            yield under_test
+        under_test.nothing_left()
 
 
 def documents(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
@@ -108,44 +106,38 @@ def check_stream(chunks: Sequence[Chunk], *, num_tokens: int = NUM_PIECES) -> No
 
 @pytest.mark.parametrize("server", [REPLAY, FINAL_MESSAGE])
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
-def test_every_cut_of_a_text(server: str, endpoint: Any) -> None:
-    async def main() -> None:
-        for after_events in range(1, NUM_PIECES + 1):
-            async with bench(cut(after_events), TEXT, server=server) as under_test:
-                under_test.tier.replicas.replicas[0].latency.add(1e-6)
-                under_test.tier.replicas.replicas[1].latency.add(0.1)
-                call = {"endpoint": endpoint, "stream_options": {"include_usage": True}}
-                answer = under_test.answer(**call)
-                chunks = await read_all(answer)
-                expected = expected_text(TEXT, call_of(**call))
-                assert sent(chunks) == answer.delivered_text == expected
-                check_stream(chunks)
-                assert answer.num_continuations == 1
-                assert under_test.outcomes == [
-                    ("answer", "failed", "reset"),
-                    ("continuation", "answered", None),
-                ]
-                assert answer.usage.num_completion_tokens == NUM_PIECES
-                under_test.nothing_left()
-
-    asyncio.run(main())
+async def test_every_cut_of_a_text(server: str, endpoint: Any) -> None:
+    for after_events in range(1, NUM_PIECES + 1):
+        async with bench(cut(after_events), TEXT, server=server) as under_test:
+            under_test.tier.replicas.replicas[0].latency.add(1e-6)
+            under_test.tier.replicas.replicas[1].latency.add(0.1)
+            call = {"endpoint": endpoint, "stream_options": {"include_usage": True}}
+            answer = under_test.answer(**call)
+            chunks = await read_all(answer)
+            expected = expected_text(TEXT, call_of(**call))
+            assert sent(chunks) == answer.delivered_text == expected
+            check_stream(chunks)
+            assert answer.num_continuations == 1
+            assert under_test.outcomes == [
+                ("answer", "failed", "reset"),
+                ("continuation", "answered", None),
+            ]
+            assert answer.usage.num_completion_tokens == NUM_PIECES
+            under_test.nothing_left()
 
 
-def test_every_cut_of_thoughts_and_text() -> None:
-    async def main() -> None:
-        num_thoughts = len(THOUGHTS.reasoning)
-        for after_events in range(1, num_thoughts + NUM_PIECES + 1):
-            broken = cut(after_events, script=THOUGHTS)
-            async with bench(broken, THOUGHTS, server=REPLAY) as under_test:
-                under_test.tier.replicas.replicas[0].latency.add(1e-6)
-                under_test.tier.replicas.replicas[1].latency.add(0.1)
-                chunks = await read_all(under_test.answer())
-                assert sent(chunks) == expected_text(THOUGHTS)
-                assert sent(chunks, "reasoning_content") == "".join(THOUGHTS.reasoning)
-                check_stream(chunks, num_tokens=num_thoughts + NUM_PIECES)
-                under_test.nothing_left()
-
-    asyncio.run(main())
+async def test_every_cut_of_thoughts_and_text() -> None:
+    num_thoughts = len(THOUGHTS.reasoning)
+    for after_events in range(1, num_thoughts + NUM_PIECES + 1):
+        broken = cut(after_events, script=THOUGHTS)
+        async with bench(broken, THOUGHTS, server=REPLAY) as under_test:
+            under_test.tier.replicas.replicas[0].latency.add(1e-6)
+            under_test.tier.replicas.replicas[1].latency.add(0.1)
+            chunks = await read_all(under_test.answer())
+            assert sent(chunks) == expected_text(THOUGHTS)
+            assert sent(chunks, "reasoning_content") == "".join(THOUGHTS.reasoning)
+            check_stream(chunks, num_tokens=num_thoughts + NUM_PIECES)
+            under_test.nothing_left()
 
 
 @pytest.mark.parametrize("server", [REPLAY, FINAL_MESSAGE])
@@ -160,8 +152,10 @@ def test_every_cut_of_thoughts_and_text() -> None:
         ("long_line", "too_large"),
     ],
 )
-def test_every_way_to_break_off(server: str, kind: str, failure: str) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_every_way_to_break_off(server: str, kind: str, failure: str) -> None:
+    async with checked_bench(
+        cut(3, kind), TEXT, server=server, timeouts={"between_tokens_s": 0.3}
+    ) as under_test:
         chunks = await read_all(under_test.answer(stream_options={"include_usage": True}))
         assert sent(chunks) == expected_text(TEXT)
         check_stream(chunks)
@@ -170,38 +164,33 @@ def test_every_way_to_break_off(server: str, kind: str, failure: str) -> None:
             ("continuation", "answered", None),
         ]
 
-    run(body, cut(3, kind), TEXT, server=server, timeouts={"between_tokens_s": 0.3})
-
 
 @pytest.mark.parametrize("server", [REPLAY, FINAL_MESSAGE])
-def test_a_single_server_that_is_back_goes_on_itself(server: str) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_single_server_that_is_back_goes_on_itself(server: str) -> None:
+    async with checked_bench(in_turn(cut(4), TEXT), server=server) as under_test:
         chunks = await read_all(under_test.answer())
         assert sent(chunks) == expected_text(TEXT)
         assert under_test.num_asked == [2]
 
-    run(body, in_turn(cut(4), TEXT), server=server)
-
 
 @pytest.mark.parametrize("server", [REPLAY, FINAL_MESSAGE])
-def test_a_continuation_breaks_off_too(server: str) -> None:
+async def test_a_continuation_breaks_off_too(server: str) -> None:
     """Three times it goes on."""
 
-    async def body(under_test: Bench) -> None:
+    # Replayed answers begin anew, so their cuts are counted from the beginning.
+    cuts = (2, 4, 5) if server == REPLAY else (2, 2, 1)
+    async with checked_bench(in_turn(*map(cut, cuts), TEXT), server=server) as under_test:
         answer = under_test.answer(stream_options={"include_usage": True})
         chunks = await read_all(answer)
         assert sent(chunks) == expected_text(TEXT)
         check_stream(chunks)
         assert answer.num_continuations == 3
 
-    # Replayed answers begin anew, so their cuts are counted from the beginning.
-    cuts = (2, 4, 5) if server == REPLAY else (2, 2, 1)
-    run(body, in_turn(*map(cut, cuts), TEXT), server=server)
-
 
 @pytest.mark.parametrize("server", [REPLAY, FINAL_MESSAGE])
-def test_the_fourth_time_is_the_end(server: str) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_the_fourth_time_is_the_end(server: str) -> None:
+    cuts = (2, 3, 4, 5) if server == REPLAY else (2, 1, 1, 1)
+    async with checked_bench(in_turn(*map(cut, cuts), TEXT), server=server) as under_test:
         answer = under_test.answer()
         chunks, error = await read_broken(answer)
         assert isinstance(error, UpstreamError)
@@ -211,27 +200,22 @@ def test_the_fourth_time_is_the_end(server: str) -> None:
         assert len(sent(chunks).split()) == 5
         assert answer.num_continuations == 3
 
-    cuts = (2, 3, 4, 5) if server == REPLAY else (2, 1, 1, 1)
-    run(body, in_turn(*map(cut, cuts), TEXT), server=server)
 
-
-def test_a_replay_that_breaks_off_before_anything_new() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_replay_that_breaks_off_before_anything_new() -> None:
+    async with checked_bench(in_turn(cut(5), cut(2), TEXT)) as under_test:
         chunks = await read_all(under_test.answer())
         assert sent(chunks) == expected_text(TEXT)
         check_stream(chunks)
-
-    run(body, in_turn(cut(5), cut(2), TEXT))
 
 
 # ---- how the rest is asked for ------------------------------------------------------------------
 
 
-def test_a_replay_has_the_seed_of_the_first_request() -> None:
+async def test_a_replay_has_the_seed_of_the_first_request() -> None:
     """Sampled without a seed: the tier gives one, so that the text can be had a second time."""
     sampled = MockScript(num_pieces=NUM_PIECES, is_sampled=True)
 
-    async def body(under_test: Bench) -> None:
+    async with checked_bench(cut(3, script=sampled), sampled, rng=random.Random(4)) as under_test:
         chunks = await read_all(under_test.answer(temperature=1.0))
         (first,), (second,) = (mock.requests for mock in under_test.mocks)
         seed = first.document["seed"]
@@ -243,15 +227,13 @@ def test_a_replay_has_the_seed_of_the_first_request() -> None:
         assert sent(chunks).startswith(guess)
         assert len(guess.split()) == 3
 
-    run(body, cut(3, script=sampled), sampled, rng=random.Random(4))
-
 
 @pytest.mark.parametrize(
     ("document", "seed"),
     [({"seed": 11}, 11), ({"temperature": 0}, None), ({"n": 2}, None), ({"stream": False}, None)],
 )
-def test_seeds_that_are_left_as_they_are(document: dict[str, Any], seed: int | None) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_seeds_that_are_left_as_they_are(document: dict[str, Any], seed: int | None) -> None:
+    async with checked_bench(TEXT) as under_test:
         answer = under_test.answer(**document)
         if document.get("stream", True):
             await read_all(answer)
@@ -260,11 +242,9 @@ def test_seeds_that_are_left_as_they_are(document: dict[str, Any], seed: int | N
             await answer.aclose()
         assert under_test.mocks[0].requests[0].document.get("seed") == seed
 
-    run(body, TEXT)
 
-
-def test_a_final_message_is_what_was_delivered() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_final_message_is_what_was_delivered() -> None:
+    async with checked_bench(cut(3), TEXT, server=FINAL_MESSAGE) as under_test:
         chunks = await read_all(under_test.answer(max_tokens=NUM_PIECES + 2))
         document = under_test.mocks[1].requests[0].document
         delivered = document["messages"][-1]
@@ -276,46 +256,42 @@ def test_a_final_message_is_what_was_delivered() -> None:
         assert document["max_tokens"] == NUM_PIECES - 1
         assert "seed" not in document
 
-    run(body, cut(3), TEXT, server=FINAL_MESSAGE)
 
-
-def test_spaces_at_the_end_are_asked_for_again() -> None:
+async def test_spaces_at_the_end_are_asked_for_again() -> None:
     """Chat templates strip them, so a server would not know that they are there."""
     spaced = MockScript(pieces=("One ", "\n", "\n", "two  ", "three"))
 
-    async def main() -> None:
-        for after_events in range(1, 6):
-            async with bench(
-                cut(after_events, script=spaced), spaced, server=FINAL_MESSAGE
-            ) as under_test:
-                under_test.tier.replicas.replicas[0].latency.add(1e-6)
-                under_test.tier.replicas.replicas[1].latency.add(0.1)
-                chunks = await read_all(under_test.answer())
-                assert sent(chunks) == "One \n\ntwo  three"
-                begun = under_test.mocks[1].requests[0].document["messages"][-1]["content"]
-                assert begun == begun.rstrip() != ""
-
-    asyncio.run(main())
+    for after_events in range(1, 6):
+        async with bench(
+            cut(after_events, script=spaced), spaced, server=FINAL_MESSAGE
+        ) as under_test:
+            under_test.tier.replicas.replicas[0].latency.add(1e-6)
+            under_test.tier.replicas.replicas[1].latency.add(0.1)
+            chunks = await read_all(under_test.answer())
+            assert sent(chunks) == "One \n\ntwo  three"
+            begun = under_test.mocks[1].requests[0].document["messages"][-1]["content"]
+            assert begun == begun.rstrip() != ""
 
 
-def test_nothing_but_spaces_is_asked_for_anew() -> None:
+async def test_nothing_but_spaces_is_asked_for_anew() -> None:
     spaced = MockScript(pieces=("\n", "\n", "Hello"))
 
-    async def body(under_test: Bench) -> None:
+    async with checked_bench(cut(2, script=spaced), spaced, server=FINAL_MESSAGE) as under_test:
         chunks = await read_all(under_test.answer(stream_options={"include_usage": True}))
         assert sent(chunks) == "\n\nHello"
         check_stream(chunks, num_tokens=3)
         assert "continue_final_message" not in under_test.mocks[1].requests[0].document
 
-    run(body, cut(2, script=spaced), spaced, server=FINAL_MESSAGE)
-
 
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
-def test_an_answer_that_broke_off_at_its_limit_is_whole(endpoint: Any) -> None:
+async def test_an_answer_that_broke_off_at_its_limit_is_whole(endpoint: Any) -> None:
     """No token is left to request, but the server did not say so."""
     limit = 4
 
-    async def body(under_test: Bench) -> None:
+    count = lambda text: len(text.split())  # noqa: E731
+    async with checked_bench(
+        cut(limit), TEXT, server=FINAL_MESSAGE, count_text=count
+    ) as under_test:
         call = {
             "endpoint": endpoint,
             "max_tokens": limit,
@@ -328,14 +304,12 @@ def test_an_answer_that_broke_off_at_its_limit_is_whole(endpoint: Any) -> None:
         check_stream(chunks, num_tokens=limit)
         assert answer.num_attempts == 1
 
-    count = lambda text: len(text.split())  # noqa: E731
-    run(body, cut(limit), TEXT, server=FINAL_MESSAGE, count_text=count)
 
-
-def test_usage_over_a_seam() -> None:
+async def test_usage_over_a_seam() -> None:
     """The delivered text is a prompt to the second server, but an answer to the client."""
 
-    async def body(under_test: Bench) -> None:
+    count = lambda text: len(text.split())  # noqa: E731
+    async with checked_bench(cut(3), TEXT, server=FINAL_MESSAGE, count_text=count) as under_test:
         answer = under_test.answer(stream_options={"include_usage": True})
         chunks = await read_all(answer)
         (reported,) = [chunk.usage for chunk in chunks if chunk.usage]
@@ -348,9 +322,6 @@ def test_usage_over_a_seam() -> None:
         assert failed.usage.num_completion_tokens == 3
         assert answered.usage.num_completion_tokens == NUM_PIECES - 3
         assert answered.usage.num_prompt_tokens == answer.usage.num_prompt_tokens + 3
-
-    count = lambda text: len(text.split())  # noqa: E731
-    run(body, cut(3), TEXT, server=FINAL_MESSAGE, count_text=count)
 
 
 def test_usage_as_one_answer() -> None:
@@ -370,8 +341,12 @@ def broken_off(chunks: Sequence[Chunk], error: Exception, script: MockScript = T
     assert expected_text(script).startswith(sent(chunks))
 
 
-def test_another_answer_is_not_mixed_into_this_one() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_another_answer_is_not_mixed_into_this_one() -> None:
+    # The first word is the same, and so would be all the rest of the length.
+    pieces = tuple(f"{word} " for word in expected_text(TEXT).split())
+    async with checked_bench(
+        cut(3), MockScript(pieces=(pieces[0], "other ", *pieces[2:]))
+    ) as under_test:
         chunks, error = await read_broken(under_test.answer())
         broken_off(chunks, error)
         assert len(sent(chunks).split()) == 3
@@ -384,28 +359,20 @@ def test_another_answer_is_not_mixed_into_this_one() -> None:
         assert other.breaker.state == "closed"
         await under_test.mocks[1].settled()
 
-    # The first word is the same, and so would be all the rest of the length.
-    pieces = tuple(f"{word} " for word in expected_text(TEXT).split())
-    run(body, cut(3), MockScript(pieces=(pieces[0], "other ", *pieces[2:])))
 
-
-def test_a_shorter_answer_is_another_one() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_shorter_answer_is_another_one() -> None:
+    async with checked_bench(cut(3), MockScript(num_pieces=2)) as under_test:
         chunks, error = await read_broken(under_test.answer())
         broken_off(chunks, error)
         assert under_test.outcomes[-1] == ("continuation", "failed", "diverged")
 
-    run(body, cut(3), MockScript(num_pieces=2))
-
 
 @pytest.mark.parametrize("server", ["openai", "tgi", "llama_cpp"])
-def test_servers_that_cannot_go_on(server: str) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_servers_that_cannot_go_on(server: str) -> None:
+    async with checked_bench(cut(3), TEXT, server=server) as under_test:
         chunks, error = await read_broken(under_test.answer())
         broken_off(chunks, error)
         assert under_test.num_asked == [1, 0]
-
-    run(body, cut(3), TEXT, server=server)
 
 
 @pytest.mark.parametrize(
@@ -418,37 +385,31 @@ def test_servers_that_cannot_go_on(server: str) -> None:
         (FINAL_MESSAGE, {"tools": [{"type": "function", "function": {"name": "plant"}}]}),
     ],
 )
-def test_requests_that_cannot_go_on(server: str, document: dict[str, Any]) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_requests_that_cannot_go_on(server: str, document: dict[str, Any]) -> None:
+    async with checked_bench(cut(3), TEXT, server=server) as under_test:
         _, error = await read_broken(under_test.answer(**document))
         assert isinstance(error, UpstreamError)
         assert under_test.num_asked == [1, 0]
 
-    run(body, cut(3), TEXT, server=server)
 
-
-def test_calls_that_were_begun_do_not_go_on() -> None:
+async def test_calls_that_were_begun_do_not_go_on() -> None:
     calling = MockScript(num_pieces=1, tool_calls=(ToolCall(name="plant", arguments='{"a": 1}'),))
 
-    async def body(under_test: Bench) -> None:
+    async with checked_bench(cut(3, script=calling), calling) as under_test:
         chunks, error = await read_broken(under_test.answer())
         broken_off(chunks, error, calling)
         assert under_test.num_asked == [1, 0]
 
-    run(body, cut(3, script=calling), calling)
 
-
-def test_thoughts_are_not_put_into_a_final_message() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_thoughts_are_not_put_into_a_final_message() -> None:
+    async with checked_bench(cut(4, script=THOUGHTS), THOUGHTS, server=FINAL_MESSAGE) as under_test:
         chunks, error = await read_broken(under_test.answer())
         broken_off(chunks, error, THOUGHTS)
         assert under_test.num_asked == [1, 0]
 
-    run(body, cut(4, script=THOUGHTS), THOUGHTS, server=FINAL_MESSAGE)
 
-
-def test_logprobs_go_on_where_nothing_is_cut() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_logprobs_go_on_where_nothing_is_cut() -> None:
+    async with checked_bench(cut(3), TEXT) as under_test:
         chunks = await read_all(under_test.answer(logprobs=True))
         assert sent(chunks) == expected_text(TEXT)
         tokens = [
@@ -459,8 +420,6 @@ def test_logprobs_go_on_where_nothing_is_cut() -> None:
         ]
         assert "".join(tokens) == expected_text(TEXT)
 
-    run(body, cut(3), TEXT)
-
 
 @pytest.mark.parametrize(
     "second",
@@ -470,16 +429,18 @@ def test_logprobs_go_on_where_nothing_is_cut() -> None:
         MockScript(toxic=Toxic(kind="status", status=500)),
     ],
 )
-def test_the_first_failure_is_the_one_that_is_told(second: MockScript) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_the_first_failure_is_the_one_that_is_told(second: MockScript) -> None:
+    async with checked_bench(
+        in_turn(cut(3), second), second, server=FINAL_MESSAGE, max_retries=1
+    ) as under_test:
         chunks, error = await read_broken(under_test.answer())
         broken_off(chunks, error)
 
-    run(body, in_turn(cut(3), second), second, server=FINAL_MESSAGE, max_retries=1)
 
-
-def test_a_continuation_is_retried_at_another_server() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_continuation_is_retried_at_another_server() -> None:
+    async with checked_bench(
+        in_turn(cut(3), TEXT), MockScript(toxic=Toxic(kind="status", status=500))
+    ) as under_test:
         answer = under_test.answer()
         assert sent(await read_all(answer)) == expected_text(TEXT)
         assert answer.num_continuations == 1
@@ -489,40 +450,32 @@ def test_a_continuation_is_retried_at_another_server() -> None:
             ("continuation", "answered", None),
         ]
 
-    run(body, in_turn(cut(3), TEXT), MockScript(toxic=Toxic(kind="status", status=500)))
 
-
-def test_a_deadline_ends_a_continuation() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_deadline_ends_a_continuation() -> None:
+    async with checked_bench(cut(3), MockScript(toxic=Toxic(kind="slow_headers"))) as under_test:
         chunks, error = await read_broken(under_test.answer(deadline_in_s=0.4))
         assert isinstance(error, DeadlineExceededError)
         assert len(sent(chunks).split()) == 3
 
-    run(body, cut(3), MockScript(toxic=Toxic(kind="slow_headers")))
 
-
-def test_the_total_time_is_for_the_whole_answer() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_the_total_time_is_for_the_whole_answer() -> None:
+    async with checked_bench(cut(3, "stall"), TEXT, timeouts={"total_s": 0.4}) as under_test:
         chunks, error = await read_broken(under_test.answer())
         assert isinstance(error, UpstreamError)
         assert error.failure == "total_timeout"
         assert len(sent(chunks).split()) == 3
         assert under_test.num_asked == [1, 0]
 
-    run(body, cut(3, "stall"), TEXT, timeouts={"total_s": 0.4})
 
-
-def test_mirrors_do_not_go_on() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_mirrors_do_not_go_on() -> None:
+    async with checked_bench(cut(3), TEXT) as under_test:
         chunks, error = await read_broken(under_test.answer(kind="mirror"))
         broken_off(chunks, error)
         assert under_test.outcomes == [("mirror", "failed", "reset")]
 
-    run(body, cut(3), TEXT)
 
-
-def test_leaving_while_it_goes_on() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_leaving_while_it_goes_on() -> None:
+    async with checked_bench(cut(3), MockScript(toxic=Toxic(kind="slow_headers"))) as under_test:
         answer = under_test.answer()
         task = asyncio.create_task(read_all(answer))
         await until(lambda: under_test.num_asked == [1, 1])
@@ -534,8 +487,6 @@ def test_leaving_while_it_goes_on() -> None:
             ("answer", "failed", "reset"),
             ("continuation", "cancelled", None),
         ]
-
-    run(body, cut(3), MockScript(toxic=Toxic(kind="slow_headers")))
 
 
 # ---- the seam, whatever the chunks --------------------------------------------------------------

@@ -81,70 +81,55 @@ async def bench(
             await tiers["shadow"].close()
 
 
-def test_a_copy_is_whole_and_without_what_is_the_clients_own() -> None:
-    async def main() -> None:
-        async with bench(tiers__shadow__price__completion=500_000) as it:
-            assert it.mirror.offer(call(), ANSWER)
-            await it.until(lambda: it.count("answered") == 1)
-            (request,) = it.mock.requests
-            assert request.document == {"model": "mock-model", "messages": TALK, "seed": 3}
-            assert "here" in str(request.headers), "a loop of gateways is noticed in copies too"
-            assert it.value("mirror_request_seconds_count") == 1
-            assert it.value("upstream_cost_usd_total", kind="mirror") == 1.0
-            assert it.value("upstream_request_seconds_count") == 0, "booked apart"
-
-    asyncio.run(main())
+async def test_a_copy_is_whole_and_without_what_is_the_clients_own() -> None:
+    async with bench(tiers__shadow__price__completion=500_000) as it:
+        assert it.mirror.offer(call(), ANSWER)
+        await it.until(lambda: it.count("answered") == 1)
+        (request,) = it.mock.requests
+        assert request.document == {"model": "mock-model", "messages": TALK, "seed": 3}
+        assert "here" in str(request.headers), "a loop of gateways is noticed in copies too"
+        assert it.value("mirror_request_seconds_count") == 1
+        assert it.value("upstream_cost_usd_total", kind="mirror") == 1.0
+        assert it.value("upstream_request_seconds_count") == 0, "booked apart"
 
 
-def test_a_private_request_is_never_copied() -> None:
-    async def main() -> None:
-        async with bench() as it:
-            for _ in range(20):
-                assert not it.mirror.offer(call(), replace(ANSWER, is_private=True))
-            assert it.mirror.offer(call(request_id="open"), ANSWER)
-            await it.until(lambda: it.count("answered") == 1)
-            assert it.mock.num_requests == 1
-
-    asyncio.run(main())
+async def test_a_private_request_is_never_copied() -> None:
+    async with bench() as it:
+        for _ in range(20):
+            assert not it.mirror.offer(call(), replace(ANSWER, is_private=True))
+        assert it.mirror.offer(call(request_id="open"), ANSWER)
+        await it.until(lambda: it.count("answered") == 1)
+        assert it.mock.num_requests == 1
 
 
-def test_a_share_is_copied() -> None:
-    async def main() -> None:
-        async with bench(mirror__share=0.25, mirror__max_in_flight=1000) as it:
-            taken = sum(it.mirror.offer(call(), ANSWER) for _ in range(400))
-            assert 70 <= taken <= 130
-            await it.until(lambda: it.count("answered") == taken)
-            assert it.mock.num_requests == taken
-
-    asyncio.run(main())
+async def test_a_share_is_copied() -> None:
+    async with bench(mirror__share=0.25, mirror__max_in_flight=1000) as it:
+        taken = sum(it.mirror.offer(call(), ANSWER) for _ in range(400))
+        assert 70 <= taken <= 130
+        await it.until(lambda: it.count("answered") == taken)
+        assert it.mock.num_requests == taken
 
 
-def test_too_many_copies_are_dropped_and_what_is_left_ends_with_the_mirror() -> None:
-    async def main() -> None:
-        slow = replace(HELLO, first_token_delay_s=60.0)
-        async with bench(slow, mirror__max_in_flight=2) as it:
-            assert [it.mirror.offer(call(), ANSWER) for _ in range(5)] == [True] * 2 + [False] * 3
-            assert it.count("dropped") == 3
-            await it.until(lambda: it.mock.num_requests == 2)
-            await it.mirror.close()
-            await it.until(
-                lambda: all(request.outcome == "client_left" for request in it.mock.requests)
-            )
-            assert not it.mirror.offer(call(), ANSWER), "it is closed"
-            assert asyncio.all_tasks() >= {asyncio.current_task()}
-
-    asyncio.run(main())
+async def test_too_many_copies_are_dropped_and_what_is_left_ends_with_the_mirror() -> None:
+    slow = replace(HELLO, first_token_delay_s=60.0)
+    async with bench(slow, mirror__max_in_flight=2) as it:
+        assert [it.mirror.offer(call(), ANSWER) for _ in range(5)] == [True] * 2 + [False] * 3
+        assert it.count("dropped") == 3
+        await it.until(lambda: it.mock.num_requests == 2)
+        await it.mirror.close()
+        await it.until(
+            lambda: all(request.outcome == "client_left" for request in it.mock.requests)
+        )
+        assert not it.mirror.offer(call(), ANSWER), "it is closed"
+        assert asyncio.all_tasks() >= {asyncio.current_task()}
 
 
-def test_offering_a_copy_does_not_wait() -> None:
-    async def main() -> None:
-        async with bench(replace(HELLO, first_token_delay_s=60.0)) as it:
-            before = asyncio.get_running_loop().time()
-            assert it.mirror.offer(call(), ANSWER)
-            assert it.mock.num_requests == 0, "nothing was sent yet: the loop has not turned"
-            assert asyncio.get_running_loop().time() - before < 1.0
-
-    asyncio.run(main())
+async def test_offering_a_copy_does_not_wait() -> None:
+    async with bench(replace(HELLO, first_token_delay_s=60.0)) as it:
+        before = asyncio.get_running_loop().time()
+        assert it.mirror.offer(call(), ANSWER)
+        assert it.mock.num_requests == 0, "nothing was sent yet: the loop has not turned"
+        assert asyncio.get_running_loop().time() - before < 1.0
 
 
 @pytest.mark.parametrize(
@@ -156,44 +141,35 @@ def test_offering_a_copy_does_not_wait() -> None:
     ],
     ids=lambda value: getattr(value, "kind", None),
 )
-def test_a_copy_that_fails_is_counted_and_written(
+async def test_a_copy_that_fails_is_counted_and_written(
     tmp_path: Path, toxic: Toxic, failure: str
 ) -> None:
-    async def main() -> None:
-        file = tmp_path / "mirror.jsonl"
-        spoilt = replace(HELLO, toxic=toxic)
-        async with bench(spoilt, mirror__file=str(file), tiers__shadow__model="m") as it:
+    file = tmp_path / "mirror.jsonl"
+    spoilt = replace(HELLO, toxic=toxic)
+    async with bench(spoilt, mirror__file=str(file), tiers__shadow__model="m") as it:
+        assert it.mirror.offer(call(), ANSWER)
+        await it.until(lambda: it.count("failed") == 1)
+        await it.until(file.exists)
+        await it.until(lambda: file.read_bytes().endswith(b"\n"))
+        assert it.mock.num_requests == 1, "it is not tried again"
+        assert json.loads(file.read_bytes())["mirror"]["failure"] == failure
+
+
+async def test_without_a_model_there_is_no_copy() -> None:
+    async with bench(models=()) as it:
+        assert it.mirror.offer(call(), ANSWER)
+        await it.until(lambda: it.count("failed") == 1)
+        assert it.mock.num_requests == 0
+
+
+async def test_a_server_that_is_out_of_order_gets_no_copies() -> None:
+    async with bench(mirror__max_in_flight=100, tiers__shadow__model="m") as it:
+        await it.mock.refuse()
+        for number in range(5):
             assert it.mirror.offer(call(), ANSWER)
-            await it.until(lambda: it.count("failed") == 1)
-            await it.until(file.exists)
-            await it.until(lambda: file.read_bytes().endswith(b"\n"))
-            assert it.mock.num_requests == 1, "it is not tried again"
-            assert json.loads(file.read_bytes())["mirror"]["failure"] == failure
-
-    asyncio.run(main())
-
-
-def test_without_a_model_there_is_no_copy() -> None:
-    async def main() -> None:
-        async with bench(models=()) as it:
-            assert it.mirror.offer(call(), ANSWER)
-            await it.until(lambda: it.count("failed") == 1)
-            assert it.mock.num_requests == 0
-
-    asyncio.run(main())
-
-
-def test_a_server_that_is_out_of_order_gets_no_copies() -> None:
-    async def main() -> None:
-        async with bench(mirror__max_in_flight=100, tiers__shadow__model="m") as it:
-            await it.mock.refuse()
-            for number in range(5):
-                assert it.mirror.offer(call(), ANSWER)
-                await it.until(lambda number=number: it.count("failed") == number + 1)  # type: ignore[misc]
-            assert not it.mirror.offer(call(), ANSWER), "its breaker is open"
-            assert it.count("dropped") == 1
-
-    asyncio.run(main())
+            await it.until(lambda number=number: it.count("failed") == number + 1)  # type: ignore[misc]
+        assert not it.mirror.offer(call(), ANSWER), "its breaker is open"
+        assert it.count("dropped") == 1
 
 
 def test_the_file_has_a_line_for_each_copy(tmp_path: Path) -> None:

@@ -17,25 +17,22 @@ class Healthy:
 
 
 @pytest.mark.parametrize("num_turns", range(4))
-def test_probing_ends_when_it_is_cancelled_in_the_turn_of_a_failure(num_turns: int) -> None:
+async def test_probing_ends_when_it_is_cancelled_in_the_turn_of_a_failure(num_turns: int) -> None:
     """A gateway that stopped while a server failed waited for this task for ever."""
 
-    async def cancel() -> None:
-        prober = Prober(
-            transport=cast(Transport, None),
-            replicas=cast(ReplicaSet, Healthy()),
-            headers={},
-            path="/models",
-        )
-        task = asyncio.create_task(prober.run())
-        await asyncio.sleep(0.01)
-        prober.wake()
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait({task}, timeout=1)
-        is_over = task.done()
-        task.cancel()  # a second cancellation is not lost
-        assert is_over
-
-    asyncio.run(cancel())
+    prober = Prober(
+        transport=cast(Transport, None),
+        replicas=cast(ReplicaSet, Healthy()),
+        headers={},
+        path="/models",
+    )
+    task = asyncio.create_task(prober.run())
+    await asyncio.sleep(0.01)
+    prober.wake()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=1)
+    is_over = task.done()
+    task.cancel()  # a second cancellation is not lost
+    assert is_over

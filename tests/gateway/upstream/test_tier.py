@@ -3,7 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -48,18 +49,15 @@ def stall(after_events: int) -> MockScript:
     return MockScript(num_pieces=6, toxic=Toxic(kind="stall", after_events=after_events))
 
 
-def run(test: Callable[[Bench], Any], *scripts: Any, **settings: Any) -> None:
-    """The test with a tier of one healthy replica, or of those that are given."""
-
-    async def body() -> None:
-        async with bench(*(scripts or (SCRIPT,)), **settings) as under_test:
-            await test(under_test)
-            under_test.nothing_left()
-
-    asyncio.run(body())
+@asynccontextmanager
+async def checked_bench(*scripts: Any, **settings: Any) -> AsyncIterator[Bench]:
+    """A tier of one healthy replica, or of those that are given. Nothing may be left."""
+    async with bench(*(scripts or (SCRIPT,)), **settings) as under_test:
+        yield under_test
+        under_test.nothing_left()
 
 
-def test_a_stream_is_passed_on_byte_by_byte() -> None:
+async def test_a_stream_is_passed_on_byte_by_byte() -> None:
     events = [
         b": hello\n\n",
         b'data:{"id":"x","choices":[{"index":0,"delta":{"role":"assistant"}}]}\r\n\r\n',
@@ -69,19 +67,16 @@ def test_a_stream_is_passed_on_byte_by_byte() -> None:
         b"data: [DONE]\n\n",
     ]
 
-    async def body() -> None:
-        answer = CHUNKED + b"".join(map(framed, events)) + LAST_CHUNK
-        async with raw_server(answering(answer)) as server, bench(SCRIPT) as under_test:
-            under_test.tier.replicas.replicas[0].url = server.url
-            chunks = await read_all(under_test.answer())
-            assert [chunk.raw for chunk in chunks] == events
-            assert text_of(chunks) == "Hi"
-
-    asyncio.run(body())
+    answer = CHUNKED + b"".join(map(framed, events)) + LAST_CHUNK
+    async with raw_server(answering(answer)) as server, bench(SCRIPT) as under_test:
+        under_test.tier.replicas.replicas[0].url = server.url
+        chunks = await read_all(under_test.answer())
+        assert [chunk.raw for chunk in chunks] == events
+        assert text_of(chunks) == "Hi"
 
 
-def test_a_stream_reports_its_facts() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_stream_reports_its_facts() -> None:
+    async with checked_bench(price=UpstreamPriceSettings(completion=1000.0)) as under_test:
         answer = under_test.answer()
         assert (answer.replica, answer.num_attempts, answer.first_token_s) == ("", 0, None)
         await answer.begin()
@@ -102,11 +97,9 @@ def test_a_stream_reports_its_facts() -> None:
         assert under_test.tier.first_token.num_samples == 1
         assert under_test.tier.total.num_samples == 1
 
-    run(body, price=UpstreamPriceSettings(completion=1000.0))
 
-
-def test_an_answer_in_one_piece() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_an_answer_in_one_piece() -> None:
+    async with checked_bench() as under_test:
         answer = under_test.answer(stream=False)
         whole_answer = await answer.whole()
         await answer.aclose()
@@ -120,22 +113,18 @@ def test_an_answer_in_one_piece() -> None:
         assert under_test.tier.first_token.num_samples == 0
         assert under_test.tier.total.num_samples == 1
 
-    run(body)
 
-
-def test_begin_and_whole_overrule_the_document() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_begin_and_whole_overrule_the_document() -> None:
+    async with checked_bench() as under_test:
         chunks = await read_all(under_test.answer(stream=False))
         assert text_of(chunks) == expected_text(SCRIPT)
         answer = under_test.answer(stream=True, stream_options={"include_usage": True})
         assert (await answer.whole()).texts == (expected_text(SCRIPT),)
         await answer.aclose()
 
-    run(body)
 
-
-def test_the_request_has_the_expected_headers_and_body() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_the_request_has_the_expected_headers_and_body() -> None:
+    async with checked_bench(api_key="secret", headers={"X-Team": "trees"}) as under_test:
         await read_all(under_test.answer(endpoint="completion", temperature=0.5))
         (request,) = under_test.mocks[0].requests
         assert request.path == "/v1/completions"
@@ -148,28 +137,24 @@ def test_the_request_has_the_expected_headers_and_body() -> None:
         assert headers["x-request-id"] == "req-1"
         assert headers["x-outrider-hops"] == "gateway-a, gateway-b"
 
-    run(body, api_key="secret", headers={"X-Team": "trees"})
 
-
-def test_a_request_id_is_kept_from_servers_that_do_not_take_it() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_request_id_is_kept_from_servers_that_do_not_take_it() -> None:
+    async with checked_bench(server="llama_cpp") as under_test:
         await read_all(under_test.answer())
         assert "x-request-id" not in under_test.mocks[0].requests[0].headers
 
-    run(body, server="llama_cpp")
 
-
-def test_several_choices_and_calls_pass() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_several_choices_and_calls_pass() -> None:
+    async with checked_bench(
+        MockScript(tool_calls=(ToolCall(name="plant", arguments='{"tree": "oak"}'),))
+    ) as under_test:
         chunks = await read_all(under_test.answer(n=2))
         assert {chunk.index for chunk in chunks if chunk.finish_reason} == {0, 1}
         assert any(chunk.has_calls for chunk in chunks)
 
-    run(body, MockScript(tool_calls=(ToolCall(name="plant", arguments='{"tree": "oak"}'),)))
 
-
-def test_connections_are_used_again() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_connections_are_used_again() -> None:
+    async with checked_bench() as under_test:
         for _ in range(3):
             await read_all(under_test.answer())
             answer = under_test.answer()
@@ -178,13 +163,11 @@ def test_connections_are_used_again() -> None:
         # One is kept warm, and one at most was opened while that was still being opened.
         assert under_test.mocks[0].num_connections <= 2
 
-    run(body)
 
-
-def test_closing_on_done_gives_the_connection_back() -> None:
+async def test_closing_on_done_gives_the_connection_back() -> None:
     """A relay need not ask for a chunk behind [DONE]."""
 
-    async def body(under_test: Bench) -> None:
+    async with checked_bench() as under_test:
         for _ in range(4):
             answer = under_test.answer()
             await answer.begin()
@@ -195,48 +178,43 @@ def test_closing_on_done_gives_the_connection_back() -> None:
         assert under_test.mocks[0].num_connections <= 2
         assert [outcome for _, outcome, _ in under_test.outcomes] == ["answered"] * 4
 
-    run(body)
 
-
-def test_the_last_bytes_are_waited_for() -> None:
+async def test_the_last_bytes_are_waited_for() -> None:
     """They come behind [DONE], and only then the connection can be used again."""
     finish = to_event(b'{"id":"x","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}')
 
-    async def body() -> None:
-        has_read_all = asyncio.Event()
+    has_read_all = asyncio.Event()
 
-        async def handler(connection: Connection, server: RawServer) -> None:
-            del server
-            while True:
-                first, _, _ = await connection.request()
-                if first.startswith("GET"):
-                    await connection.send(whole(b'{"data":[]}'))
-                    continue
-                await connection.send(CHUNKED + framed(finish) + framed(b"data: [DONE]\n\n"))
-                await has_read_all.wait()
-                has_read_all.clear()
-                await connection.send(LAST_CHUNK)
+    async def handler(connection: Connection, server: RawServer) -> None:
+        del server
+        while True:
+            first, _, _ = await connection.request()
+            if first.startswith("GET"):
+                await connection.send(whole(b'{"data":[]}'))
+                continue
+            await connection.send(CHUNKED + framed(finish) + framed(b"data: [DONE]\n\n"))
+            await has_read_all.wait()
+            has_read_all.clear()
+            await connection.send(LAST_CHUNK)
 
-        async with raw_server(handler) as server, bench(SCRIPT) as under_test:
-            under_test.tier.replicas.replicas[0].url = server.url
-            for _ in range(4):
-                answer = under_test.answer()
-                await answer.begin()
-                async for chunk in answer.chunks():
-                    if chunk.is_done:
-                        has_read_all.set()
-                await answer.aclose()
-            # One was opened to be kept warm.
-            assert server.num_connections <= 2
-
-    asyncio.run(body())
+    async with raw_server(handler) as server, bench(SCRIPT) as under_test:
+        under_test.tier.replicas.replicas[0].url = server.url
+        for _ in range(4):
+            answer = under_test.answer()
+            await answer.begin()
+            async for chunk in answer.chunks():
+                if chunk.is_done:
+                    has_read_all.set()
+            await answer.aclose()
+        # One was opened to be kept warm.
+        assert server.num_connections <= 2
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_an_answer_makes_up_for_failures(is_streamed: bool) -> None:
+async def test_an_answer_makes_up_for_failures(is_streamed: bool) -> None:
     """Five failures in a row open the breaker; four before an answer and four behind it do not."""
 
-    async def body(under_test: Bench) -> None:
+    async with checked_bench() as under_test:
         (replica,) = under_test.tier.replicas.replicas
         for _ in range(12):  # so that their share opens nothing
             replica.begin().succeeded()
@@ -249,16 +227,16 @@ def test_an_answer_makes_up_for_failures(is_streamed: bool) -> None:
             replica.begin().failed("status")
         assert under_test.tier.is_available
 
-    run(body)
-
 
 @pytest.mark.parametrize(
     ("kind", "failure"), [("no_done", "ended_early"), ("reset", "reset"), ("garbage", "garbage")]
 )
-def test_a_stream_that_breaks_off_before_its_end_has_failed(kind: Any, failure: str) -> None:
+async def test_a_stream_that_breaks_off_before_its_end_has_failed(kind: Any, failure: str) -> None:
     """Six texts are all that it has, but no finish reason was there."""
 
-    async def body(under_test: Bench) -> None:
+    async with checked_bench(
+        MockScript(num_pieces=6, toxic=Toxic(kind=kind, after_events=6))
+    ) as under_test:
         answer = under_test.answer()
         received, error = await read_broken(answer)
         assert isinstance(error, UpstreamError)
@@ -266,49 +244,44 @@ def test_a_stream_that_breaks_off_before_its_end_has_failed(kind: Any, failure: 
         assert error.replica == under_test.tier.replicas.replicas[0].name
         assert text_of(received) == answer.delivered_text == expected_text(SCRIPT)
 
-    run(body, MockScript(num_pieces=6, toxic=Toxic(kind=kind, after_events=6)))
-
 
 @pytest.mark.parametrize("ending", ["clean", "reset"])
-def test_a_failure_behind_the_last_event_leaves_the_answer_whole(ending: str) -> None:
+async def test_a_failure_behind_the_last_event_leaves_the_answer_whole(ending: str) -> None:
     """The finish reason is there; [DONE] is made up."""
     events = [
         to_event(b'{"id":"x","choices":[{"index":0,"delta":{"content":"Hi"}}]}'),
         to_event(b'{"id":"x","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
     ]
 
-    async def body() -> None:
-        has_finished = asyncio.Event()
+    has_finished = asyncio.Event()
 
-        async def handler(connection: Connection, server: RawServer) -> None:
-            del server
-            await connection.request()
-            await connection.send(CHUNKED + b"".join(map(framed, events)))
-            await has_finished.wait()
-            if ending == "reset":
-                connection.reset()
-            else:
-                await connection.send(LAST_CHUNK)
+    async def handler(connection: Connection, server: RawServer) -> None:
+        del server
+        await connection.request()
+        await connection.send(CHUNKED + b"".join(map(framed, events)))
+        await has_finished.wait()
+        if ending == "reset":
+            connection.reset()
+        else:
+            await connection.send(LAST_CHUNK)
 
-        async with raw_server(handler) as server, bench(SCRIPT) as under_test:
-            under_test.tier.replicas.replicas[0].url = server.url
-            answer = under_test.answer()
-            await answer.begin()
-            chunks = []
-            async for part in answer.chunks():
-                chunks.append(part)
-                if part.finish_reason:
-                    has_finished.set()
-            assert [part.raw for part in chunks] == [*events, b"data: [DONE]\n\n"]
-            assert chunks[-1].is_done
-            assert under_test.outcomes == [("answer", "answered", None)]
-
-    asyncio.run(body())
+    async with raw_server(handler) as server, bench(SCRIPT) as under_test:
+        under_test.tier.replicas.replicas[0].url = server.url
+        answer = under_test.answer()
+        await answer.begin()
+        chunks = []
+        async for part in answer.chunks():
+            chunks.append(part)
+            if part.finish_reason:
+                has_finished.set()
+        assert [part.raw for part in chunks] == [*events, b"data: [DONE]\n\n"]
+        assert chunks[-1].is_done
+        assert under_test.outcomes == [("answer", "answered", None)]
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_refusal_is_passed_on_in_its_own_words(is_streamed: bool) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_refusal_is_passed_on_in_its_own_words(is_streamed: bool) -> None:
+    async with checked_bench(MockScript(toxic=Toxic(kind="status", status=422))) as under_test:
         answer = under_test.answer()
         with pytest.raises(UpstreamRefusalError) as caught:
             await (answer.begin() if is_streamed else answer.whole())
@@ -324,68 +297,56 @@ def test_a_refusal_is_passed_on_in_its_own_words(is_streamed: bool) -> None:
                 await answer.begin()
         assert under_test.tier.is_available
 
-    run(body, MockScript(toxic=Toxic(kind="status", status=422)))
 
-
-def test_a_refusal_by_an_event_is_one_too() -> None:
-    async def body() -> None:
-        error = to_event(b'{"error":{"message":"The prompt is too long.","code":400}}')
-        answer = CHUNKED + framed(error) + LAST_CHUNK
-        async with raw_server(answering(answer)) as server, bench(SCRIPT) as under_test:
-            under_test.tier.replicas.replicas[0].url = server.url
-            with pytest.raises(UpstreamRefusalError, match="too long") as caught:
+async def test_a_refusal_by_an_event_is_one_too() -> None:
+    error = to_event(b'{"error":{"message":"The prompt is too long.","code":400}}')
+    answer = CHUNKED + framed(error) + LAST_CHUNK
+    async with raw_server(answering(answer)) as server, bench(SCRIPT) as under_test:
+        under_test.tier.replicas.replicas[0].url = server.url
+        with pytest.raises(UpstreamRefusalError, match="too long") as caught:
+            await read_all(under_test.answer())
+        assert caught.value.status == 400
+        for _ in range(5):
+            with pytest.raises(UpstreamRefusalError):
                 await read_all(under_test.answer())
-            assert caught.value.status == 400
-            for _ in range(5):
-                with pytest.raises(UpstreamRefusalError):
-                    await read_all(under_test.answer())
-            assert under_test.tier.is_available
-            assert set(under_test.outcomes) == {("answer", "refused", None)}
-
-    asyncio.run(body())
+        assert under_test.tier.is_available
+        assert set(under_test.outcomes) == {("answer", "refused", None)}
 
 
-def test_a_fault_of_the_request_that_is_told_late_is_not_the_servers() -> None:
+async def test_a_fault_of_the_request_that_is_told_late_is_not_the_servers() -> None:
     events = [
         to_event(b'{"id":"x","choices":[{"index":0,"delta":{"content":"Hi"}}]}'),
         to_event(b'{"error":{"message":"This is not allowed.","code":400}}'),
     ]
 
-    async def body() -> None:
-        answer = CHUNKED + b"".join(map(framed, events)) + LAST_CHUNK
-        async with raw_server(answering(answer)) as server, bench(SCRIPT) as under_test:
-            under_test.tier.replicas.replicas[0].url = server.url
-            for _ in range(6):
-                received, error = await read_broken(under_test.answer())
-                assert text_of(received) == "Hi"
-                assert isinstance(error, UpstreamError)
-                assert (error.failure, error.replica != "") == ("reported", True)
-            assert under_test.tier.is_available
-            assert set(under_test.outcomes) == {("answer", "refused", "reported")}
-
-    asyncio.run(body())
+    answer = CHUNKED + b"".join(map(framed, events)) + LAST_CHUNK
+    async with raw_server(answering(answer)) as server, bench(SCRIPT) as under_test:
+        under_test.tier.replicas.replicas[0].url = server.url
+        for _ in range(6):
+            received, error = await read_broken(under_test.answer())
+            assert text_of(received) == "Hi"
+            assert isinstance(error, UpstreamError)
+            assert (error.failure, error.replica != "") == ("reported", True)
+        assert under_test.tier.is_available
+        assert set(under_test.outcomes) == {("answer", "refused", "reported")}
 
 
-def test_a_loop_is_told() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_loop_is_told() -> None:
+    async with checked_bench(MockScript(toxic=Toxic(kind="status", status=508))) as under_test:
         with pytest.raises(LoopError):
             await read_all(under_test.answer())
         assert under_test.outcomes == [("answer", "refused", None)]
 
-    run(body, MockScript(toxic=Toxic(kind="status", status=508)))
 
-
-def test_a_call_that_cannot_be_said_is_a_bad_request() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_call_that_cannot_be_said_is_a_bad_request() -> None:
+    async with checked_bench(server="anthropic") as under_test:
         with pytest.raises(BadRequestError):
             await read_all(under_test.answer(endpoint="completion"))
         assert under_test.booked == []
 
-    run(body, server="anthropic")
 
-
-def test_a_key_that_is_not_taken_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_key_that_is_not_taken_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with checked_bench(api_key="secret", api_key_env="CLOUD_KEY") as under_test:
         under_test.mocks[0].api_key = "another"
         for _ in range(2):
             with pytest.raises(UpstreamError) as caught:
@@ -405,32 +366,26 @@ def test_a_key_that_is_not_taken_is_logged_once(caplog: pytest.LogCaptureFixture
         assert sum(r.levelno == logging.ERROR for r in caplog.records) == 2
         assert "secret" not in caplog.text
 
-    run(body, api_key="secret", api_key_env="CLOUD_KEY")
 
-
-def test_models_are_asked_for_once() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_models_are_asked_for_once() -> None:
+    async with checked_bench() as under_test:
         mock = under_test.mocks[0]
         lists = await asyncio.gather(*(under_test.tier.models() for _ in range(5)))
         assert lists == [("mock-model",)] * 5
         # Once to have a connection warm, once to read it.
         assert mock.num_model_lists <= 2
 
-    run(body)
 
-
-def test_models_of_a_server_that_does_not_tell() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_models_of_a_server_that_does_not_tell() -> None:
+    async with checked_bench(MockScript(toxic=Toxic(kind="status", status=500))) as under_test:
         assert await under_test.tier.models() == ()
 
-    run(body, MockScript(toxic=Toxic(kind="status", status=500)))
 
-
-def test_models_are_asked_of_the_next_replica() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_models_are_asked_of_the_next_replica() -> None:
+    async with checked_bench(
+        MockScript(toxic=Toxic(kind="status", status=500)), SCRIPT
+    ) as under_test:
         assert await under_test.tier.models() == ("mock-model",)
-
-    run(body, MockScript(toxic=Toxic(kind="status", status=500)), SCRIPT)
 
 
 @pytest.mark.parametrize(
@@ -474,17 +429,18 @@ def test_reading_retry_after(headers: dict[str, str], expected: float | None) ->
 # ---- clients that leave -------------------------------------------------------------------------
 
 
-def test_an_answer_that_was_never_begun() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_an_answer_that_was_never_begun() -> None:
+    async with checked_bench() as under_test:
         await under_test.answer().aclose()
         assert under_test.booked == []
 
-    run(body)
-
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_leaving_before_the_first_token(is_streamed: bool) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_leaving_before_the_first_token(is_streamed: bool) -> None:
+    toxic = Toxic(kind="slow_headers")
+    async with checked_bench(
+        MockScript(toxic=toxic), timeouts={"first_token_s": 30.0}
+    ) as under_test:
         answer = under_test.answer()
         task = asyncio.create_task(answer.begin() if is_streamed else answer.whole())
         await under_test.mocks[0].received(1)
@@ -496,12 +452,9 @@ def test_leaving_before_the_first_token(is_streamed: bool) -> None:
         await under_test.mocks[0].settled()
         assert under_test.mocks[0].requests[0].outcome == "client_left"
 
-    toxic = Toxic(kind="slow_headers")
-    run(body, MockScript(toxic=toxic), timeouts={"first_token_s": 30.0})
 
-
-def test_leaving_when_it_has_begun() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_leaving_when_it_has_begun() -> None:
+    async with checked_bench(stall(2)) as under_test:
         answer = under_test.answer()
         await answer.begin()
         await answer.aclose()
@@ -512,10 +465,8 @@ def test_leaving_when_it_has_begun() -> None:
         # What was made for nothing is paid all the same.
         assert under_test.booked[0].usage is not None
 
-    run(body, stall(2))
 
-
-def test_an_answer_is_booked_though_its_end_is_cancelled(
+async def test_an_answer_is_booked_though_its_end_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Issue 15, second round: while the usage was waited for, another cancellation made it free."""
@@ -523,7 +474,7 @@ def test_an_answer_is_booked_though_its_end_is_cancelled(
     async def silence(_: UpstreamRequest) -> None:
         await asyncio.Event().wait()
 
-    async def body(under_test: Bench) -> None:
+    async with checked_bench() as under_test:
         answer = under_test.answer()
         await answer.begin()
         chunks = answer.chunks()
@@ -540,12 +491,10 @@ def test_an_answer_is_booked_though_its_end_is_cancelled(
         await chunks.aclose()
         under_test.nothing_left()
 
-    run(body)
-
 
 @pytest.mark.parametrize("how", ["break", "generator", "cancel"])
-def test_leaving_in_the_middle(how: str) -> None:
-    async def body(under_test: Bench) -> None:
+async def test_leaving_in_the_middle(how: str) -> None:
+    async with checked_bench(stall(2)) as under_test:
         answer = under_test.answer()
         await answer.begin()
         chunks = answer.chunks()
@@ -575,11 +524,9 @@ def test_leaving_in_the_middle(how: str) -> None:
         assert expected_text(SCRIPT).startswith(answer.delivered_text)
         await chunks.aclose()
 
-    run(body, stall(2))
 
-
-def test_leaving_behind_the_finish_reason_is_no_leaving() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_leaving_behind_the_finish_reason_is_no_leaving() -> None:
+    async with checked_bench() as under_test:
         answer = under_test.answer()
         await answer.begin()
         async for chunk in answer.chunks():
@@ -588,82 +535,69 @@ def test_leaving_behind_the_finish_reason_is_no_leaving() -> None:
         await answer.aclose()
         assert under_test.outcomes == [("answer", "answered", None)]
 
-    run(body)
 
-
-def test_closing_the_tier_ends_what_is_under_way() -> None:
-    async def body() -> None:
-        async with bench(stall(2)) as under_test:
-            answer = under_test.answer()
-            await answer.begin()
-            chunks = answer.chunks()
-            await anext(chunks)
-            await under_test.tier.close()
-            with pytest.raises(UpstreamError):
-                async for _ in chunks:
-                    pass
-            await answer.aclose()
-            under_test.nothing_left()
-
-    asyncio.run(body())
+async def test_closing_the_tier_ends_what_is_under_way() -> None:
+    async with bench(stall(2)) as under_test:
+        answer = under_test.answer()
+        await answer.begin()
+        chunks = answer.chunks()
+        await anext(chunks)
+        await under_test.tier.close()
+        with pytest.raises(UpstreamError):
+            async for _ in chunks:
+                pass
+        await answer.aclose()
+        under_test.nothing_left()
 
 
 # ---- mirrors ------------------------------------------------------------------------------------
 
 
-def test_a_mirror_gets_one_attempt() -> None:
-    async def body(under_test: Bench) -> None:
+async def test_a_mirror_gets_one_attempt() -> None:
+    toxic = Toxic(kind="status", status=500)
+    async with checked_bench(MockScript(toxic=toxic), MockScript(toxic=toxic)) as under_test:
         answer = under_test.answer(kind="mirror")
         with pytest.raises(UpstreamError):
             await answer.whole()
         assert under_test.outcomes == [("mirror", "failed", "status")]
         assert answer.num_attempts == 1
 
-    toxic = Toxic(kind="status", status=500)
-    run(body, MockScript(toxic=toxic), MockScript(toxic=toxic))
-
 
 # ---- breakers and probes ------------------------------------------------------------------------
 
 
-def test_a_dead_server_is_probed_and_comes_back() -> None:
-    async def body() -> None:
-        async with bench(SCRIPT, max_retries=0) as under_test:
-            tier, (mock,) = under_test.tier, under_test.mocks
-            await mock.refuse()
-            for _ in range(5):
-                with pytest.raises(UpstreamError) as caught:
-                    await read_all(under_test.answer())
-                assert caught.value.failure == "refused"
-            assert not tier.is_available
-            assert 0 < tier.retry_after_s <= 1.2
-            await mock.listen()
-            breaker = tier.replicas.replicas[0].breaker
-            await until(lambda: breaker.state != "open")
-            assert breaker.state == "half_open"
-            assert tier.is_available
-            assert text_of(await read_all(under_test.answer())) == expected_text(SCRIPT)
-            assert breaker.state == "closed"
-
-    asyncio.run(body())
+async def test_a_dead_server_is_probed_and_comes_back() -> None:
+    async with bench(SCRIPT, max_retries=0) as under_test:
+        tier, (mock,) = under_test.tier, under_test.mocks
+        await mock.refuse()
+        for _ in range(5):
+            with pytest.raises(UpstreamError) as caught:
+                await read_all(under_test.answer())
+            assert caught.value.failure == "refused"
+        assert not tier.is_available
+        assert 0 < tier.retry_after_s <= 1.2
+        await mock.listen()
+        breaker = tier.replicas.replicas[0].breaker
+        await until(lambda: breaker.state != "open")
+        assert breaker.state == "half_open"
+        assert tier.is_available
+        assert text_of(await read_all(under_test.answer())) == expected_text(SCRIPT)
+        assert breaker.state == "closed"
 
 
 @pytest.mark.parametrize("is_listening", [True, False])
-def test_a_probe_that_fails_keeps_the_breaker_open(is_listening: bool) -> None:
+async def test_a_probe_that_fails_keeps_the_breaker_open(is_listening: bool) -> None:
     """No server listens, or a proxy says that there is none."""
 
-    async def body() -> None:
-        dead = MockScript(toxic=Toxic(kind="status", status=503))
-        async with bench(dead, max_retries=0) as under_test:
-            (mock,) = under_test.mocks
-            for _ in range(5):
-                with pytest.raises(UpstreamError):
-                    await read_all(under_test.answer())
-            if not is_listening:
-                await mock.refuse()
-            breaker = under_test.tier.replicas.replicas[0].breaker
-            first_until_s = breaker.open_until_s
-            await until(lambda: breaker.open_until_s != first_until_s)
-            assert breaker.state == "open"
-
-    asyncio.run(body())
+    dead = MockScript(toxic=Toxic(kind="status", status=503))
+    async with bench(dead, max_retries=0) as under_test:
+        (mock,) = under_test.mocks
+        for _ in range(5):
+            with pytest.raises(UpstreamError):
+                await read_all(under_test.answer())
+        if not is_listening:
+            await mock.refuse()
+        breaker = under_test.tier.replicas.replicas[0].breaker
+        first_until_s = breaker.open_until_s
+        await until(lambda: breaker.open_until_s != first_until_s)
+        assert breaker.state == "open"

@@ -153,18 +153,16 @@ def test_a_server_that_speaks_only_tls(made: Certificates, run: Run) -> None:
     run(main())
 
 
-def test_an_alert_of_tls_is_known_as_one() -> None:
+@pytest.mark.uvloop
+async def test_an_alert_of_tls_is_known_as_one() -> None:
     async def handler(connection: Connection, server: RawServer) -> None:
         await connection.request()
         await connection.send(b"\x15\x03\x03\x00\x02\x02\x50")
 
-    async def main() -> None:
-        async with raw_server(handler) as server:
-            with pytest.raises(UpstreamError, match="begin its URL with https") as caught:
-                await ask(server.url, None)
-            assert caught.value.failure == "tls"
-
-    uvloop.run(main())
+    async with raw_server(handler) as server:
+        with pytest.raises(UpstreamError, match="begin its URL with https") as caught:
+            await ask(server.url, None)
+        assert caught.value.failure == "tls"
 
 
 @contextmanager
@@ -252,13 +250,11 @@ def test_an_alert_behind_the_handshake_is_told_as_a_cause() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "no certificate"])
-def test_a_file_that_holds_no_certificates(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.uvloop
+async def test_a_file_that_holds_no_certificates(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content)
 
-    async def main() -> None:
-        with pytest.raises(ValueError, match=r"ca_file .* cannot be used: .*PEM"):
-            await ask("https://127.0.0.1:1/v1", file)
-
-    uvloop.run(main())
+    with pytest.raises(ValueError, match=r"ca_file .* cannot be used: .*PEM"):
+        await ask("https://127.0.0.1:1/v1", file)

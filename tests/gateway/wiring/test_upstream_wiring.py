@@ -68,30 +68,27 @@ def test_without_models_there_is_no_engine() -> None:
         wiring.build_engine(settings, lambda stage, share: None)
 
 
-def test_an_absent_engine_is_ready_and_refuses() -> None:
-    async def main() -> None:
-        engine = AbsentEngine()
-        assert not engine.is_ready
-        await engine.start()
-        assert engine.is_ready
-        assert await engine.info() == EngineInfo(tiers={}, speculation=False)
-        assert await engine.stats() == EngineStats()
-        request = EngineRequest(
-            request_id="a",
-            tier="large",
-            prompt_token_ids=(1,),
-            sampling=SamplingParams(max_tokens=1),
-        )
-        events = engine.submit(request)
-        with pytest.raises(TierUnavailableError, match="large tier is not loaded"):
-            await anext(events)
-        await engine.abort("a")
-        await engine.settle("a")
-        await engine.switch_tier("a", "small")
-        await engine.close()
-        assert not engine.is_ready
-
-    asyncio.run(main())
+async def test_an_absent_engine_is_ready_and_refuses() -> None:
+    engine = AbsentEngine()
+    assert not engine.is_ready
+    await engine.start()
+    assert engine.is_ready
+    assert await engine.info() == EngineInfo(tiers={}, speculation=False)
+    assert await engine.stats() == EngineStats()
+    request = EngineRequest(
+        request_id="a",
+        tier="large",
+        prompt_token_ids=(1,),
+        sampling=SamplingParams(max_tokens=1),
+    )
+    events = engine.submit(request)
+    with pytest.raises(TierUnavailableError, match="large tier is not loaded"):
+        await anext(events)
+    await engine.abort("a")
+    await engine.settle("a")
+    await engine.switch_tier("a", "small")
+    await engine.close()
+    assert not engine.is_ready
 
 
 def test_the_engine_process_gets_no_upstream_settings() -> None:
@@ -165,7 +162,7 @@ def test_a_file_without_certificates(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_a_certificate_is_trusted_where_it_is_named(tmp_path: Path) -> None:
+async def test_a_certificate_is_trusted_where_it_is_named(tmp_path: Path) -> None:
     make = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=test "
         "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out ca.pem"
@@ -174,19 +171,16 @@ def test_a_certificate_is_trusted_where_it_is_named(tmp_path: Path) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
 
-    async def main() -> None:
-        models = whole(b'{"data": [{"id": "behind-tls"}]}')
-        async with raw_server(answering(models), tls=tls) as server:
-            listed: list[tuple[str, ...]] = []
-            for ca_file in (str(tmp_path / "ca.pem"), None):
-                settings = settings_of(tiers__cloud__url=server.url, tiers__cloud__ca_file=ca_file)
-                tier = build_upstreams(settings, {}, lambda attempt: None)["cloud"]
-                await tier.start()
-                listed.append(await tier.models())
-                await tier.close()
-            assert listed == [("behind-tls",), ()]
-
-    asyncio.run(main())
+    models = whole(b'{"data": [{"id": "behind-tls"}]}')
+    async with raw_server(answering(models), tls=tls) as server:
+        listed: list[tuple[str, ...]] = []
+        for ca_file in (str(tmp_path / "ca.pem"), None):
+            settings = settings_of(tiers__cloud__url=server.url, tiers__cloud__ca_file=ca_file)
+            tier = build_upstreams(settings, {}, lambda attempt: None)["cloud"]
+            await tier.start()
+            listed.append(await tier.models())
+            await tier.close()
+        assert listed == [("behind-tls",), ()]
 
 
 def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
@@ -244,29 +238,26 @@ def test_a_tier_is_wired_to_its_servers(tokenizer_folder: Path) -> None:
     assert attempt.cost_usd == attempt.usage.num_completion_tokens
 
 
-def test_private_addresses_are_refused_also_behind_a_name(
+async def test_private_addresses_are_refused_also_behind_a_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with MockUpstream() as mock:
-            address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", mock.port))
-            monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [address])
-            settings = settings_of(
-                tiers__cloud__url=f"http://cloud.example:{mock.port}/v1",
-                tiers__cloud__max_retries=0,
-                allow_private_upstreams=False,
-            )
-            tier = build_upstreams(settings, {}, lambda attempt: None)["cloud"]
-            await tier.start()
-            try:
-                async with aclosing(tier.answer(call())) as answer:
-                    with pytest.raises(UpstreamError, match="private address"):
-                        await answer.whole()
-            finally:
-                await tier.close()
-            assert mock.num_requests == 0
-
-    asyncio.run(main())
+    async with MockUpstream() as mock:
+        address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", mock.port))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [address])
+        settings = settings_of(
+            tiers__cloud__url=f"http://cloud.example:{mock.port}/v1",
+            tiers__cloud__max_retries=0,
+            allow_private_upstreams=False,
+        )
+        tier = build_upstreams(settings, {}, lambda attempt: None)["cloud"]
+        await tier.start()
+        try:
+            async with aclosing(tier.answer(call())) as answer:
+                with pytest.raises(UpstreamError, match="private address"):
+                    await answer.whole()
+        finally:
+            await tier.close()
+        assert mock.num_requests == 0
 
 
 @pytest.fixture

@@ -65,73 +65,58 @@ async def greeted(number: int) -> tuple[str, asyncio.StreamWriter]:
     return (await asyncio.wait_for(reader.read(1), 60)).decode(), writer
 
 
-def test_each_connection_goes_to_the_worker_with_fewest() -> None:
-    async def main() -> None:
-        workers = [FakeWorker("a", num_connections=3), FakeWorker("b")]
-        async with port(workers) as number:
-            met = [await greeted(number) for _ in range(7)]
-            assert [name for name, _ in met[:3]] == ["b", "b", "b"]
-            assert sorted(name for name, _ in met[3:]) == ["a", "a", "b", "b"]
-            assert workers[0].receiver.num_received == 2
-            for _, writer in met:
-                writer.close()
-        for worker in workers:
-            worker.close()
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_cannot_take_one_is_passed_over() -> None:
-    async def main() -> None:
-        dead, full, alive = FakeWorker("d"), FakeWorker("f", is_full=True), FakeWorker("a", 9)
-        dead.receiver.close()
-        async with port([dead, full, alive]) as number:
-            name, writer = await greeted(number)
-            assert name == "a"
-            writer.close()
-        for worker in (dead, full, alive):
-            worker.close()
-
-    asyncio.run(main())
-
-
-def test_a_connection_waits_for_a_worker_with_room() -> None:
-    async def main() -> None:
-        worker = FakeWorker("w", is_full=True)
-        async with port([worker]) as number:
-            meeting = asyncio.create_task(greeted(number))
-            while worker.num_connections == 0 and not meeting.done():
-                worker.is_full = False
-                await asyncio.sleep(0.01)
-            name, writer = await meeting
-            assert name == "w"
-            writer.close()
-        worker.close()
-
-    asyncio.run(main())
-
-
-def test_a_worker_gets_all_connections_before_the_end() -> None:
-    async def main() -> None:
-        worker = FakeWorker("w")
-        async with port([worker]) as number:
-            met = [await greeted(number) for _ in range(3)]
-        give_no_more(worker.end)
-        await asyncio.wait_for(worker.has_ended.wait(), 60)
-        assert worker.receiver.num_received == 3
+async def test_each_connection_goes_to_the_worker_with_fewest() -> None:
+    workers = [FakeWorker("a", num_connections=3), FakeWorker("b")]
+    async with port(workers) as number:
+        met = [await greeted(number) for _ in range(7)]
+        assert [name for name, _ in met[:3]] == ["b", "b", "b"]
+        assert sorted(name for name, _ in met[3:]) == ["a", "a", "b", "b"]
+        assert workers[0].receiver.num_received == 2
         for _, writer in met:
             writer.close()
-        worker.close()
-        give_no_more(worker.end)  # of one that has gone: nothing happens
-
-    asyncio.run(main())
-
-
-def test_the_parents_end_is_the_end() -> None:
-    async def main() -> None:
-        worker = FakeWorker("w")
-        worker.end.close()
-        await asyncio.wait_for(worker.has_ended.wait(), 60)
+    for worker in workers:
         worker.close()
 
-    asyncio.run(main())
+
+async def test_a_worker_that_cannot_take_one_is_passed_over() -> None:
+    dead, full, alive = FakeWorker("d"), FakeWorker("f", is_full=True), FakeWorker("a", 9)
+    dead.receiver.close()
+    async with port([dead, full, alive]) as number:
+        name, writer = await greeted(number)
+        assert name == "a"
+        writer.close()
+    for worker in (dead, full, alive):
+        worker.close()
+
+
+async def test_a_connection_waits_for_a_worker_with_room() -> None:
+    worker = FakeWorker("w", is_full=True)
+    async with port([worker]) as number:
+        meeting = asyncio.create_task(greeted(number))
+        while worker.num_connections == 0 and not meeting.done():
+            worker.is_full = False
+            await asyncio.sleep(0.01)
+        name, writer = await meeting
+        assert name == "w"
+        writer.close()
+    worker.close()
+
+
+async def test_a_worker_gets_all_connections_before_the_end() -> None:
+    worker = FakeWorker("w")
+    async with port([worker]) as number:
+        met = [await greeted(number) for _ in range(3)]
+    give_no_more(worker.end)
+    await asyncio.wait_for(worker.has_ended.wait(), 60)
+    assert worker.receiver.num_received == 3
+    for _, writer in met:
+        writer.close()
+    worker.close()
+    give_no_more(worker.end)  # of one that has gone: nothing happens
+
+
+async def test_the_parents_end_is_the_end() -> None:
+    worker = FakeWorker("w")
+    worker.end.close()
+    await asyncio.wait_for(worker.has_ended.wait(), 60)
+    worker.close()

@@ -24,7 +24,7 @@ async def lines(there: Mapping[str, Handler]) -> AsyncIterator[tuple[Line, Line]
         await asyncio.wait_for(asyncio.gather(*tasks), 60)
 
 
-def test_calls_are_answered_whatever_their_order_and_size() -> None:
+async def test_calls_are_answered_whatever_their_order_and_size() -> None:
     may_end = asyncio.Event()
 
     async def slow(value: str) -> str:
@@ -34,14 +34,11 @@ def test_calls_are_answered_whatever_their_order_and_size() -> None:
     async def size(value: bytes) -> int:
         return len(value)
 
-    async def main() -> None:
-        async with lines({"slow": slow, "size": size}) as (here, _):
-            waiting = asyncio.create_task(here.call("slow", "late"))
-            assert await here.call("size", b"x" * 3_000_000) == 3_000_000
-            may_end.set()
-            assert await waiting == "late"
-
-    asyncio.run(main())
+    async with lines({"slow": slow, "size": size}) as (here, _):
+        waiting = asyncio.create_task(here.call("slow", "late"))
+        assert await here.call("size", b"x" * 3_000_000) == 3_000_000
+        may_end.set()
+        assert await waiting == "late"
 
 
 def test_a_failure_is_told_without_its_words_and_the_line_goes_on(
@@ -66,27 +63,24 @@ def test_a_failure_is_told_without_its_words_and_the_line_goes_on(
     assert "call between the gateway's processes failed name=fails" in caplog.text
 
 
-def test_calls_end_with_the_other_process() -> None:
+async def test_calls_end_with_the_other_process() -> None:
     async def never(_: object) -> None:
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        async with lines({"never": never}) as (here, other):
-            with pytest.raises(TimeoutError):
-                await here.call("never", timeout_s=0.01)
-            waiting = asyncio.create_task(here.call("never"))
-            await asyncio.sleep(0)
-            other.close()
-            with pytest.raises(LineClosedError):
-                await waiting
-            with pytest.raises(LineClosedError):
-                await here.call("never")
-            here.tell("never")  # nothing happens
-
-    asyncio.run(main())
+    async with lines({"never": never}) as (here, other):
+        with pytest.raises(TimeoutError):
+            await here.call("never", timeout_s=0.01)
+        waiting = asyncio.create_task(here.call("never"))
+        await asyncio.sleep(0)
+        other.close()
+        with pytest.raises(LineClosedError):
+            await waiting
+        with pytest.raises(LineClosedError):
+            await here.call("never")
+        here.tell("never")  # nothing happens
 
 
-def test_what_is_told_is_heard_in_order() -> None:
+async def test_what_is_told_is_heard_in_order() -> None:
     heard: list[int] = []
     is_all = asyncio.Event()
 
@@ -95,11 +89,8 @@ def test_what_is_told_is_heard_in_order() -> None:
         if value == 99:
             is_all.set()
 
-    async def main() -> None:
-        async with lines({"number": number}) as (here, _):
-            for value in range(100):  # the first ones before the line is open
-                here.tell("number", value)
-            await asyncio.wait_for(is_all.wait(), 60)
-            assert heard == list(range(100))
-
-    asyncio.run(main())
+    async with lines({"number": number}) as (here, _):
+        for value in range(100):  # the first ones before the line is open
+            here.tell("number", value)
+        await asyncio.wait_for(is_all.wait(), 60)
+        assert heard == list(range(100))

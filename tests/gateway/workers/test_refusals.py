@@ -1,6 +1,5 @@
 """Settings and limits that several processes of a gateway cannot have."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -58,15 +57,12 @@ def test_limits_without_redis_are_refused_at_the_start(tmp_path: Path) -> None:
     prepare_database(settings_of(**flags, redis_url="redis://127.0.0.1:1/0"))
 
 
-def test_limits_that_come_later_are_never_passed_over() -> None:
-    async def main() -> None:
-        limiter = UncountedLimits()
-        await limiter.reserve(ANONYMOUS, Want(by_tier={}))
-        limited = Principal(key_id="k", name="k", tenant="k", limits=LimitSpec(requests_per_day=5))
-        with pytest.raises(StorageError, match="set redis_url"):
-            await limiter.reserve(limited, Want(by_tier={}))
-
-    asyncio.run(main())
+async def test_limits_that_come_later_are_never_passed_over() -> None:
+    limiter = UncountedLimits()
+    await limiter.reserve(ANONYMOUS, Want(by_tier={}))
+    limited = Principal(key_id="k", name="k", tenant="k", limits=LimitSpec(requests_per_day=5))
+    with pytest.raises(StorageError, match="set redis_url"):
+        await limiter.reserve(limited, Want(by_tier={}))
 
 
 def test_workers_share_what_bounds_the_gateway() -> None:

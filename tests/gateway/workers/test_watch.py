@@ -43,27 +43,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_worker_that_stands_still_is_killed(folder: Path) -> None:
-    async def run() -> None:
-        async with started_worker(folder) as worker:
-            worker.is_serving = True
-            os.kill(worker.pid, signal.SIGSTOP)
-            await worker.watch(0.5)
-
-    asyncio.run(run())
+async def test_a_worker_that_stands_still_is_killed(folder: Path) -> None:
+    async with started_worker(folder) as worker:
+        worker.is_serving = True
+        os.kill(worker.pid, signal.SIGSTOP)
+        await worker.watch(0.5)
 
 
-def test_a_worker_that_answers_or_has_not_begun_is_left_alone(folder: Path) -> None:
-    async def run() -> None:
-        async with started_worker(folder) as worker:
-            watching = asyncio.create_task(worker.watch(0.01))
-            await asyncio.sleep(0.1)
-            assert not watching.done()
-            watching.cancel()
-            worker.is_serving = True
-            watching = asyncio.create_task(worker.watch(120.0))
-            await worker.line.call("alive")
-            assert not watching.done()
-            watching.cancel()
-
-    asyncio.run(run())
+async def test_a_worker_that_answers_or_has_not_begun_is_left_alone(folder: Path) -> None:
+    async with started_worker(folder) as worker:
+        watching = asyncio.create_task(worker.watch(0.01))
+        await asyncio.sleep(0.1)
+        assert not watching.done()
+        watching.cancel()
+        worker.is_serving = True
+        watching = asyncio.create_task(worker.watch(120.0))
+        await worker.line.call("alive")
+        assert not watching.done()
+        watching.cancel()

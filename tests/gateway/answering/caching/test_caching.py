@@ -1,10 +1,8 @@
 """The response cache: who gets which answer again, and what it costs."""
 
-import asyncio
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from functools import wraps
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -307,17 +305,6 @@ def entry(size: int = 10) -> CachedEntry:
     )
 
 
-def run(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in an event loop of its own."""
-
-    @wraps(work)
-    def ran(**given: Any) -> None:
-        asyncio.run(work(**given))
-
-    return ran
-
-
-@run
 async def test_memory_is_bounded_and_what_is_used_stays() -> None:
     now_s = 0.0
     store = MemoryStore(ttl_s=10, max_bytes=5_000, clock=lambda: now_s)
@@ -335,7 +322,6 @@ async def test_memory_is_bounded_and_what_is_used_stays() -> None:
     assert await store.get(b"a") is None
 
 
-@run
 async def test_redis_keeps_entries_until_they_expire_and_its_failure_is_a_miss(
     redis_url: str,
 ) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import product
@@ -113,14 +113,6 @@ async def collect(client: EngineClient, job: Job) -> Outcome:
     return Outcome(generation, deltas, [])
 
 
-def run(test: Callable[[EngineClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with running_engine() as client:
-            await test(client)
-
-    asyncio.run(main())
-
-
 def sampling_of(tokenizer: ChatTokenizer, temperature: float, max_tokens: int) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
@@ -145,10 +137,10 @@ def same(outcome: Outcome, expected: Outcome, index: int = 0) -> bool:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", ["text", "stop", "grammar"])
-def test_every_position(pair: ChatTokenizer, temperature: float, kind: str) -> None:
+async def test_every_position(pair: ChatTokenizer, temperature: float, kind: str) -> None:
     """Whenever it is decided, the client gets exactly what the chosen tier says by itself."""
 
-    async def test(client: EngineClient) -> None:
+    async with running_engine() as client:
         prompt = await render(pair)
         grammar = None
         if kind == "grammar":
@@ -198,11 +190,9 @@ def test_every_position(pair: ChatTokenizer, temperature: float, kind: str) -> N
             num_reused = outcome.generation.choices[0].usage.num_reused_tokens
             assert num_reused <= cascade.num_retracted_tokens
 
-    run(test)
 
-
-def test_choices_decide_alone_and_share_the_prompt(pair: ChatTokenizer) -> None:
-    async def test(client: EngineClient) -> None:
+async def test_choices_decide_alone_and_share_the_prompt(pair: ChatTokenizer) -> None:
+    async with running_engine() as client:
         prompt = await render(pair)
         sampling = sampling_of(pair, 0.8, 28)
         watches = [
@@ -222,13 +212,11 @@ def test_choices_decide_alone_and_share_the_prompt(pair: ChatTokenizer) -> None:
             assert max(watch.logprobs) <= 0.0
         assert outcome.generation.tier == "large"
 
-    run(test)
 
-
-def test_the_large_model_continues_behind_the_sent_text(pair: ChatTokenizer) -> None:
+async def test_the_large_model_continues_behind_the_sent_text(pair: ChatTokenizer) -> None:
     """In mid-stream: what is there stays, and it is one answer of at most max_tokens."""
 
-    async def test(client: EngineClient) -> None:
+    async with running_engine() as client:
         prompt = await render(pair)
         sampling = sampling_of(pair, 0.0, 40)
         plain = await collect(
@@ -251,13 +239,11 @@ def test_the_large_model_continues_behind_the_sent_text(pair: ChatTokenizer) -> 
             assert outcome.generation.tier == "large"
             assert pair.decode(outcome.logprobs()) == outcome.text()
 
-    run(test)
 
-
-def test_whoever_leaves_whenever_nothing_stays_held(pair: ChatTokenizer) -> None:
+async def test_whoever_leaves_whenever_nothing_stays_held(pair: ChatTokenizer) -> None:
     """Before the first token, among held ones, while an answer moves, in mid-stream, or never."""
 
-    async def test(client: EngineClient) -> None:
+    async with running_engine() as client:
         prompt = await render(pair)
         rng = random.Random(5)
 
@@ -282,5 +268,3 @@ def test_whoever_leaves_whenever_nothing_stays_held(pair: ChatTokenizer) -> None
                 assert all(len(outcome.ends(index)) == 1 for index in range(len(watches)))
 
         await asyncio.gather(*map(one, range(60)))
-
-    run(test)

@@ -252,19 +252,16 @@ def generation_of(
     return Generation(engine, job_of(tokenizer, **job), GatewayMetrics()), engine  # type: ignore[arg-type]
 
 
-def test_a_stop_string_aborts_before_the_client_is_served(
+async def test_a_stop_string_aborts_before_the_client_is_served(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> None:
     """A slow client must not keep a finished sequence alive."""
     steps = [Step(token_ids=tuple(encode("ab STOP")))]
     generation, engine = generation_of(tokenizer, Script(steps=steps, hangs=True), stops=("STOP",))
 
-    async def main() -> None:
-        async with aclosing(generation.deltas()) as deltas:
-            assert (await anext(deltas)).text == "ab "
-            assert engine.aborted == ["r-0"]
-
-    asyncio.run(main())
+    async with aclosing(generation.deltas()) as deltas:
+        assert (await anext(deltas)).text == "ab "
+        assert engine.aborted == ["r-0"]
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -154,21 +154,18 @@ def test_hole_6_tenants_take_turns_for_the_slots() -> None:
     assert asyncio.run(scenario()) == ["a1", "a2", "b1", "a3", "b2", "a4"]
 
 
-def test_hole_6_one_tenant_has_a_bounded_queue_of_its_own() -> None:
-    async def scenario() -> None:
-        slots, held = PromptSlots(num_slots=1, max_waiting_per_tenant=2), Held()
-        works = [held.work(name) for name in ("a1", "a2", "a3")]
-        tasks = [asyncio.create_task(slots.long.run("a", work)) for work in works]
-        await held.wait_for(1)
-        with pytest.raises(PromptQueueFullError):
-            await slots.long.run("a", held.work("a4"))
-        tasks.append(asyncio.create_task(slots.long.run("b", held.work("b1"))))
-        await _settle()
-        for name in ("a1", "a2", "a3", "b1"):
-            held.let_go(name)
-        assert await asyncio.gather(*tasks) == ["a1", "a2", "a3", "b1"]
-
-    asyncio.run(scenario())
+async def test_hole_6_one_tenant_has_a_bounded_queue_of_its_own() -> None:
+    slots, held = PromptSlots(num_slots=1, max_waiting_per_tenant=2), Held()
+    works = [held.work(name) for name in ("a1", "a2", "a3")]
+    tasks = [asyncio.create_task(slots.long.run("a", work)) for work in works]
+    await held.wait_for(1)
+    with pytest.raises(PromptQueueFullError):
+        await slots.long.run("a", held.work("a4"))
+    tasks.append(asyncio.create_task(slots.long.run("b", held.work("b1"))))
+    await _settle()
+    for name in ("a1", "a2", "a3", "b1"):
+        held.let_go(name)
+    assert await asyncio.gather(*tasks) == ["a1", "a2", "a3", "b1"]
 
 
 def test_hole_6_a_client_that_leaves_frees_its_slot_when_its_thread_has_ended() -> None:
@@ -192,18 +189,15 @@ def test_hole_6_a_client_that_leaves_frees_its_slot_when_its_thread_has_ended() 
     assert asyncio.run(scenario()) == ["a1", "b1"]
 
 
-def test_short_prompts_wait_for_no_slot() -> None:
-    async def scenario() -> None:
-        slots, held = PromptSlots(num_slots=1), Held()
-        work = PromptWork(slots=slots, tenant="a")
-        long = asyncio.create_task(work.run(LONG_CHARS, held.work("a1")))
-        await held.wait_for(1)
-        assert await work.run(LONG_CHARS - 1, lambda: 5) == 5
-        assert await work.run(1, lambda: 6) == 6
-        held.let_go("a1")
-        await long
-
-    asyncio.run(scenario())
+async def test_short_prompts_wait_for_no_slot() -> None:
+    slots, held = PromptSlots(num_slots=1), Held()
+    work = PromptWork(slots=slots, tenant="a")
+    long = asyncio.create_task(work.run(LONG_CHARS, held.work("a1")))
+    await held.wait_for(1)
+    assert await work.run(LONG_CHARS - 1, lambda: 5) == 5
+    assert await work.run(1, lambda: 6) == 6
+    held.let_go("a1")
+    await long
 
 
 def test_tenants_take_turns_for_prompts_of_middle_length_too() -> None:
@@ -226,21 +220,18 @@ def test_tenants_take_turns_for_prompts_of_middle_length_too() -> None:
     assert asyncio.run(scenario()) == ["a1", "a2", "b1", "a3", "a4"]
 
 
-def test_a_client_that_leaves_as_its_turn_comes_is_cancelled_and_nothing_else() -> None:
+async def test_a_client_that_leaves_as_its_turn_comes_is_cancelled_and_nothing_else() -> None:
     """Issue 15, second round: its turn was gone when it wanted to give it back, a KeyError."""
 
-    async def scenario() -> None:
-        slots = PromptSlots(num_slots=1)
-        first = asyncio.create_task(slots.long.run("a", lambda: "a"))
-        waits = asyncio.create_task(slots.long.run("b", lambda: "b"))
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_soon(slots.long.leave)  # before the cancelled task runs
-        waits.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waits
-        assert await first == "a"
-
-    asyncio.run(scenario())
+    slots = PromptSlots(num_slots=1)
+    first = asyncio.create_task(slots.long.run("a", lambda: "a"))
+    waits = asyncio.create_task(slots.long.run("b", lambda: "b"))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(slots.long.leave)  # before the cancelled task runs
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    assert await first == "a"
 
 
 async def _longest_gap_s(work: Any) -> float:
@@ -286,21 +277,18 @@ def test_hole_6_the_largest_prompts_do_not_hold_the_event_loop(
     assert min(asyncio.run(gap_s()) for _ in range(3)) < 0.1
 
 
-def test_a_database_that_does_not_answer_delays_no_prompt() -> None:
+async def test_a_database_that_does_not_answer_delays_no_prompt() -> None:
     """Its questions wait in the event loop's default threads: prompts have threads of their own."""
 
-    async def build() -> None:
-        database = threading.Event()
-        default = ThreadPoolExecutor(1)
-        asyncio.get_running_loop().set_default_executor(default)
-        question = asyncio.create_task(asyncio.to_thread(database.wait))
-        await asyncio.sleep(0)  # it is in its thread
-        try:
-            async with asyncio.timeout(2):
-                built = await PromptWork(slots=PromptSlots()).run(INLINE_CHARS, lambda: "built")
-        finally:
-            database.set()
-            await question
-        assert built == "built"
-
-    asyncio.run(build())
+    database = threading.Event()
+    default = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(default)
+    question = asyncio.create_task(asyncio.to_thread(database.wait))
+    await asyncio.sleep(0)  # it is in its thread
+    try:
+        async with asyncio.timeout(2):
+            built = await PromptWork(slots=PromptSlots()).run(INLINE_CHARS, lambda: "built")
+    finally:
+        database.set()
+        await question
+    assert built == "built"

@@ -1,6 +1,5 @@
 """Adapters through the gateway: names, keys, the administrators' endpoints, a watched folder."""
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,7 +194,7 @@ def write(folder: Path, content: str) -> None:
         (folder / name).write_text(content)
 
 
-def test_a_watched_folder_is_followed(tmp_path: Path) -> None:
+async def test_a_watched_folder_is_followed(tmp_path: Path) -> None:
     engine = scripted()
     registry = AdapterRegistry(engine, taken={"cloud"})
     watcher = AdapterWatcher(registry, tmp_path, poll_s=1.0)
@@ -207,68 +206,59 @@ def test_a_watched_folder_is_followed(tmp_path: Path) -> None:
         for _ in range(times):
             await watcher.look()
 
-    async def main() -> None:
-        stamp = registry.stamp
-        await registry.load(NamedAdapter(name="own", folder=str(tmp_path), tier="large"))
-        assert registry.stamp != stamp, "or cached answers would outlive a change"
-        write(tmp_path / "one", "1")
-        write(tmp_path / "two@small", "2")
-        write(tmp_path / "cloud", "3")
-        write(tmp_path / "a b", "4")
-        (tmp_path / "empty").mkdir()
-        await look(1)
-        assert names() == [("own", "large")], "it may be being written"
-        await look(1)
-        assert names() == [("one", "large"), ("own", "large"), ("two", "small")]
-        before = len(engine.prepared)
-        await look()
-        assert len(engine.prepared) == before, "nothing has changed"
-        stamp = registry.stamp
-        write(tmp_path / "one", "another")
-        await look()
-        assert registry.stamp != stamp
-        assert len(engine.prepared) == before + 1
-        shutil.rmtree(tmp_path / "one")
-        await look(1)
-        assert names() == [("own", "large"), ("two", "small")]
-        engine.broken_adapters.add("three")
-        write(tmp_path / "three", "5")
-        await look(4)
-        assert names() == [("own", "large"), ("two", "small")]
-        assert [ref.name for ref in engine.prepared].count("three") == 1
-
-    asyncio.run(main())
+    stamp = registry.stamp
+    await registry.load(NamedAdapter(name="own", folder=str(tmp_path), tier="large"))
+    assert registry.stamp != stamp, "or cached answers would outlive a change"
+    write(tmp_path / "one", "1")
+    write(tmp_path / "two@small", "2")
+    write(tmp_path / "cloud", "3")
+    write(tmp_path / "a b", "4")
+    (tmp_path / "empty").mkdir()
+    await look(1)
+    assert names() == [("own", "large")], "it may be being written"
+    await look(1)
+    assert names() == [("one", "large"), ("own", "large"), ("two", "small")]
+    before = len(engine.prepared)
+    await look()
+    assert len(engine.prepared) == before, "nothing has changed"
+    stamp = registry.stamp
+    write(tmp_path / "one", "another")
+    await look()
+    assert registry.stamp != stamp
+    assert len(engine.prepared) == before + 1
+    shutil.rmtree(tmp_path / "one")
+    await look(1)
+    assert names() == [("own", "large"), ("two", "small")]
+    engine.broken_adapters.add("three")
+    write(tmp_path / "three", "5")
+    await look(4)
+    assert names() == [("own", "large"), ("two", "small")]
+    assert [ref.name for ref in engine.prepared].count("three") == 1
 
 
-def test_names_that_are_taken_and_too_many(tmp_path: Path) -> None:
+async def test_names_that_are_taken_and_too_many(tmp_path: Path) -> None:
     registry = AdapterRegistry(scripted(), taken={"cloud"}, max_named=1)
 
-    async def main() -> None:
-        for name in ("cloud", "test/large-model"):
-            with pytest.raises(ConflictError):
-                await registry.load(NamedAdapter(name=name, folder="x", tier="large"))
-        await registry.load(NamedAdapter(name="a", folder="x", tier="large"))
-        await registry.load(NamedAdapter(name="a", folder="y", tier="small"))
-        with pytest.raises(ConflictError, match="max_named"):
-            await registry.load(NamedAdapter(name="b", folder="x", tier="large"))
-        with pytest.raises(NotFoundError):
-            registry.unload("b")
-
-    asyncio.run(main())
+    for name in ("cloud", "test/large-model"):
+        with pytest.raises(ConflictError):
+            await registry.load(NamedAdapter(name=name, folder="x", tier="large"))
+    await registry.load(NamedAdapter(name="a", folder="x", tier="large"))
+    await registry.load(NamedAdapter(name="a", folder="y", tier="small"))
+    with pytest.raises(ConflictError, match="max_named"):
+        await registry.load(NamedAdapter(name="b", folder="x", tier="large"))
+    with pytest.raises(NotFoundError):
+        registry.unload("b")
 
 
-def test_a_broken_adapter_keeps_the_old_one(tmp_path: Path) -> None:
+async def test_a_broken_adapter_keeps_the_old_one(tmp_path: Path) -> None:
     engine = scripted()
     registry = AdapterRegistry(engine)
 
-    async def main() -> None:
-        old = await registry.load(NamedAdapter(name="a", folder="x", tier="large"))
-        engine.broken_adapters.add("a")
-        with pytest.raises(BadRequestError, match="it is broken"):
-            await registry.load(NamedAdapter(name="a", folder="y", tier="large"))
-        assert registry.entries() == [old]
-
-    asyncio.run(main())
+    old = await registry.load(NamedAdapter(name="a", folder="x", tier="large"))
+    engine.broken_adapters.add("a")
+    with pytest.raises(BadRequestError, match="it is broken"):
+        await registry.load(NamedAdapter(name="a", folder="y", tier="large"))
+    assert registry.entries() == [old]
 
 
 @pytest.mark.parametrize(

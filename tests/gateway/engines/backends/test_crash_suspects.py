@@ -65,39 +65,33 @@ def codes(failed: list[Failed]) -> list[str]:
     return [event.code for event in failed]
 
 
-def test_hole_1_a_request_in_flight_at_two_deaths_is_failed_and_not_taken_again() -> None:
-    async def main() -> None:
-        line, poison = Line(), make_request("p", prompt=(5, 6))
-        assert codes(await line.dies_with(poison)) == ["engine_died"]
-        (second,) = await line.dies_with(retried(poison))
-        assert second.code == "engine_died_twice"
-        assert "stopped twice" in second.message
-        num_sent = len(line.sent)
-        with pytest.raises(CrashSuspectError, match="refused for 600 s"):
-            await line.submit(retried(poison, 3))
-        assert len(line.sent) == num_sent, "it must not reach the engine"
-        other = await line.submit(make_request("other", prompt=(5, 7)))
-        line.streams.close("over")
-        await other
-
-    asyncio.run(main())
+async def test_hole_1_a_request_in_flight_at_two_deaths_is_failed_and_not_taken_again() -> None:
+    line, poison = Line(), make_request("p", prompt=(5, 6))
+    assert codes(await line.dies_with(poison)) == ["engine_died"]
+    (second,) = await line.dies_with(retried(poison))
+    assert second.code == "engine_died_twice"
+    assert "stopped twice" in second.message
+    num_sent = len(line.sent)
+    with pytest.raises(CrashSuspectError, match="refused for 600 s"):
+        await line.submit(retried(poison, 3))
+    assert len(line.sent) == num_sent, "it must not reach the engine"
+    other = await line.submit(make_request("other", prompt=(5, 7)))
+    line.streams.close("over")
+    await other
 
 
-def test_it_is_taken_again_when_the_deaths_are_long_past() -> None:
-    async def main() -> None:
-        line, request = Line(), make_request("p")
-        await line.dies_with(request)
-        await line.dies_with(retried(request))
-        line.clock.now_s += EXPIRES_S - 1.0
-        with pytest.raises(CrashSuspectError, match="for 1 s"):
-            await line.submit(retried(request, 3))
-        line.clock.now_s += 1.0
-        again = await line.submit(retried(request, 4))
-        assert len(line.suspects) == 0
-        line.streams.close("over")
-        await again
-
-    asyncio.run(main())
+async def test_it_is_taken_again_when_the_deaths_are_long_past() -> None:
+    line, request = Line(), make_request("p")
+    await line.dies_with(request)
+    await line.dies_with(retried(request))
+    line.clock.now_s += EXPIRES_S - 1.0
+    with pytest.raises(CrashSuspectError, match="for 1 s"):
+        await line.submit(retried(request, 3))
+    line.clock.now_s += 1.0
+    again = await line.submit(retried(request, 4))
+    assert len(line.suspects) == 0
+    line.streams.close("over")
+    await again
 
 
 @pytest.mark.parametrize(
@@ -109,23 +103,19 @@ def test_it_is_taken_again_when_the_deaths_are_long_past() -> None:
         {"grammar": GrammarSpec(kind="json")},
     ],
 )
-def test_another_tenant_prompt_or_grammar_is_another_request(change: dict[str, object]) -> None:
-    async def main() -> None:
-        line, request = Line(), make_request("p")
-        await line.dies_with(request)
-        assert codes(await line.dies_with(replace(retried(request), **change))) == ["engine_died"]
+async def test_another_tenant_prompt_or_grammar_is_another_request(
+    change: dict[str, object],
+) -> None:
+    line, request = Line(), make_request("p")
+    await line.dies_with(request)
+    assert codes(await line.dies_with(replace(retried(request), **change))) == ["engine_died"]
 
-    asyncio.run(main())
 
-
-def test_choices_of_one_request_share_their_deaths() -> None:
-    async def main() -> None:
-        line, request = Line(), make_request("p")
-        choices = [retried(request, number) for number in range(3)]
-        assert codes(await line.dies_with(*choices)) == ["engine_died"] * 3
-        assert codes(await line.dies_with(*choices)) == ["engine_died_twice"] * 3
-
-    asyncio.run(main())
+async def test_choices_of_one_request_share_their_deaths() -> None:
+    line, request = Line(), make_request("p")
+    choices = [retried(request, number) for number in range(3)]
+    assert codes(await line.dies_with(*choices)) == ["engine_died"] * 3
+    assert codes(await line.dies_with(*choices)) == ["engine_died_twice"] * 3
 
 
 def test_an_answer_that_ends_by_itself_takes_its_request_out() -> None:
@@ -147,36 +137,30 @@ def test_an_answer_that_ends_by_itself_takes_its_request_out() -> None:
     asyncio.run(main("abort", "engine_died_twice"))
 
 
-def test_a_request_without_a_client_counts_as_in_flight() -> None:
-    async def main() -> None:
-        line, request = Line(), make_request("p")
-        for number in (1, 2):
-            again = retried(request, number)
-            stream = line.streams.follow(again)
-            first = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            assert line.sent[-2:] == [Submit(again), Abort(again.request_id)]
-            line.streams.died()
-            line.streams.is_open = True
-        with pytest.raises(CrashSuspectError):
-            await line.submit(retried(request, 3))
-
-    asyncio.run(main())
+async def test_a_request_without_a_client_counts_as_in_flight() -> None:
+    line, request = Line(), make_request("p")
+    for number in (1, 2):
+        again = retried(request, number)
+        stream = line.streams.follow(again)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert line.sent[-2:] == [Submit(again), Abort(again.request_id)]
+        line.streams.died()
+        line.streams.is_open = True
+    with pytest.raises(CrashSuspectError):
+        await line.submit(retried(request, 3))
 
 
-def test_a_shutdown_is_no_death() -> None:
-    async def main() -> None:
-        line, request = Line(), make_request("p")
-        for number in (1, 2, 3):
-            task = await line.submit(retried(request, number))
-            line.streams.close("The engine was shut down.")
-            line.streams.is_open = True
-            assert isinstance((await task)[-1], Failed)
-        assert len(line.suspects) == 0
-
-    asyncio.run(main())
+async def test_a_shutdown_is_no_death() -> None:
+    line, request = Line(), make_request("p")
+    for number in (1, 2, 3):
+        task = await line.submit(retried(request, number))
+        line.streams.close("The engine was shut down.")
+        line.streams.is_open = True
+        assert isinstance((await task)[-1], Failed)
+    assert len(line.suspects) == 0
 
 
 def test_few_are_remembered_and_none_in_clear() -> None:

@@ -32,7 +32,7 @@ from outrider.gateway.engines.backends.wire import (
     encode,
     pack_error,
 )
-from tests.gateway.engines.backends.clients import BUILDER, collect, run, started, tokens
+from tests.gateway.engines.backends.clients import BUILDER, collect, started, tokens
 from tests.gateway.scripted_engine import make_request
 
 NUM_FORGED = 1000
@@ -107,7 +107,7 @@ def send_raw(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["no keys", "wrong keys", "raw bytes"])
-def test_forged_messages_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forged_messages_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     has = zmq.has
     assert has("curve"), "the bundled libzmq has CURVE"
     monkeypatch.setattr(zmq, "has", lambda name: name != "ipc" and has(name))
@@ -121,30 +121,27 @@ def test_forged_messages_change_nothing(kind: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(zmq.asyncio.Socket, "bind_to_random_port", noted)
 
-    async def main() -> None:
-        async with started(ProcessEngineClient(RECIPE)) as client:
-            pid = client.pid
-            stream = asyncio.create_task(collect(client, VICTIM, prompt=(10, 20), max_tokens=300))
-            await asyncio.sleep(0.02)
-            if kind == "raw bytes":
-                await asyncio.to_thread(send_raw, endpoints[0])
-            else:
-                with forger(endpoints[0], kind) as peer:
-                    for message in forged_messages():
-                        forge(peer, endpoints[0], message)
-                        if not stream.done():
-                            await asyncio.sleep(0)
-                    await asyncio.sleep(0.2)  # a handshake would be over by now
-                    assert not peer.poll(0), "a forger was sent something"
-            events: list[EngineEvent] = await stream
-            assert tokens(events) == list(range(30, 330))
-            assert isinstance(events[-1], Finished)
-            assert client.pid == pid, "the engine was not restarted"
-            stats = await client.stats()
-            assert stats.tiers["large"].num_output_tokens == 300
-            assert tokens(await collect(client, "next", max_tokens=2)) == [30, 31]
-
-    run(main())
+    async with started(ProcessEngineClient(RECIPE)) as client:
+        pid = client.pid
+        stream = asyncio.create_task(collect(client, VICTIM, prompt=(10, 20), max_tokens=300))
+        await asyncio.sleep(0.02)
+        if kind == "raw bytes":
+            await asyncio.to_thread(send_raw, endpoints[0])
+        else:
+            with forger(endpoints[0], kind) as peer:
+                for message in forged_messages():
+                    forge(peer, endpoints[0], message)
+                    if not stream.done():
+                        await asyncio.sleep(0)
+                await asyncio.sleep(0.2)  # a handshake would be over by now
+                assert not peer.poll(0), "a forger was sent something"
+        events: list[EngineEvent] = await stream
+        assert tokens(events) == list(range(30, 330))
+        assert isinstance(events[-1], Finished)
+        assert client.pid == pid, "the engine was not restarted"
+        stats = await client.stats()
+        assert stats.tiers["large"].num_output_tokens == 300
+        assert tokens(await collect(client, "next", max_tokens=2)) == [30, 31]
 
 
 def test_a_reply_that_no_engine_sends_is_no_reply() -> None:

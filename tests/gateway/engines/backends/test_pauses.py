@@ -15,7 +15,7 @@ from outrider.gateway.engines.backends.client import PausedRequests
 from outrider.gateway.engines.backends.crash_suspects import CrashSuspects
 from outrider.gateway.engines.backends.streams import EventStreams
 from outrider.gateway.engines.backends.wire import Command, Submit
-from tests.gateway.engines.backends.clients import becomes, collect, run
+from tests.gateway.engines.backends.clients import becomes, collect
 from tests.gateway.engines.fleet.replicas import all_up, mortal, pool_of
 from tests.gateway.scripted_engine import make_request
 
@@ -55,149 +55,125 @@ class Line:
         self.streams.publish(events)
 
 
-def test_what_comes_during_a_restart_is_sent_to_the_next_engine_as_it_is() -> None:
-    async def main() -> None:
-        line = Line()
-        line.die()
-        request = make_request("a")
-        task = await line.submit(request)
-        assert line.sent == []
-        assert line.streams.paused == PausedRequests(num_now=1, num_ever=1)
-        line.streams.resume()
-        assert line.sent == [Submit(request)]
-        assert line.streams.paused == PausedRequests(num_now=0, num_ever=1)
-        line.finish("a")
-        (_, last) = await task
-        assert isinstance(last, Finished)
-        assert line.endings == [last]
-
-    run(main())
+async def test_what_comes_during_a_restart_is_sent_to_the_next_engine_as_it_is() -> None:
+    line = Line()
+    line.die()
+    request = make_request("a")
+    task = await line.submit(request)
+    assert line.sent == []
+    assert line.streams.paused == PausedRequests(num_now=1, num_ever=1)
+    line.streams.resume()
+    assert line.sent == [Submit(request)]
+    assert line.streams.paused == PausedRequests(num_now=0, num_ever=1)
+    line.finish("a")
+    (_, last) = await task
+    assert isinstance(last, Finished)
+    assert line.endings == [last]
 
 
-def test_the_next_engines_refusal_is_the_requests_own() -> None:
-    async def main() -> None:
-        line = Line()
-        line.die()
-        task = await line.submit(make_request("a"))
-        line.streams.resume()
-        line.streams.refuse("a", QueueFullError(num_waiting=7, retry_after_s=3.0))
-        with pytest.raises(QueueFullError):
-            await task
-        assert line.endings == [None]
-
-    run(main())
+async def test_the_next_engines_refusal_is_the_requests_own() -> None:
+    line = Line()
+    line.die()
+    task = await line.submit(make_request("a"))
+    line.streams.resume()
+    line.streams.refuse("a", QueueFullError(num_waiting=7, retry_after_s=3.0))
+    with pytest.raises(QueueFullError):
+        await task
+    assert line.endings == [None]
 
 
-def test_no_more_wait_than_the_next_engines_queue_takes() -> None:
+async def test_no_more_wait_than_the_next_engines_queue_takes() -> None:
     """What was in flight waits too, and takes room; another tenant still gets its share."""
 
-    async def main() -> None:
-        line = Line(max_waiting=2)
-        await line.submit(make_request("flies"))
-        line.die()
-        await line.submit(make_request("a"))
-        with pytest.raises(EngineDiedError, match="2 requests wait for it already") as refused:
-            await line.submit(make_request("b"))
-        problem = problem_of(refused.value)
-        assert (problem.status, problem.headers["retry-after"]) == (503, "1")
-        await line.submit(replace(make_request("c"), tenant="other"))
-        assert line.streams.paused.num_now == 2
-        line.streams.close("over")
-
-    run(main())
+    line = Line(max_waiting=2)
+    await line.submit(make_request("flies"))
+    line.die()
+    await line.submit(make_request("a"))
+    with pytest.raises(EngineDiedError, match="2 requests wait for it already") as refused:
+        await line.submit(make_request("b"))
+    problem = problem_of(refused.value)
+    assert (problem.status, problem.headers["retry-after"]) == (503, "1")
+    await line.submit(replace(make_request("c"), tenant="other"))
+    assert line.streams.paused.num_now == 2
+    line.streams.close("over")
 
 
 @pytest.mark.parametrize("max_waiting", [0, 8])
-def test_without_an_engine_in_time_they_are_refused(max_waiting: int) -> None:
-    async def main() -> None:
-        line = Line(max_waiting)
-        line.die()
-        if max_waiting:
-            task = await line.submit(make_request("a"))
-            line.streams.give_up()
-            with pytest.raises(EngineDiedError, match="not back in time"):
-                await task
-        with pytest.raises(EngineDiedError, match="not running"):
-            await line.submit(make_request("b"))
-        assert set(line.endings) == {None}
-        assert not len(line.streams)
-
-    run(main())
+async def test_without_an_engine_in_time_they_are_refused(max_waiting: int) -> None:
+    line = Line(max_waiting)
+    line.die()
+    if max_waiting:
+        task = await line.submit(make_request("a"))
+        line.streams.give_up()
+        with pytest.raises(EngineDiedError, match="not back in time"):
+            await task
+    with pytest.raises(EngineDiedError, match="not running"):
+        await line.submit(make_request("b"))
+    assert set(line.endings) == {None}
+    assert not len(line.streams)
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
-    async def main() -> None:
-        line = Line()
-        line.die()
-        stream = line.streams.follow(make_request("a"), line.endings.append)
-        reading = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
-        assert line.streams.paused.num_now == 1
-        reading.cancel()
-        await asyncio.wait([reading])
-        await cast("AsyncGenerator[EngineEvent, None]", stream).aclose()
-        line.streams.resume()
-        assert line.sent == []
-        (ending,) = line.endings
-        assert isinstance(ending, Finished)
-        assert ending.stats.num_output_tokens == 0
-
-    run(main())
+async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    line = Line()
+    line.die()
+    stream = line.streams.follow(make_request("a"), line.endings.append)
+    reading = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    assert line.streams.paused.num_now == 1
+    reading.cancel()
+    await asyncio.wait([reading])
+    await cast("AsyncGenerator[EngineEvent, None]", stream).aclose()
+    line.streams.resume()
+    assert line.sent == []
+    (ending,) = line.endings
+    assert isinstance(ending, Finished)
+    assert ending.stats.num_output_tokens == 0
 
 
-def test_what_came_after_a_death_has_met_none() -> None:
+async def test_what_came_after_a_death_has_met_none() -> None:
     """A gateway hears of a remote engine's death only when it is connected to the next one."""
 
-    async def main() -> None:
-        line = Line()
-        request = make_request("a")
-        for number in range(3):
-            line.streams.lost(resumes=True)
-            line.streams.hold()
-            task = await line.submit(replace(request, request_id=f"{number}"))
-            line.streams.count_death()
-            line.streams.resume()
-            line.finish(f"{number}")
-            await task
-        line.suspects.check(request)
-
-    run(main())
+    line = Line()
+    request = make_request("a")
+    for number in range(3):
+        line.streams.lost(resumes=True)
+        line.streams.hold()
+        task = await line.submit(replace(request, request_id=f"{number}"))
+        line.streams.count_death()
+        line.streams.resume()
+        line.finish(f"{number}")
+        await task
+    line.suspects.check(request)
 
 
 @pytest.mark.parametrize("waits_for_tiers", [True, False])
-def test_a_pool_waits_for_a_tier_that_it_lost_unless_others_may_answer(
+async def test_a_pool_waits_for_a_tier_that_it_lost_unless_others_may_answer(
     waits_for_tiers: bool,
 ) -> None:
-    async def main() -> None:
-        async with pool_of("small", tiers=("small",)) as (pool, _):
-            pool.demand.waits_for_tiers = waits_for_tiers
-            replica, _ = mortal("large", tiers=("large",))
-            pool.add(replica)
-            await all_up(pool)
-            await replica.client.close()
-            assert pool.is_ready
-            if not waits_for_tiers:
-                with pytest.raises(EngineDiedError):
-                    await collect(pool, "a")
-                return
-            waiting = asyncio.create_task(collect(pool, "a", max_tokens=2))
-            await becomes(lambda: pool.paused.num_now == 1)
-            pool.add(mortal("another", tiers=("large",))[0])
-            assert isinstance((await waiting)[-1], Finished)
-            assert pool.paused == PausedRequests(num_now=0, num_ever=1)
-
-    run(main())
-
-
-def test_a_pool_without_replicas_is_paused_for_a_while() -> None:
-    async def main() -> None:
-        async with pool_of("x", resume_within_s=0.4) as (pool, _):
-            assert not pool.is_paused
-            await pool._roster.replicas["x"].client.close()
-            assert pool.is_paused
-            with pytest.raises(EngineError, match="None of 1 engine replicas"):
+    async with pool_of("small", tiers=("small",)) as (pool, _):
+        pool.demand.waits_for_tiers = waits_for_tiers
+        replica, _ = mortal("large", tiers=("large",))
+        pool.add(replica)
+        await all_up(pool)
+        await replica.client.close()
+        assert pool.is_ready
+        if not waits_for_tiers:
+            with pytest.raises(EngineDiedError):
                 await collect(pool, "a")
-            assert pool.paused.num_ever == 1  # it has waited
-            assert not pool.is_paused
+            return
+        waiting = asyncio.create_task(collect(pool, "a", max_tokens=2))
+        await becomes(lambda: pool.paused.num_now == 1)
+        pool.add(mortal("another", tiers=("large",))[0])
+        assert isinstance((await waiting)[-1], Finished)
+        assert pool.paused == PausedRequests(num_now=0, num_ever=1)
 
-    run(main())
+
+async def test_a_pool_without_replicas_is_paused_for_a_while() -> None:
+    async with pool_of("x", resume_within_s=0.4) as (pool, _):
+        assert not pool.is_paused
+        await pool._roster.replicas["x"].client.close()
+        assert pool.is_paused
+        with pytest.raises(EngineError, match="None of 1 engine replicas"):
+            await collect(pool, "a")
+        assert pool.paused.num_ever == 1  # it has waited
+        assert not pool.is_paused

@@ -62,40 +62,34 @@ KEYS = FleetKeys(server=KeyPair.new(), client=KeyPair.new())
 HASTY = Patience(resume_within_s=0)
 
 
-def test_two_gateways_use_the_same_ids_and_get_their_own_answers() -> None:
-    async def main() -> None:
-        with replica(STEP_MS, keys=KEYS) as engine:
-            first, second = (RemoteEngineClient(engine.endpoint, KEYS) for _ in range(2))
-            async with started(first), started(second):
-                one, two = await asyncio.gather(
-                    collect(first, "same", prompt=(10,), max_tokens=20),
-                    collect(second, "same", prompt=(1000,), max_tokens=20),
-                )
-                assert tokens(one) == list(range(10, 30))
-                assert tokens(two) == list(range(1000, 1020))
-                assert {event.request_id for event in (*one, *two)} == {"same"}
-                stats = await asyncio.gather(first.stats(), second.stats())
-                assert all(each.tiers["large"].num_output_tokens == 40 for each in stats)
-                with pytest.raises(PromptTooLongError, match="9000"):
-                    await collect(first, "long", prompt=(REFUSE_TOO_LONG,))
-
-    run(main())
+async def test_two_gateways_use_the_same_ids_and_get_their_own_answers() -> None:
+    with replica(STEP_MS, keys=KEYS) as engine:
+        first, second = (RemoteEngineClient(engine.endpoint, KEYS) for _ in range(2))
+        async with started(first), started(second):
+            one, two = await asyncio.gather(
+                collect(first, "same", prompt=(10,), max_tokens=20),
+                collect(second, "same", prompt=(1000,), max_tokens=20),
+            )
+            assert tokens(one) == list(range(10, 30))
+            assert tokens(two) == list(range(1000, 1020))
+            assert {event.request_id for event in (*one, *two)} == {"same"}
+            stats = await asyncio.gather(first.stats(), second.stats())
+            assert all(each.tiers["large"].num_output_tokens == 40 for each in stats)
+            with pytest.raises(PromptTooLongError, match="9000"):
+                await collect(first, "long", prompt=(REFUSE_TOO_LONG,))
 
 
-def test_a_gateway_that_leaves_takes_its_requests_along() -> None:
-    async def main() -> None:
-        with replica(STEP_MS) as engine:
-            stays, leaves = (RemoteEngineClient(engine.endpoint) for _ in range(2))
-            async with started(stays):
-                async with started(leaves):
-                    stream = leaves.submit(make_request("a", max_tokens=10**6))
-                    await anext(stream)
-                    assert "1/a" in engine.engine.running or "2/a" in engine.engine.running
-                await becomes(lambda: not engine.engine.running)
-                assert tokens(await collect(stays, "b", prompt=(1,), max_tokens=2)) == [1, 2]
-                assert isinstance([event async for event in stream][-1], Failed)
-
-    run(main())
+async def test_a_gateway_that_leaves_takes_its_requests_along() -> None:
+    with replica(STEP_MS) as engine:
+        stays, leaves = (RemoteEngineClient(engine.endpoint) for _ in range(2))
+        async with started(stays):
+            async with started(leaves):
+                stream = leaves.submit(make_request("a", max_tokens=10**6))
+                await anext(stream)
+                assert "1/a" in engine.engine.running or "2/a" in engine.engine.running
+            await becomes(lambda: not engine.engine.running)
+            assert tokens(await collect(stays, "b", prompt=(1,), max_tokens=2)) == [1, 2]
+            assert isinstance([event async for event in stream][-1], Failed)
 
 
 @pytest.mark.parametrize(
@@ -108,158 +102,134 @@ def test_a_gateway_that_leaves_takes_its_requests_along() -> None:
     ],
     ids=["stranger with the server's key", "other server", "no key", "key for a plain engine"],
 )
-def test_a_wrong_key_is_no_way_in(
+async def test_a_wrong_key_is_no_way_in(
     ours: FleetKeys | None, theirs: FleetKeys | None, error: type[EngineError], says: str
 ) -> None:
-    async def main() -> None:
-        with replica(keys=theirs) as engine:
-            client = RemoteEngineClient(engine.endpoint, ours)
-            with pytest.raises(error, match=says):
-                await client.start()
-            assert not client.is_ready
-            assert engine.engine.num_steps == 0
-
-    run(main())
+    with replica(keys=theirs) as engine:
+        client = RemoteEngineClient(engine.endpoint, ours)
+        with pytest.raises(error, match=says):
+            await client.start()
+        assert not client.is_ready
+        assert engine.engine.num_steps == 0
 
 
-def test_another_version_and_other_models_are_refused_by_name(
+async def test_another_version_and_other_models_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        with replica(tokenizers={"large": "abc"}) as engine:
-            expected: Future[Any] = Future()
-            expected.set_result({"large": "xyz", "small": "abc"})
-            other = RemoteEngineClient(engine.endpoint, tokenizers=expected)
-            with pytest.raises(ReplicaRefusedError, match=r"scripted as its large model.*abc.*xyz"):
-                await other.start()
-            monkeypatch.setattr(
-                "outrider.gateway.engines.backends.replica_link.PROTOCOL_VERSION",
-                PROTOCOL_VERSION + 1,
-            )
-            newer = RemoteEngineClient(engine.endpoint)
-            with pytest.raises(ReplicaRefusedError, match=r"version 1 .* version 2: install"):
-                await newer.start()
-
-    run(main())
+    with replica(tokenizers={"large": "abc"}) as engine:
+        expected: Future[Any] = Future()
+        expected.set_result({"large": "xyz", "small": "abc"})
+        other = RemoteEngineClient(engine.endpoint, tokenizers=expected)
+        with pytest.raises(ReplicaRefusedError, match=r"scripted as its large model.*abc.*xyz"):
+            await other.start()
+        monkeypatch.setattr(
+            "outrider.gateway.engines.backends.replica_link.PROTOCOL_VERSION",
+            PROTOCOL_VERSION + 1,
+        )
+        newer = RemoteEngineClient(engine.endpoint)
+        with pytest.raises(ReplicaRefusedError, match=r"version 1 .* version 2: install"):
+            await newer.start()
 
 
-def test_a_gateway_waits_for_an_engine_that_is_not_there_or_loads() -> None:
-    async def main() -> None:
-        loading = Replica()
-        client = RemoteEngineClient(loading.endpoint)
-        starting = asyncio.create_task(client.start())
-        await asyncio.sleep(0)
-        loading.stop()  # the address is free again: nothing listens there
-        await becomes(lambda: "nothing listens" in client.not_ready_reason)
-        with replica(endpoint=loading.endpoint):
-            await starting
-            assert client.is_ready
-            await client.close()
-
-    run(main())
+async def test_a_gateway_waits_for_an_engine_that_is_not_there_or_loads() -> None:
+    loading = Replica()
+    client = RemoteEngineClient(loading.endpoint)
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    loading.stop()  # the address is free again: nothing listens there
+    await becomes(lambda: "nothing listens" in client.not_ready_reason)
+    with replica(endpoint=loading.endpoint):
+        await starting
+        assert client.is_ready
+        await client.close()
 
 
 @pytest.mark.parametrize("ends", ["drained", "crashed"])
-def test_answers_go_on_with_the_next_engine_at_the_address(ends: str) -> None:
+async def test_answers_go_on_with_the_next_engine_at_the_address(ends: str) -> None:
     """An engine that drains its time away, or dies, in the middle of an answer."""
 
-    async def main() -> None:
-        first = Replica(STEP_MS).start()
-        async with started(RemoteEngineClient(first.endpoint)) as client:
-            stream = client.submit(make_request("a", prompt=(10,), max_tokens=400))
-            events = [await anext(stream) for _ in range(5)]
-            if ends == "crashed":
-                crash = client.submit(make_request("b", prompt=(CRASH_IN_STEP,)))
-                crashing = asyncio.create_task(anext(crash))  # type: ignore[arg-type]
-                await becomes(lambda: first.exit_status is not None)
-                crashing.cancel()
-                await asyncio.gather(crashing, return_exceptions=True)
-            await asyncio.to_thread(first.stop)
-            await becomes(lambda: not client.is_ready)
-            with replica(STEP_MS, endpoint=first.endpoint):
-                events += [event async for event in stream]
-                assert tokens(events) == list(range(10, 410))
-                assert isinstance(events[-1], Finished)
-
-    run(main())
+    first = Replica(STEP_MS).start()
+    async with started(RemoteEngineClient(first.endpoint)) as client:
+        stream = client.submit(make_request("a", prompt=(10,), max_tokens=400))
+        events = [await anext(stream) for _ in range(5)]
+        if ends == "crashed":
+            crash = client.submit(make_request("b", prompt=(CRASH_IN_STEP,)))
+            crashing = asyncio.create_task(anext(crash))  # type: ignore[arg-type]
+            await becomes(lambda: first.exit_status is not None)
+            crashing.cancel()
+            await asyncio.gather(crashing, return_exceptions=True)
+        await asyncio.to_thread(first.stop)
+        await becomes(lambda: not client.is_ready)
+        with replica(STEP_MS, endpoint=first.endpoint):
+            events += [event async for event in stream]
+            assert tokens(events) == list(range(10, 410))
+            assert isinstance(events[-1], Finished)
 
 
-def test_without_patience_a_lost_engine_ends_the_answer_at_once() -> None:
-    async def main() -> None:
-        engine = Replica(STEP_MS).start()
-        async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
-            stream = client.submit(make_request("a", max_tokens=10**6))
-            await anext(stream)
+async def test_without_patience_a_lost_engine_ends_the_answer_at_once() -> None:
+    engine = Replica(STEP_MS).start()
+    async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
+        stream = client.submit(make_request("a", max_tokens=10**6))
+        await anext(stream)
+        await asyncio.to_thread(engine.stop)
+        last = [event async for event in stream][-1]
+        assert isinstance(last, Failed)
+        assert last.code == EngineDiedError.code
+        with pytest.raises(EngineDiedError):
+            await client.stats()
+
+
+async def test_a_request_that_two_engines_died_with_is_refused_and_a_cut_line_is_no_death() -> None:
+    async def lose_line(client: RemoteEngineClient) -> None:
+        assert client._link is not None
+        client._link.kill("the line was cut")
+        await becomes(lambda: client.is_ready)
+
+    async def crash(endpoint: str) -> None:
+        async with started(RemoteEngineClient(endpoint, patience=HASTY)) as other:
+            await collect(other, "crash", prompt=(CRASH_IN_STEP,))
+
+    engine = Replica(STEP_MS).start()
+    endpoint = engine.endpoint
+    async with started(RemoteEngineClient(endpoint)) as client:
+        stream = client.submit(make_request("a", prompt=(10,), max_tokens=10**5))
+        await anext(stream)
+        for _ in range(3):
+            await lose_line(client)
+            assert isinstance(await anext(stream), TokensEmitted)
+        for _ in range(2):
+            await crash(endpoint)
             await asyncio.to_thread(engine.stop)
-            last = [event async for event in stream][-1]
-            assert isinstance(last, Failed)
-            assert last.code == EngineDiedError.code
-            with pytest.raises(EngineDiedError):
-                await client.stats()
-
-    run(main())
-
-
-def test_a_request_that_two_engines_died_with_is_refused_and_a_cut_line_is_no_death() -> None:
-    async def main() -> None:
-        async def lose_line(client: RemoteEngineClient) -> None:
-            assert client._link is not None
-            client._link.kill("the line was cut")
+            engine = Replica(STEP_MS, endpoint=endpoint).start()
             await becomes(lambda: client.is_ready)
+        await asyncio.to_thread(engine.stop)
+        events = [event async for event in stream]
+        assert isinstance(events[-1], Failed)
+        assert events[-1].code == CrashSuspectError.code
 
-        async def crash(endpoint: str) -> None:
-            async with started(RemoteEngineClient(endpoint, patience=HASTY)) as other:
-                await collect(other, "crash", prompt=(CRASH_IN_STEP,))
 
-        engine = Replica(STEP_MS).start()
-        endpoint = engine.endpoint
-        async with started(RemoteEngineClient(endpoint)) as client:
-            stream = client.submit(make_request("a", prompt=(10,), max_tokens=10**5))
-            await anext(stream)
-            for _ in range(3):
-                await lose_line(client)
-                assert isinstance(await anext(stream), TokensEmitted)
-            for _ in range(2):
-                await crash(endpoint)
-                await asyncio.to_thread(engine.stop)
-                engine = Replica(STEP_MS, endpoint=endpoint).start()
-                await becomes(lambda: client.is_ready)
-            await asyncio.to_thread(engine.stop)
-            events = [event async for event in stream]
+async def test_while_it_drains_an_engine_ends_what_it_has_and_takes_nothing_new() -> None:
+    engine = Replica(STEP_MS).start()
+    async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
+        stream = client.submit(make_request("a", prompt=(1,), max_tokens=300))
+        await anext(stream)
+        stopping = asyncio.create_task(asyncio.to_thread(engine.stop, 60.0))
+        await becomes(lambda: client.is_draining)
+        assert not client.is_ready
+        with pytest.raises(EngineDiedError, match="being stopped"):
+            await collect(client, "b")
+        assert tokens([event async for event in stream]) == list(range(1, 301))
+        await stopping
+        assert engine.exit_status == 0
+
+
+async def test_an_engine_that_is_silent_is_given_up() -> None:
+    patience = Patience(unready_after_s=0.1, stall_timeout_s=0.3, resume_within_s=0)
+    with replica('{"step_s": 1.0}') as engine:
+        async with started(RemoteEngineClient(engine.endpoint, patience=patience)) as client:
+            events = await collect(client, "a", max_tokens=3)
             assert isinstance(events[-1], Failed)
-            assert events[-1].code == CrashSuspectError.code
-
-    run(main())
-
-
-def test_while_it_drains_an_engine_ends_what_it_has_and_takes_nothing_new() -> None:
-    async def main() -> None:
-        engine = Replica(STEP_MS).start()
-        async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
-            stream = client.submit(make_request("a", prompt=(1,), max_tokens=300))
-            await anext(stream)
-            stopping = asyncio.create_task(asyncio.to_thread(engine.stop, 60.0))
-            await becomes(lambda: client.is_draining)
             assert not client.is_ready
-            with pytest.raises(EngineDiedError, match="being stopped"):
-                await collect(client, "b")
-            assert tokens([event async for event in stream]) == list(range(1, 301))
-            await stopping
-            assert engine.exit_status == 0
-
-    run(main())
-
-
-def test_an_engine_that_is_silent_is_given_up() -> None:
-    async def main() -> None:
-        patience = Patience(unready_after_s=0.1, stall_timeout_s=0.3, resume_within_s=0)
-        with replica('{"step_s": 1.0}') as engine:
-            async with started(RemoteEngineClient(engine.endpoint, patience=patience)) as client:
-                events = await collect(client, "a", max_tokens=3)
-                assert isinstance(events[-1], Failed)
-                assert not client.is_ready
-
-    run(main())
 
 
 # ---- what a peer with the key may do ------------------------------------------------------------
@@ -367,21 +337,18 @@ def test_a_silent_gateway_s_requests_are_aborted_and_it_is_told() -> None:
         assert "connect again" in peer.heard().reason
 
 
-def test_arrivals_are_ages_on_the_way() -> None:
-    async def main() -> None:
-        with replica('{"step_s": 0.05}') as engine:
-            async with started(RemoteEngineClient(engine.endpoint)) as client:
-                before_s = time.monotonic()
-                stream = client.submit(replace(make_request("a"), arrival_s=before_s - 7.0))
-                await anext(stream)
-                (running,) = engine.engine.running.values()
-                assert running.request.arrival_s == pytest.approx(before_s - 7.0, abs=5.0)
-                assert running.request.arrival_s <= time.monotonic() - 7.0
-        with replica() as engine, Peer(engine.endpoint) as peer:
-            peer.send(Submit(replace(make_request("b"), arrival_s=1e12)))
-            assert isinstance(peer.heard_until(Events), Events)
-
-    run(main())
+async def test_arrivals_are_ages_on_the_way() -> None:
+    with replica('{"step_s": 0.05}') as engine:
+        async with started(RemoteEngineClient(engine.endpoint)) as client:
+            before_s = time.monotonic()
+            stream = client.submit(replace(make_request("a"), arrival_s=before_s - 7.0))
+            await anext(stream)
+            (running,) = engine.engine.running.values()
+            assert running.request.arrival_s == pytest.approx(before_s - 7.0, abs=5.0)
+            assert running.request.arrival_s <= time.monotonic() - 7.0
+    with replica() as engine, Peer(engine.endpoint) as peer:
+        peer.send(Submit(replace(make_request("b"), arrival_s=1e12)))
+        assert isinstance(peer.heard_until(Events), Events)
 
 
 # ---- keys and addresses -------------------------------------------------------------------------

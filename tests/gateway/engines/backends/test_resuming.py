@@ -28,7 +28,6 @@ from tests.gateway.engines.backends.clients import (
     becomes,
     collect,
     process,
-    run,
     started,
     tokens,
 )
@@ -82,158 +81,105 @@ async def is_down(client: ProcessEngineClient) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 7, MOST - 1])
-def test_an_answer_goes_on_behind_what_was_received(at: int) -> None:
-    async def main() -> None:
-        async with started(process(STEP_MS)) as client:
-            reader = Reader(client, make_request("a", max_tokens=MOST))
-            if at:
-                await reader.read(at)
+async def test_an_answer_goes_on_behind_what_was_received(at: int) -> None:
+    async with started(process(STEP_MS)) as client:
+        reader = Reader(client, make_request("a", max_tokens=MOST))
+        if at:
+            await reader.read(at)
+        kill(client)
+        ending = await reader.rest()
+        assert isinstance(ending, Finished)
+        assert tokens(reader.events) == [30 + k for k in range(MOST)]
+        assert reader.count(PrefillDone) == 1
+        assert ending.stats.num_output_tokens == MOST
+        (work,) = ending.work
+        assert work.num_output_tokens == MOST
+        assert work.num_prompt_tokens == 2
+
+
+async def test_many_answers_go_on_and_a_new_request_waits_for_the_next_engine() -> None:
+    async with started(process(STEP_MS)) as client:
+        readers = [
+            Reader(client, make_request(f"{n}", (100 * n,), max_tokens=MOST)) for n in range(1, 9)
+        ]
+        for number, reader in enumerate(readers):
+            await reader.read(number + 1)
+        kill(client)
+        await is_down(client)
+        assert client.is_paused
+        assert tokens(await collect(client, "meanwhile")) == [30 + k for k in range(5)]
+        assert client.paused == PausedRequests(num_now=0, num_ever=1)
+        assert not client.is_paused
+        for number, reader in enumerate(readers, start=1):
+            await reader.rest()
+            assert tokens(reader.events) == [100 * number + k for k in range(MOST)]
+
+
+async def test_a_second_death_ends_the_request() -> None:
+    async with started(process(STEP_MS)) as client:
+        reader = Reader(client, make_request("a", max_tokens=10**6))
+        for num_tokens in (3, 200):
+            await reader.read(num_tokens)
             kill(client)
-            ending = await reader.rest()
-            assert isinstance(ending, Finished)
-            assert tokens(reader.events) == [30 + k for k in range(MOST)]
-            assert reader.count(PrefillDone) == 1
-            assert ending.stats.num_output_tokens == MOST
-            (work,) = ending.work
-            assert work.num_output_tokens == MOST
-            assert work.num_prompt_tokens == 2
-
-    run(main())
+        ending = await reader.rest()
+        assert isinstance(ending, Failed)
+        assert ending.code == "engine_died_twice"
+        seen = tokens(reader.events)
+        assert seen == [30 + k for k in range(len(seen))]
+        assert ending.stats is not None
+        assert ending.stats.num_output_tokens == len(seen)
+        assert ending.work[0].num_output_tokens == len(seen)
 
 
-def test_many_answers_go_on_and_a_new_request_waits_for_the_next_engine() -> None:
-    async def main() -> None:
-        async with started(process(STEP_MS)) as client:
-            readers = [
-                Reader(client, make_request(f"{n}", (100 * n,), max_tokens=MOST))
-                for n in range(1, 9)
-            ]
-            for number, reader in enumerate(readers):
-                await reader.read(number + 1)
-            kill(client)
-            await is_down(client)
-            assert client.is_paused
-            assert tokens(await collect(client, "meanwhile")) == [30 + k for k in range(5)]
-            assert client.paused == PausedRequests(num_now=0, num_ever=1)
-            assert not client.is_paused
-            for number, reader in enumerate(readers, start=1):
-                await reader.rest()
-                assert tokens(reader.events) == [100 * number + k for k in range(MOST)]
-
-    run(main())
-
-
-def test_a_second_death_ends_the_request() -> None:
-    async def main() -> None:
-        async with started(process(STEP_MS)) as client:
-            reader = Reader(client, make_request("a", max_tokens=10**6))
-            for num_tokens in (3, 200):
-                await reader.read(num_tokens)
-                kill(client)
-            ending = await reader.rest()
-            assert isinstance(ending, Failed)
-            assert ending.code == "engine_died_twice"
-            seen = tokens(reader.events)
-            assert seen == [30 + k for k in range(len(seen))]
-            assert ending.stats is not None
-            assert ending.stats.num_output_tokens == len(seen)
-            assert ending.work[0].num_output_tokens == len(seen)
-
-    run(main())
-
-
-def test_without_another_engine_in_time_requests_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        arguments = f'{{"fail_without": "{tmp_path / "there"}", "step_s": 0.002}}'
-        async with started(process(arguments, resume_within_s=0.3)) as client:
-            reader = Reader(client, make_request("a", max_tokens=10**6))
-            await reader.read(2)
-            (tmp_path / "there").unlink()
-            kill(client)
-            ending = await reader.rest()
-            assert isinstance(ending, Failed)
-            assert ending.code == "engine_died"
-            assert ending.stats is not None
-            assert ending.stats.num_output_tokens == len(tokens(reader.events))
-            assert not client.is_paused
-            with pytest.raises(EngineDiedError, match="not running"):
-                await collect(client, "late")
-
+async def test_without_another_engine_in_time_requests_end(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
-    run(main())
+    arguments = f'{{"fail_without": "{tmp_path / "there"}", "step_s": 0.002}}'
+    async with started(process(arguments, resume_within_s=0.3)) as client:
+        reader = Reader(client, make_request("a", max_tokens=10**6))
+        await reader.read(2)
+        (tmp_path / "there").unlink()
+        kill(client)
+        ending = await reader.rest()
+        assert isinstance(ending, Failed)
+        assert ending.code == "engine_died"
+        assert ending.stats is not None
+        assert ending.stats.num_output_tokens == len(tokens(reader.events))
+        assert not client.is_paused
+        with pytest.raises(EngineDiedError, match="not running"):
+            await collect(client, "late")
 
 
-def test_leaving_while_no_engine_is_there_ends_the_request() -> None:
-    async def main() -> None:
-        async with started(process(STEP_MS)) as client:
-            reader, other = (Reader(client, make_request(n, max_tokens=10**6)) for n in "ab")
-            for one in (reader, other):
-                await one.read(3)
-            kill(client)
-            await is_down(client)
-            await reader.leave()
-            (ending,) = reader.endings
-            assert isinstance(ending, Finished)
-            assert ending.finish_reason == "abort"
-            assert ending.stats.num_output_tokens >= 3
-            await client.abort("b")
-            assert isinstance(await other.rest(), Finished)
-
-    run(main())
+async def test_leaving_while_no_engine_is_there_ends_the_request() -> None:
+    async with started(process(STEP_MS)) as client:
+        reader, other = (Reader(client, make_request(n, max_tokens=10**6)) for n in "ab")
+        for one in (reader, other):
+            await one.read(3)
+        kill(client)
+        await is_down(client)
+        await reader.leave()
+        (ending,) = reader.endings
+        assert isinstance(ending, Finished)
+        assert ending.finish_reason == "abort"
+        assert ending.stats.num_output_tokens >= 3
+        await client.abort("b")
+        assert isinstance(await other.rest(), Finished)
 
 
-def test_what_left_before_the_death_is_not_resumed() -> None:
-    async def main() -> None:
-        async with started(process('{"step_s": 0.2}')) as client:
-            reader = Reader(client, make_request("a", max_tokens=10**6))
-            await reader.read(1)
-            await reader.leave()  # the engine hears of it behind its step
-            kill(client)
-            await is_down(client)
-            (ending,) = reader.endings
-            assert isinstance(ending, Failed)
-
-    run(main())
+async def test_what_left_before_the_death_is_not_resumed() -> None:
+    async with started(process('{"step_s": 0.2}')) as client:
+        reader = Reader(client, make_request("a", max_tokens=10**6))
+        await reader.read(1)
+        await reader.leave()  # the engine hears of it behind its step
+        kill(client)
+        await is_down(client)
+        (ending,) = reader.endings
+        assert isinstance(ending, Failed)
 
 
 @pytest.mark.parametrize("is_told_meanwhile", [True, False])
 @pytest.mark.parametrize("action", ["settle", "switch", "keep"])
-def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhile: bool) -> None:
+async def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhile: bool) -> None:
     """Whether the decision comes before the death, lost with the engine, or while none is there."""
-
-    async def main() -> None:
-        async with started(process('{"step_s": 0.02}')) as client:
-            reader = Reader(client, make_request("a", max_tokens=8, may_escalate=True))
-            await reader.read(4)
-            if is_told_meanwhile:
-                kill(client)
-                await is_down(client)
-                await decide(client)
-            else:
-                await decide(client)
-                kill(client)
-            ending = await reader.rest()
-            assert isinstance(ending, Finished)
-            assert reader.count(AnswerHeld) == 0
-            small = [30 + SMALL_SHIFT + k for k in range(8)]
-            large = [30 + k for k in range(8)]
-            switches = [event for event in reader.events if isinstance(event, TierSwitched)]
-            assert len(switches) == (action != "settle")
-            standing = tokens(reader.events)
-            if action == "switch":
-                standing = tokens(reader.events[reader.events.index(switches[0]) :])
-                assert standing == large
-            elif action == "settle":
-                assert standing == small
-            else:
-                num_small = sum(token >= 30 + SMALL_SHIFT for token in standing)
-                assert num_small >= 4
-                assert standing == small[:num_small] + large[num_small:]
-            assert ending.stats.num_output_tokens == 8
-            num_written = sum(work.num_output_tokens for work in ending.work)
-            num_discarded = sum(work.num_discarded_tokens for work in ending.work)
-            assert num_written - num_discarded == 8
-            assert num_written == len(tokens(reader.events))
 
     async def decide(client: ProcessEngineClient) -> None:
         if action == "settle":
@@ -241,26 +187,54 @@ def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhile: boo
         else:
             await client.switch_tier("a", "large", keeps_answer=action == "keep")
 
-    run(main())
+    async with started(process('{"step_s": 0.02}')) as client:
+        reader = Reader(client, make_request("a", max_tokens=8, may_escalate=True))
+        await reader.read(4)
+        if is_told_meanwhile:
+            kill(client)
+            await is_down(client)
+            await decide(client)
+        else:
+            await decide(client)
+            kill(client)
+        ending = await reader.rest()
+        assert isinstance(ending, Finished)
+        assert reader.count(AnswerHeld) == 0
+        small = [30 + SMALL_SHIFT + k for k in range(8)]
+        large = [30 + k for k in range(8)]
+        switches = [event for event in reader.events if isinstance(event, TierSwitched)]
+        assert len(switches) == (action != "settle")
+        standing = tokens(reader.events)
+        if action == "switch":
+            standing = tokens(reader.events[reader.events.index(switches[0]) :])
+            assert standing == large
+        elif action == "settle":
+            assert standing == small
+        else:
+            num_small = sum(token >= 30 + SMALL_SHIFT for token in standing)
+            assert num_small >= 4
+            assert standing == small[:num_small] + large[num_small:]
+        assert ending.stats.num_output_tokens == 8
+        num_written = sum(work.num_output_tokens for work in ending.work)
+        num_discarded = sum(work.num_discarded_tokens for work in ending.work)
+        assert num_written - num_discarded == 8
+        assert num_written == len(tokens(reader.events))
 
 
 @pytest.mark.parametrize("action", ["settle", "switch"])
-def test_an_answer_that_is_held_at_the_death_is_held_again(action: str) -> None:
-    async def main() -> None:
-        async with started(process()) as client:
-            reader = Reader(client, make_request("a", max_tokens=3, may_escalate=True))
-            await reader.until(AnswerHeld)
-            pid = client.pid
-            kill(client)
-            await becomes(lambda: client.is_ready and client.pid != pid)
-            await (client.settle("a") if action == "settle" else client.switch_tier("a", "large"))
-            ending = await reader.rest()
-            assert isinstance(ending, Finished)
-            assert reader.count(AnswerHeld) == 1
-            assert ending.stats.num_output_tokens == 3
-            assert reader.count(TokensEmitted) == (3 if action == "settle" else 6)
-
-    run(main())
+async def test_an_answer_that_is_held_at_the_death_is_held_again(action: str) -> None:
+    async with started(process()) as client:
+        reader = Reader(client, make_request("a", max_tokens=3, may_escalate=True))
+        await reader.until(AnswerHeld)
+        pid = client.pid
+        kill(client)
+        await becomes(lambda: client.is_ready and client.pid != pid)
+        await (client.settle("a") if action == "settle" else client.switch_tier("a", "large"))
+        ending = await reader.rest()
+        assert isinstance(ending, Finished)
+        assert reader.count(AnswerHeld) == 1
+        assert ending.stats.num_output_tokens == 3
+        assert reader.count(TokensEmitted) == (3 if action == "settle" else 6)
 
 
 # ---- the process in reserve --------------------------------------------------------------------
@@ -273,36 +247,30 @@ def with_reserve() -> ProcessEngineClient:
     return ProcessEngineClient(recipe)
 
 
-def test_the_process_in_reserve_goes_on_with_the_answers() -> None:
-    async def main() -> None:
-        async with started(with_reserve()) as client:
-            for _ in range(2):
-                assert client._reserve is not None
-                reserve = client._reserve.pid
-                reader = Reader(client, make_request("a", max_tokens=MOST))
-                await reader.read(3)
-                kill(client)
-                assert isinstance(await reader.rest(), Finished)
-                assert tokens(reader.events) == [30 + k for k in range(MOST)]
-                assert client.pid == reserve
-        assert not psutil.pid_exists(reserve)
-        assert client._reserve is None
-
-    run(main())
-
-
-def test_a_reserve_that_has_died_is_not_needed() -> None:
-    async def main() -> None:
-        async with started(with_reserve()) as client:
+async def test_the_process_in_reserve_goes_on_with_the_answers() -> None:
+    async with started(with_reserve()) as client:
+        for _ in range(2):
             assert client._reserve is not None
-            client._reserve.kill()
-            client._reserve.wait()
-            pid = client.pid
+            reserve = client._reserve.pid
+            reader = Reader(client, make_request("a", max_tokens=MOST))
+            await reader.read(3)
             kill(client)
-            await becomes(lambda: client.is_ready and client.pid != pid)
-            assert tokens(await collect(client, "b", max_tokens=2)) == [30, 31]
+            assert isinstance(await reader.rest(), Finished)
+            assert tokens(reader.events) == [30 + k for k in range(MOST)]
+            assert client.pid == reserve
+    assert not psutil.pid_exists(reserve)
+    assert client._reserve is None
 
-    run(main())
+
+async def test_a_reserve_that_has_died_is_not_needed() -> None:
+    async with started(with_reserve()) as client:
+        assert client._reserve is not None
+        client._reserve.kill()
+        client._reserve.wait()
+        pid = client.pid
+        kill(client)
+        await becomes(lambda: client.is_ready and client.pid != pid)
+        assert tokens(await collect(client, "b", max_tokens=2)) == [30, 31]
 
 
 def test_a_reserve_ends_with_its_gateway() -> None:

@@ -11,31 +11,27 @@ from tests.gateway.engines.backends.clients import (
     STEP_MS,
     becomes,
     collect,
-    run,
     started,
     tokens,
 )
 
 
-def test_gateways_use_the_engine_of_another_process_and_outlive_it() -> None:
+async def test_gateways_use_the_engine_of_another_process_and_outlive_it() -> None:
     recipe = EngineRecipe(builder=BUILDER, arguments=STEP_MS, max_requests=8)
 
-    async def main() -> None:
-        with EngineProcess(recipe) as first:
-            endpoint = first.spec.listen
-            assert endpoint is not None
-            owner = ProcessEngineClient(recipe, first=first, stall_timeout_s=60)
-            one, other = RemoteEngineClient(endpoint), RemoteEngineClient(endpoint)
-            async with started(owner), started(one), started(other):
-                answers = [await collect(each, "same-id") for each in (one, other)]
-                assert tokens(answers[0]) == tokens(answers[1]) != []
-                pid = owner.pid
-                assert pid is not None
-                os.kill(pid, signal.SIGKILL)
-                await becomes(lambda: not one.is_ready)
-                await becomes(lambda: one.is_ready and other.is_ready and owner.is_ready)
-                assert owner.pid != pid
-                assert tokens(await collect(other, "again")) == tokens(answers[0])
-            assert owner.pid is None
-
-    run(main())
+    with EngineProcess(recipe) as first:
+        endpoint = first.spec.listen
+        assert endpoint is not None
+        owner = ProcessEngineClient(recipe, first=first, stall_timeout_s=60)
+        one, other = RemoteEngineClient(endpoint), RemoteEngineClient(endpoint)
+        async with started(owner), started(one), started(other):
+            answers = [await collect(each, "same-id") for each in (one, other)]
+            assert tokens(answers[0]) == tokens(answers[1]) != []
+            pid = owner.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await becomes(lambda: not one.is_ready)
+            await becomes(lambda: one.is_ready and other.is_ready and owner.is_ready)
+            assert owner.pid != pid
+            assert tokens(await collect(other, "again")) == tokens(answers[0])
+        assert owner.pid is None

@@ -19,7 +19,7 @@ from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.wiring.fleet import _make_replica
 from tests.gateway.engines.backends import replicas
-from tests.gateway.engines.backends.clients import STEP_MS, becomes, collect, run, started, tokens
+from tests.gateway.engines.backends.clients import STEP_MS, becomes, collect, started, tokens
 from tests.gateway.engines.backends.test_resuming import Reader
 from tests.gateway.engines.fleet.replicas import all_up
 from tests.gateway.scripted_engine import make_request
@@ -66,52 +66,46 @@ class Wire:
             sink.close()
 
 
-def test_a_partition_that_heals_sends_nothing_twice() -> None:
-    async def main() -> None:
-        with replicas.replica(STEP_MS) as far, replicas.replica(STEP_MS) as near:
-            async with Wire(far.endpoint).open() as wire:
-                hasty = Patience(unready_after_s=0.5, stall_timeout_s=1.0, resume_within_s=0)
-                calm = Patience(resume_within_s=0)
-                pool = EnginePool(
-                    [Replica("far", RemoteEngineClient(wire.endpoint, patience=hasty))],
-                    resume_within_s=100.0,
-                )
-                async with started(pool):
-                    reader = Reader(pool, make_request("a", prompt=(10,), max_tokens=1000))
-                    await reader.read(5)
-                    rest = asyncio.create_task(reader.rest())
-                    wire.cut()
-                    pool.add(Replica("near", RemoteEngineClient(near.endpoint, patience=calm)))
-                    await becomes(lambda: bool(near.engine.running))  # it goes on there
-                    assert wire.num_held, "the engine wrote on behind the cut"
-                    wire.heal()
-                    assert isinstance(await rest, Finished)
-                    assert tokens(reader.events) == list(range(10, 1010))
-                    await becomes(lambda: not far.engine.running)
-                    await becomes(lambda: all(state.is_up for state in pool.states()))
-                    assert tokens(await collect(pool, "b", prompt=(7,), max_tokens=2)) == [7, 8]
-
-    run(main())
-
-
-def test_a_replica_with_another_key_is_refused_by_name_and_the_others_serve() -> None:
-    async def main() -> None:
-        other = replace(KEYS, client=KeyPair.new())
-        with replicas.replica(keys=KEYS) as ours, replicas.replica(keys=other) as theirs:
+async def test_a_partition_that_heals_sends_nothing_twice() -> None:
+    with replicas.replica(STEP_MS) as far, replicas.replica(STEP_MS) as near:
+        async with Wire(far.endpoint).open() as wire:
+            hasty = Patience(unready_after_s=0.5, stall_timeout_s=1.0, resume_within_s=0)
+            calm = Patience(resume_within_s=0)
             pool = EnginePool(
-                Replica(name, RemoteEngineClient(each.endpoint, KEYS))
-                for name, each in (("ours", ours), ("theirs", theirs))
+                [Replica("far", RemoteEngineClient(wire.endpoint, patience=hasty))],
+                resume_within_s=100.0,
             )
             async with started(pool):
-                await all_up(pool)
-                good, bad = pool.states()
-                assert (good.is_up, bad.is_up) == (True, False)
-                assert bad.name == "theirs"
-                assert "both need the same key" in bad.reason
-                assert tokens(await collect(pool, "a", prompt=(7,), max_tokens=2)) == [7, 8]
-                assert theirs.engine.num_steps == 0
+                reader = Reader(pool, make_request("a", prompt=(10,), max_tokens=1000))
+                await reader.read(5)
+                rest = asyncio.create_task(reader.rest())
+                wire.cut()
+                pool.add(Replica("near", RemoteEngineClient(near.endpoint, patience=calm)))
+                await becomes(lambda: bool(near.engine.running))  # it goes on there
+                assert wire.num_held, "the engine wrote on behind the cut"
+                wire.heal()
+                assert isinstance(await rest, Finished)
+                assert tokens(reader.events) == list(range(10, 1010))
+                await becomes(lambda: not far.engine.running)
+                await becomes(lambda: all(state.is_up for state in pool.states()))
+                assert tokens(await collect(pool, "b", prompt=(7,), max_tokens=2)) == [7, 8]
 
-    run(main())
+
+async def test_a_replica_with_another_key_is_refused_by_name_and_the_others_serve() -> None:
+    other = replace(KEYS, client=KeyPair.new())
+    with replicas.replica(keys=KEYS) as ours, replicas.replica(keys=other) as theirs:
+        pool = EnginePool(
+            Replica(name, RemoteEngineClient(each.endpoint, KEYS))
+            for name, each in (("ours", ours), ("theirs", theirs))
+        )
+        async with started(pool):
+            await all_up(pool)
+            good, bad = pool.states()
+            assert (good.is_up, bad.is_up) == (True, False)
+            assert bad.name == "theirs"
+            assert "both need the same key" in bad.reason
+            assert tokens(await collect(pool, "a", prompt=(7,), max_tokens=2)) == [7, 8]
+            assert theirs.engine.num_steps == 0
 
 
 class LossyIndex(BlockIndex):
@@ -128,45 +122,42 @@ class LossyIndex(BlockIndex):
         return super().note(lane, news)
 
 
-def test_an_index_out_of_step_asks_anew_and_is_right_again() -> None:
+async def test_an_index_out_of_step_asks_anew_and_is_right_again() -> None:
     """A message is lost on the way; the number of the next one tells."""
 
-    async def main() -> None:
-        blocks = BlockPool(num_blocks=64, block_size=1)
-        names = [bytes([number]) * 16 for number in range(1, 40)]
+    blocks = BlockPool(num_blocks=64, block_size=1)
+    names = [bytes([number]) * 16 for number in range(1, 40)]
 
-        def publish(name: bytes) -> None:
-            block = blocks.allocate()
-            blocks.publish(block, name)
-            blocks.release([block])
+    def publish(name: bytes) -> None:
+        block = blocks.allocate()
+        blocks.publish(block, name)
+        blocks.release([block])
 
-        def depth(index: BlockIndex) -> int:
-            index.flush()
-            return int(index.depths(block_keys(names), is_dense=True)[0])
+    def depth(index: BlockIndex) -> int:
+        index.flush()
+        return int(index.depths(block_keys(names), is_dense=True)[0])
 
-        engine = replicas.Replica(STEP_MS)
-        engine.engine.blocks = BlockFeed([BlockNews(blocks)])
-        index = LossyIndex(max_blocks=1000, max_lanes=2)
-        replica = _make_replica(index, None, None, Patience(), engine.endpoint)
-        pool = EnginePool([replica], CacheAware(index))
-        try:
-            engine.start()
-            async with started(pool):
-                await becomes(lambda: index.resets == 1)
-                publish(names[0])
-                await collect(pool, "a")  # news are sent with steps
-                await becomes(lambda: depth(index) == 1)
-                index.loses_next = True
-                publish(names[1])
-                await collect(pool, "b")
-                await becomes(lambda: not index.loses_next)
-                assert depth(index) == 1, "it does not know better yet"
-                publish(names[2])
-                await collect(pool, "c")
-                await becomes(lambda: index.resets == 2)
-                await becomes(lambda: depth(index) == 3)
-                assert index.num_gaps == 1
-        finally:
-            await asyncio.to_thread(engine.stop)
-
-    run(main())
+    engine = replicas.Replica(STEP_MS)
+    engine.engine.blocks = BlockFeed([BlockNews(blocks)])
+    index = LossyIndex(max_blocks=1000, max_lanes=2)
+    replica = _make_replica(index, None, None, Patience(), engine.endpoint)
+    pool = EnginePool([replica], CacheAware(index))
+    try:
+        engine.start()
+        async with started(pool):
+            await becomes(lambda: index.resets == 1)
+            publish(names[0])
+            await collect(pool, "a")  # news are sent with steps
+            await becomes(lambda: depth(index) == 1)
+            index.loses_next = True
+            publish(names[1])
+            await collect(pool, "b")
+            await becomes(lambda: not index.loses_next)
+            assert depth(index) == 1, "it does not know better yet"
+            publish(names[2])
+            await collect(pool, "c")
+            await becomes(lambda: index.resets == 2)
+            await becomes(lambda: depth(index) == 3)
+            assert index.num_gaps == 1
+    finally:
+        await asyncio.to_thread(engine.stop)

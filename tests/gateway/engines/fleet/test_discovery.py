@@ -18,7 +18,7 @@ from outrider.gateway.engines.fleet.discovery import DiscoveredPool
 from outrider.gateway.settings.sections import EngineSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.wiring.fleet import _make_replica, build_remote
-from tests.gateway.engines.backends.clients import STEP_MS, becomes, collect, run, tokens
+from tests.gateway.engines.backends.clients import STEP_MS, becomes, collect, tokens
 from tests.gateway.engines.backends.replicas import Replica
 from tests.gateway.scripted_engine import make_request
 
@@ -40,78 +40,70 @@ class Names:
         return Found(frozenset(self.addresses))
 
 
-def test_replicas_are_those_that_a_name_has_now() -> None:
-    async def main() -> None:
-        first, second = (Replica(STEP_MS).start() for _ in range(2))
-        names = Names(first.endpoint)
-        index = BlockIndex(max_lanes=4)
-        pool = DiscoveredPool(
-            [NAME],
-            partial(_make_replica, index, None, None, Patience()),
-            CacheAware(index),
-            resolve=names.resolve,
-            interval_s=3600,
-        )
-        try:
-            await pool.start()
-            stream = pool.submit(make_request("a", prompt=(10,), max_tokens=300))
-            events = [await anext(stream) for _ in range(3)]
+async def test_replicas_are_those_that_a_name_has_now() -> None:
+    first, second = (Replica(STEP_MS).start() for _ in range(2))
+    names = Names(first.endpoint)
+    index = BlockIndex(max_lanes=4)
+    pool = DiscoveredPool(
+        [NAME],
+        partial(_make_replica, index, None, None, Patience()),
+        CacheAware(index),
+        resolve=names.resolve,
+        interval_s=3600,
+    )
+    try:
+        await pool.start()
+        stream = pool.submit(make_request("a", prompt=(10,), max_tokens=300))
+        events = [await anext(stream) for _ in range(3)]
 
-            names.addresses.add(second.endpoint)
-            await pool.look_up()
-            await becomes(lambda: all(state.is_up for state in pool.states()))
-            assert {state.name for state in pool.states()} == {first.endpoint, second.endpoint}
+        names.addresses.add(second.endpoint)
+        await pool.look_up()
+        await becomes(lambda: all(state.is_up for state in pool.states()))
+        assert {state.name for state in pool.states()} == {first.endpoint, second.endpoint}
 
-            names.is_down = True  # which changes nothing
-            await pool.look_up()
-            assert len(pool.states()) == 2
+        names.is_down = True  # which changes nothing
+        await pool.look_up()
+        assert len(pool.states()) == 2
 
-            names.is_down = False
-            names.addresses = {second.endpoint}
-            await pool.look_up()  # the first one drains: its answer ends there
-            await becomes(lambda: [s.is_draining for s in pool.states()] == [True, False])
-            assert tokens(await collect(pool, "b", prompt=(5,), max_tokens=3)) == [5, 6, 7]
-            assert second.engine.num_output_tokens == 3
-            events += [event async for event in stream]
-            assert tokens(events) == list(range(10, 310))
-            assert isinstance(events[-1], Finished)
-            await becomes(lambda: len(pool.states()) == 1)
+        names.is_down = False
+        names.addresses = {second.endpoint}
+        await pool.look_up()  # the first one drains: its answer ends there
+        await becomes(lambda: [s.is_draining for s in pool.states()] == [True, False])
+        assert tokens(await collect(pool, "b", prompt=(5,), max_tokens=3)) == [5, 6, 7]
+        assert second.engine.num_output_tokens == 3
+        events += [event async for event in stream]
+        assert tokens(events) == list(range(10, 310))
+        assert isinstance(events[-1], Finished)
+        await becomes(lambda: len(pool.states()) == 1)
 
-            names.addresses = {first.endpoint}  # it comes back, and the second goes
-            await pool.look_up()
-            await becomes(lambda: [s.name for s in pool.states() if s.is_up] == [first.endpoint])
-            assert tokens(await collect(pool, "c", prompt=(1,), max_tokens=2)) == [1, 2]
-        finally:
-            await pool.close()
-            first.stop()
-            second.stop()
-
-    run(main())
+        names.addresses = {first.endpoint}  # it comes back, and the second goes
+        await pool.look_up()
+        await becomes(lambda: [s.name for s in pool.states() if s.is_up] == [first.endpoint])
+        assert tokens(await collect(pool, "c", prompt=(1,), max_tokens=2)) == [1, 2]
+    finally:
+        await pool.close()
+        first.stop()
+        second.stop()
 
 
-def test_a_killed_replica_s_answer_goes_on_at_another() -> None:
-    async def main() -> None:
-        replicas = [Replica(STEP_MS).start() for _ in range(2)]
-        settings = Settings(
-            engine=EngineSettings(replicas=tuple(each.endpoint for each in replicas))
-        )
-        pool = build_remote(settings)
-        assert isinstance(pool, DiscoveredPool)
-        try:
-            await pool.start()
-            await becomes(lambda: [state.is_up for state in pool.states()] == [True, True])
-            stream = pool.submit(make_request("a", prompt=(10,), max_tokens=300))
-            events = [await anext(stream) for _ in range(5)]
-            (has_it,) = (each for each in replicas if each.engine.running)
-            await asyncio.to_thread(has_it.stop)
-            events += [event async for event in stream]
-            assert tokens(events) == list(range(10, 310))
-        finally:
-            await pool.close()
-            for each in replicas:
-                each.stop()
-
-    run(main())
+async def test_a_killed_replica_s_answer_goes_on_at_another() -> None:
+    replicas = [Replica(STEP_MS).start() for _ in range(2)]
+    settings = Settings(engine=EngineSettings(replicas=tuple(each.endpoint for each in replicas)))
+    pool = build_remote(settings)
+    assert isinstance(pool, DiscoveredPool)
+    try:
+        await pool.start()
+        await becomes(lambda: [state.is_up for state in pool.states()] == [True, True])
+        stream = pool.submit(make_request("a", prompt=(10,), max_tokens=300))
+        events = [await anext(stream) for _ in range(5)]
+        (has_it,) = (each for each in replicas if each.engine.running)
+        await asyncio.to_thread(has_it.stop)
+        events += [event async for event in stream]
+        assert tokens(events) == list(range(10, 310))
+    finally:
+        await pool.close()
+        for each in replicas:
+            each.stop()
 
 
 def test_a_name_is_looked_up() -> None:

@@ -30,7 +30,7 @@ from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.wiring.upstream import build_cloud
 from outrider.verifier.params import Tier
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
-from tests.gateway.engines.backends.clients import becomes, collect, run, started, tokens
+from tests.gateway.engines.backends.clients import becomes, collect, started, tokens
 from tests.gateway.engines.fleet.replicas import mortal
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.gateway.scripted_engine import make_request
@@ -78,92 +78,80 @@ async def pool_of(fleet: ScriptedFleet, **bounds: Any) -> AsyncIterator[Discover
         yield pool
 
 
-def test_the_first_request_has_an_engine_started_and_waits_for_it() -> None:
-    async def main() -> None:
-        fleet = ScriptedFleet()
-        async with pool_of(fleet) as pool:
-            assert pool.is_ready
-            assert pool.is_asleep
-            with pytest.raises(EngineNotStartedError, match="the first request"):
-                await pool.info()
-            assert fleet.num_started == 0
-            both = await asyncio.gather(
-                *(collect(pool, name, prompt=(5,), max_tokens=3) for name in "ab")
-            )
-            assert [tokens(events) for events in both] == [[5, 6, 7], [5, 6, 7]]
-            assert fleet.num_started == 1
-            assert not pool.is_asleep
-            num_asked = len(fleet.asked)
+async def test_the_first_request_has_an_engine_started_and_waits_for_it() -> None:
+    fleet = ScriptedFleet()
+    async with pool_of(fleet) as pool:
+        assert pool.is_ready
+        assert pool.is_asleep
+        with pytest.raises(EngineNotStartedError, match="the first request"):
+            await pool.info()
+        assert fleet.num_started == 0
+        both = await asyncio.gather(
+            *(collect(pool, name, prompt=(5,), max_tokens=3) for name in "ab")
+        )
+        assert [tokens(events) for events in both] == [[5, 6, 7], [5, 6, 7]]
+        assert fleet.num_started == 1
+        assert not pool.is_asleep
+        num_asked = len(fleet.asked)
 
-            fleet.stop()  # to zero again: its models stay known, its counters stay counted
-            await becomes(lambda: pool.is_asleep)
-            assert list((await pool.info()).tiers) == ["large"]
-            assert (await pool.stats()).tiers["large"].num_output_tokens == 6
-            assert len(fleet.asked) == num_asked
-            await becomes(lambda: not pool.states())
-            assert tokens(await collect(pool, "c", prompt=(7,), max_tokens=1)) == [7]
-            assert fleet.num_started == 2
-
-    run(main())
+        fleet.stop()  # to zero again: its models stay known, its counters stay counted
+        await becomes(lambda: pool.is_asleep)
+        assert list((await pool.info()).tiers) == ["large"]
+        assert (await pool.stats()).tiers["large"].num_output_tokens == 6
+        assert len(fleet.asked) == num_asked
+        await becomes(lambda: not pool.states())
+        assert tokens(await collect(pool, "c", prompt=(7,), max_tokens=1)) == [7]
+        assert fleet.num_started == 2
 
 
-def test_the_wait_is_bounded_and_what_waits_too() -> None:
-    async def main() -> None:
-        fleet = ScriptedFleet()
-        fleet.starts = False
-        endings: list[Finished | Failed | None] = []
-        async with pool_of(fleet, max_waiting=1) as pool:
-            waiting = asyncio.create_task(collect(pool, "a"))
-            await becomes(lambda: bool(fleet.asked))
-            assert fleet.asked[0] == [["large"]]
-            with pytest.raises(QueueFullError, match="1 requests are waiting"):
-                await collect(pool, "b")
+async def test_the_wait_is_bounded_and_what_waits_too() -> None:
+    fleet = ScriptedFleet()
+    fleet.starts = False
+    endings: list[Finished | Failed | None] = []
+    async with pool_of(fleet, max_waiting=1) as pool:
+        waiting = asyncio.create_task(collect(pool, "a"))
+        await becomes(lambda: bool(fleet.asked))
+        assert fleet.asked[0] == [["large"]]
+        with pytest.raises(QueueFullError, match="1 requests are waiting"):
+            await collect(pool, "b")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    async with pool_of(fleet, start_within_s=0.2) as pool:
+        stream = pool.submit(make_request("c"), endings.append)
+        with pytest.raises(EngineNotStartedError, match=r"within 0\.2 s") as told:
+            await anext(aiter(stream))
+        assert told.value.retry_after_s > 0
+        assert endings == [None]
+        assert not pool.demand.wanted()
+        assert pool.is_asleep
+
+
+async def test_a_client_that_leaves_no_longer_waits() -> None:
+    fleet = ScriptedFleet()
+    fleet.starts = False
+    async with pool_of(fleet, max_waiting=1) as pool:
+        for name in ("a", "b"):  # the first one's place is free again
+            waiting = asyncio.create_task(collect(pool, name))
+            await becomes(lambda: bool(pool.demand.wanted()))
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        async with pool_of(fleet, start_within_s=0.2) as pool:
-            stream = pool.submit(make_request("c"), endings.append)
-            with pytest.raises(EngineNotStartedError, match=r"within 0\.2 s") as told:
-                await anext(aiter(stream))
-            assert told.value.retry_after_s > 0
-            assert endings == [None]
             assert not pool.demand.wanted()
-            assert pool.is_asleep
-
-    run(main())
-
-
-def test_a_client_that_leaves_no_longer_waits() -> None:
-    async def main() -> None:
-        fleet = ScriptedFleet()
-        fleet.starts = False
-        async with pool_of(fleet, max_waiting=1) as pool:
-            for name in ("a", "b"):  # the first one's place is free again
-                waiting = asyncio.create_task(collect(pool, name))
-                await becomes(lambda: bool(pool.demand.wanted()))
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-                assert not pool.demand.wanted()
-            waiting = asyncio.create_task(collect(pool, "c"))
-            await becomes(lambda: bool(pool.demand.wanted()))
-        assert isinstance((await waiting)[-1], Failed)  # the pool was closed
-
-    run(main())
+        waiting = asyncio.create_task(collect(pool, "c"))
+        await becomes(lambda: bool(pool.demand.wanted()))
+    assert isinstance((await waiting)[-1], Failed)  # the pool was closed
 
 
-def test_an_engine_of_the_tier_is_started_and_another_tier_is_not_waited_for() -> None:
-    async def main() -> None:
-        fleet = ScriptedFleet(("small",), ("large",))
-        async with pool_of(fleet) as pool:
-            request = replace(make_request("a", max_tokens=1), tier="small")
-            assert tokens([event async for event in pool.submit(request)])
-            assert list(fleet.addresses.values()) == [{"small"}]
-            await pool.until_known(("small",))
-            assert list((await pool.info()).tiers) == ["small"]
-            await pool.until_known(("small", "large"))
-            assert list((await pool.info()).tiers) == ["small", "large"]
-            assert len(fleet.addresses) == 2
-
-    run(main())
+async def test_an_engine_of_the_tier_is_started_and_another_tier_is_not_waited_for() -> None:
+    fleet = ScriptedFleet(("small",), ("large",))
+    async with pool_of(fleet) as pool:
+        request = replace(make_request("a", max_tokens=1), tier="small")
+        assert tokens([event async for event in pool.submit(request)])
+        assert list(fleet.addresses.values()) == [{"small"}]
+        await pool.until_known(("small",))
+        assert list((await pool.info()).tiers) == ["small"]
+        await pool.until_known(("small", "large"))
+        assert list((await pool.info()).tiers) == ["small", "large"]
+        assert len(fleet.addresses) == 2
 
 
 @pytest.mark.parametrize(
@@ -171,19 +159,16 @@ def test_an_engine_of_the_tier_is_started_and_another_tier_is_not_waited_for() -
     [((("small",),), True, EngineError), ((("large",),), False, EngineDiedError)],
     ids=["no engine has the tier", "the page cannot be reached"],
 )
-def test_what_cannot_be_started_is_not_waited_for(
+async def test_what_cannot_be_started_is_not_waited_for(
     kinds: tuple[tuple[Tier, ...], ...], is_reached: bool, error: type[EngineError]
 ) -> None:
-    async def main() -> None:
-        fleet = ScriptedFleet(*kinds)
-        async with pool_of(fleet) as pool:
-            fleet.is_reached = is_reached
-            await becomes(lambda: pool.is_ready is is_reached)
-            with pytest.raises(error):
-                await collect(pool, "a")
-            assert fleet.num_started == 0
-
-    run(main())
+    fleet = ScriptedFleet(*kinds)
+    async with pool_of(fleet) as pool:
+        fleet.is_reached = is_reached
+        await becomes(lambda: pool.is_ready is is_reached)
+        with pytest.raises(error):
+            await collect(pool, "a")
+        assert fleet.num_started == 0
 
 
 MESSAGE = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

@@ -76,25 +76,22 @@ def test_a_connection_that_is_cut_is_no_death_of_its_replica() -> None:
         run(main(stack))
 
 
-def test_a_replica_that_comes_back_as_another_process_has_died() -> None:
-    async def main() -> None:
-        patience, step_s = Patience(resume_within_s=0), '{"step_s": 0.002}'
-        engine = ListeningReplica(step_s).start()
-        client = RemoteEngineClient(engine.endpoint, patience=patience)
-        pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
-        async with started(pool):
-            await all_up(pool)
-            reader = Reader(pool, make_request("a", (100,), max_tokens=10**5))
-            for number in range(1, 3):
-                await reader.read(20 * number)
-                async with started(RemoteEngineClient(engine.endpoint, patience=patience)) as other:
-                    await collect(other, "crash", prompt=(CRASH_IN_STEP,))
-                await asyncio.to_thread(engine.stop)
-                engine = ListeningReplica(step_s, endpoint=engine.endpoint).start()
-                await becomes(lambda: client.is_ready)
-            ending = await reader.rest()
-            assert isinstance(ending, Failed)
-            assert ending.code == "engine_died_twice"
-        await asyncio.to_thread(engine.stop)
-
-    run(main())
+async def test_a_replica_that_comes_back_as_another_process_has_died() -> None:
+    patience, step_s = Patience(resume_within_s=0), '{"step_s": 0.002}'
+    engine = ListeningReplica(step_s).start()
+    client = RemoteEngineClient(engine.endpoint, patience=patience)
+    pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
+    async with started(pool):
+        await all_up(pool)
+        reader = Reader(pool, make_request("a", (100,), max_tokens=10**5))
+        for number in range(1, 3):
+            await reader.read(20 * number)
+            async with started(RemoteEngineClient(engine.endpoint, patience=patience)) as other:
+                await collect(other, "crash", prompt=(CRASH_IN_STEP,))
+            await asyncio.to_thread(engine.stop)
+            engine = ListeningReplica(step_s, endpoint=engine.endpoint).start()
+            await becomes(lambda: client.is_ready)
+        ending = await reader.rest()
+        assert isinstance(ending, Failed)
+        assert ending.code == "engine_died_twice"
+    await asyncio.to_thread(engine.stop)

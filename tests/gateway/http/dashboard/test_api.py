@@ -99,32 +99,26 @@ def test_a_key_sees_the_requests_of_its_team_and_nothing_of_the_engine() -> None
     assert rig.num_stats == 2, "the engine was asked for the administrator only"
 
 
-def test_it_is_worked_out_once_a_second_however_many_ask() -> None:
+async def test_it_is_worked_out_once_a_second_however_many_ask() -> None:
     rig = Rig()
 
-    async def crowd() -> None:
-        told = await asyncio.gather(*(rig.ask(ADMIN) for _ in range(20)))
-        assert len({one.model_dump_json() for one in told}) == 1
-        assert rig.num_stats == 1
-        rig.recent.observe(outcome())
-        rig.clock.now_s += 0.5
-        assert (await rig.ask(ADMIN)).requests.num == 2
-        rig.clock.now_s += 0.6
-        assert (await rig.ask(ADMIN)).requests.num == 3
-        assert rig.num_stats == 2
-
-    asyncio.run(crowd())
+    told = await asyncio.gather(*(rig.ask(ADMIN) for _ in range(20)))
+    assert len({one.model_dump_json() for one in told}) == 1
+    assert rig.num_stats == 1
+    rig.recent.observe(outcome())
+    rig.clock.now_s += 0.5
+    assert (await rig.ask(ADMIN)).requests.num == 2
+    rig.clock.now_s += 0.6
+    assert (await rig.ask(ADMIN)).requests.num == 3
+    assert rig.num_stats == 2
 
 
-def test_scopes_do_not_share_cached_figures() -> None:
+async def test_scopes_do_not_share_cached_figures() -> None:
     rig = Rig()
 
-    async def both() -> None:
-        assert (await rig.ask(TEAM_KEY)).requests.num == 1
-        assert (await rig.ask(ADMIN)).requests.num == 2
-        assert (await rig.ask(TEAM_KEY)).requests.num == 1
-
-    asyncio.run(both())
+    assert (await rig.ask(TEAM_KEY)).requests.num == 1
+    assert (await rig.ask(ADMIN)).requests.num == 2
+    assert (await rig.ask(TEAM_KEY)).requests.num == 1
 
 
 def test_many_keys_do_not_fill_the_memory() -> None:
@@ -150,7 +144,7 @@ def test_without_an_engine_the_requests_are_shown_all_the_same() -> None:
     assert asyncio.run(rig.ask(ADMIN)).engine is None
 
 
-def test_slow_experiments_delay_no_dashboard() -> None:
+async def test_slow_experiments_delay_no_dashboard() -> None:
     may_go_on = asyncio.Event()
     num_reads = 0
 
@@ -162,36 +156,30 @@ def test_slow_experiments_delay_no_dashboard() -> None:
 
     rig = Rig(read)
 
-    async def look() -> None:
-        for _ in range(3):
-            assert (await rig.ask(ADMIN)).experiments is None
-            rig.clock.now_s += 1.5
-        assert num_reads == 1, "the first is still being worked out"
-        assert rig.api._experiments_task is not None
-        may_go_on.set()
-        await rig.api._experiments_task
-        for seconds, known, reads in ((9.0, 1, 1), (1.5, 1, 2), (1.5, 2, 2)):
-            rig.clock.now_s += seconds
-            assert (await rig.ask(ADMIN)).experiments == [{"experiment": f"reading {known}"}]
-            assert num_reads == reads
-        await rig.api.close()
-
-    asyncio.run(look())
+    for _ in range(3):
+        assert (await rig.ask(ADMIN)).experiments is None
+        rig.clock.now_s += 1.5
+    assert num_reads == 1, "the first is still being worked out"
+    assert rig.api._experiments_task is not None
+    may_go_on.set()
+    await rig.api._experiments_task
+    for seconds, known, reads in ((9.0, 1, 1), (1.5, 1, 2), (1.5, 2, 2)):
+        rig.clock.now_s += seconds
+        assert (await rig.ask(ADMIN)).experiments == [{"experiment": f"reading {known}"}]
+        assert num_reads == reads
+    await rig.api.close()
 
 
-def test_pending_figures_end_with_the_gateway() -> None:
+async def test_pending_figures_end_with_the_gateway() -> None:
     async def read() -> list[dict[str, Any]]:
         await asyncio.Event().wait()
         raise AssertionError
 
     rig = Rig(read)
 
-    async def look() -> None:
-        await rig.ask(ADMIN)
-        await rig.api.close()
-        assert rig.api._experiments_task is None
-
-    asyncio.run(look())
+    await rig.ask(ADMIN)
+    await rig.api.close()
+    assert rig.api._experiments_task is None
 
 
 def test_experiments_that_cannot_be_read_do_not_break_the_rest(

@@ -143,155 +143,128 @@ class Desk:
         return self.registry.get_sample_value(name, {"outcome": outcome}) or 0.0
 
 
-def test_a_repeated_request_gets_the_first_answer() -> None:
-    async def main() -> None:
-        limits = {"x-ratelimit-remaining-requests": "9"}
-        desk = Desk(Kitchen(gives(JSONResponse({"number": 1}, 201, headers=limits))))
-        first, second = await desk.ask(), await desk.ask()
-        assert desk.kitchen.num_made == 1
-        assert (second.status, second.body) == (first.status, first.body) == (201, b'{"number":1}')
-        assert "idempotent-replayed" not in first.headers
-        replayed = dict(first.headers, **{"idempotent-replayed": "true"})
-        del replayed["x-ratelimit-remaining-requests"]
-        assert second.headers == replayed
-        assert (desk.count("first"), desk.count("replayed")) == (1, 1)
-
-    asyncio.run(main())
+async def test_a_repeated_request_gets_the_first_answer() -> None:
+    limits = {"x-ratelimit-remaining-requests": "9"}
+    desk = Desk(Kitchen(gives(JSONResponse({"number": 1}, 201, headers=limits))))
+    first, second = await desk.ask(), await desk.ask()
+    assert desk.kitchen.num_made == 1
+    assert (second.status, second.body) == (first.status, first.body) == (201, b'{"number":1}')
+    assert "idempotent-replayed" not in first.headers
+    replayed = dict(first.headers, **{"idempotent-replayed": "true"})
+    del replayed["x-ratelimit-remaining-requests"]
+    assert second.headers == replayed
+    assert (desk.count("first"), desk.count("replayed")) == (1, 1)
 
 
-def test_a_stream_is_repeated_byte_by_byte() -> None:
+async def test_a_stream_is_repeated_byte_by_byte() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for i in range(3):
             yield f"data: {i}\n\n".encode()
 
-    async def main() -> None:
-        stream = StreamingResponse(parts(), media_type="text/event-stream")
-        desk = Desk(Kitchen(gives(stream)))
-        exchange = Exchange()
-        # A real connection stays open while the stream is sent.
-        first = await desk.ask(exchange=exchange)
-        second = await desk.ask()
-        assert first.body == second.body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
-        assert second.headers["content-type"].startswith("text/event-stream")
-        assert desk.kitchen.num_made == 1
-
-    asyncio.run(main())
+    stream = StreamingResponse(parts(), media_type="text/event-stream")
+    desk = Desk(Kitchen(gives(stream)))
+    exchange = Exchange()
+    # A real connection stays open while the stream is sent.
+    first = await desk.ask(exchange=exchange)
+    second = await desk.ask()
+    assert first.body == second.body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+    assert second.headers["content-type"].startswith("text/event-stream")
+    assert desk.kitchen.num_made == 1
 
 
-def test_without_the_header_nothing_is_kept() -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen())
-        assert (await desk.ask(None)).body != (await desk.ask(None)).body
-        assert desk.answers.num_bytes == 0
-
-    asyncio.run(main())
+async def test_without_the_header_nothing_is_kept() -> None:
+    desk = Desk(Kitchen())
+    assert (await desk.ask(None)).body != (await desk.ask(None)).body
+    assert desk.answers.num_bytes == 0
 
 
-def test_keys_are_of_one_owner_and_one_endpoint() -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen())
-        asked = [
-            await desk.ask(),
-            await desk.ask(owner="other"),
-            await desk.ask(path="/v1/completions"),
-            await desk.ask("key-2"),
-        ]
-        assert [one.body for one in asked] == [b'{"number":%d}' % i for i in (1, 2, 3, 4)]
-        # Nothing that is put together differently gives the same name.
-        await desk.ask("1", path="/v1/chat/completionskey-")
-        assert desk.kitchen.num_made == 5
-
-    asyncio.run(main())
+async def test_keys_are_of_one_owner_and_one_endpoint() -> None:
+    desk = Desk(Kitchen())
+    asked = [
+        await desk.ask(),
+        await desk.ask(owner="other"),
+        await desk.ask(path="/v1/completions"),
+        await desk.ask("key-2"),
+    ]
+    assert [one.body for one in asked] == [b'{"number":%d}' % i for i in (1, 2, 3, 4)]
+    # Nothing that is put together differently gives the same name.
+    await desk.ask("1", path="/v1/chat/completionskey-")
+    assert desk.kitchen.num_made == 5
 
 
-def test_another_body_is_refused_with_422_also_while_the_first_is_at_work() -> None:
-    async def main() -> None:
-        gate = Gate()
-        desk = Desk(Kitchen(waits(gate, JSONResponse({}))))
-        first = asyncio.create_task(desk.ask())
-        await gate.reached.wait()
-        with pytest.raises(IdempotencyKeyReusedError) as refused:
-            await desk.ask(body=b"{}")
-        gate.opened.set()
-        await first
-        with pytest.raises(IdempotencyKeyReusedError):
-            await desk.ask(body=b"{}")
-        problem = problem_of(refused.value)
-        assert (problem.status, problem.code) == (422, "idempotency_key_reused")
-        assert desk.count("reused") == 2
-        assert desk.kitchen.num_made == 1
-
-    asyncio.run(main())
+async def test_another_body_is_refused_with_422_also_while_the_first_is_at_work() -> None:
+    gate = Gate()
+    desk = Desk(Kitchen(waits(gate, JSONResponse({}))))
+    first = asyncio.create_task(desk.ask())
+    await gate.reached.wait()
+    with pytest.raises(IdempotencyKeyReusedError) as refused:
+        await desk.ask(body=b"{}")
+    gate.opened.set()
+    await first
+    with pytest.raises(IdempotencyKeyReusedError):
+        await desk.ask(body=b"{}")
+    problem = problem_of(refused.value)
+    assert (problem.status, problem.code) == (422, "idempotency_key_reused")
+    assert desk.count("reused") == 2
+    assert desk.kitchen.num_made == 1
 
 
-def test_concurrent_repeats_wait_for_the_first() -> None:
-    async def main() -> None:
-        gate = Gate()
-        desk = Desk(Kitchen(waits(gate, JSONResponse({"number": 7}))))
-        tasks = [asyncio.create_task(desk.ask()) for _ in range(50)]
-        await gate.reached.wait()
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in tasks)
-        gate.opened.set()
-        bodies = {one.body for one in await asyncio.gather(*tasks)}
-        assert bodies == {b'{"number":7}'}
-        assert desk.kitchen.num_made == 1
-        assert (desk.count("first"), desk.count("waited")) == (1, 49)
-
-    asyncio.run(main())
+async def test_concurrent_repeats_wait_for_the_first() -> None:
+    gate = Gate()
+    desk = Desk(Kitchen(waits(gate, JSONResponse({"number": 7}))))
+    tasks = [asyncio.create_task(desk.ask()) for _ in range(50)]
+    await gate.reached.wait()
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    gate.opened.set()
+    bodies = {one.body for one in await asyncio.gather(*tasks)}
+    assert bodies == {b'{"number":7}'}
+    assert desk.kitchen.num_made == 1
+    assert (desk.count("first"), desk.count("waited")) == (1, 49)
 
 
-def test_a_waiting_repeat_takes_over_when_the_first_request_fails() -> None:
-    async def main() -> None:
-        gate, second_gate = Gate(), Gate()
-        limited = RateLimitError("full", retry_after_s=1.0)
-        kitchen = Kitchen(waits(gate, limited), waits(second_gate, JSONResponse({"number": 2})))
-        desk = Desk(kitchen)
-        tasks = [asyncio.create_task(desk.ask()) for _ in range(5)]
-        await gate.reached.wait()
-        gate.opened.set()
-        await second_gate.reached.wait()
-        second_gate.opened.set()
-        first, *others = await asyncio.gather(*tasks, return_exceptions=True)
-        assert first is limited
-        assert [one.body for one in others] == [b'{"number":2}'] * 4  # type: ignore[union-attr]
-        assert kitchen.num_made == 2
-
-    asyncio.run(main())
+async def test_a_waiting_repeat_takes_over_when_the_first_request_fails() -> None:
+    gate, second_gate = Gate(), Gate()
+    limited = RateLimitError("full", retry_after_s=1.0)
+    kitchen = Kitchen(waits(gate, limited), waits(second_gate, JSONResponse({"number": 2})))
+    desk = Desk(kitchen)
+    tasks = [asyncio.create_task(desk.ask()) for _ in range(5)]
+    await gate.reached.wait()
+    gate.opened.set()
+    await second_gate.reached.wait()
+    second_gate.opened.set()
+    first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+    assert first is limited
+    assert [one.body for one in others] == [b'{"number":2}'] * 4  # type: ignore[union-attr]
+    assert kitchen.num_made == 2
 
 
-def test_a_waiting_repeat_that_leaves_ends_only_itself() -> None:
-    async def main() -> None:
-        gate = Gate()
-        desk = Desk(Kitchen(waits(gate, JSONResponse({"number": 7}))))
-        first = asyncio.create_task(desk.ask())
-        await gate.reached.wait()
-        leaving = Exchange()
-        waiting = asyncio.create_task(desk.ask(exchange=leaving))
-        await asyncio.sleep(0.001)
-        leaving.leave()
-        await waiting
-        assert leaving.messages == []
-        assert not first.done()
-        gate.opened.set()
-        assert (await first).body == b'{"number":7}'
-
-    asyncio.run(main())
+async def test_a_waiting_repeat_that_leaves_ends_only_itself() -> None:
+    gate = Gate()
+    desk = Desk(Kitchen(waits(gate, JSONResponse({"number": 7}))))
+    first = asyncio.create_task(desk.ask())
+    await gate.reached.wait()
+    leaving = Exchange()
+    waiting = asyncio.create_task(desk.ask(exchange=leaving))
+    await asyncio.sleep(0.001)
+    leaving.leave()
+    await waiting
+    assert leaving.messages == []
+    assert not first.done()
+    gate.opened.set()
+    assert (await first).body == b'{"number":7}'
 
 
-def test_cancelling_the_first_lets_another_begin() -> None:
-    async def main() -> None:
-        gate = Gate()
-        desk = Desk(Kitchen(waits(gate, JSONResponse({}))))
-        first = asyncio.create_task(desk.ask())
-        await gate.reached.wait()
-        second = asyncio.create_task(desk.ask())
-        await asyncio.sleep(0.001)
-        first.cancel()
-        assert (await second).body == b'{"number":2}'
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+async def test_cancelling_the_first_lets_another_begin() -> None:
+    gate = Gate()
+    desk = Desk(Kitchen(waits(gate, JSONResponse({}))))
+    first = asyncio.create_task(desk.ask())
+    await gate.reached.wait()
+    second = asyncio.create_task(desk.ask())
+    await asyncio.sleep(0.001)
+    first.cancel()
+    assert (await second).body == b'{"number":2}'
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(
@@ -306,156 +279,126 @@ def test_cancelling_the_first_lets_another_begin() -> None:
     ],
     ids=["broken", "left", "400", "429", "503", "302"],
 )
-def test_incomplete_or_failed_answers_are_not_replayed(
+async def test_incomplete_or_failed_answers_are_not_replayed(
     bad: Callable[[], Awaitable[Response]],
 ) -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen(bad))
-        await desk.ask()
-        assert desk.answers.num_bytes == 0
-        again = await desk.ask()
-        assert (again.status, again.body) == (200, b'{"number":2}')
-        assert "idempotent-replayed" not in again.headers
-
-    asyncio.run(main())
+    desk = Desk(Kitchen(bad))
+    await desk.ask()
+    assert desk.answers.num_bytes == 0
+    again = await desk.ask()
+    assert (again.status, again.body) == (200, b'{"number":2}')
+    assert "idempotent-replayed" not in again.headers
 
 
 @pytest.mark.parametrize("error", [ClientDisconnect(), BadRequestError("no"), ValueError("bug")])
-def test_errors_are_raised_and_not_kept(error: Exception) -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen(fails(error)))
-        with pytest.raises(type(error)):
-            await desk.ask()
-        # A request that was refused may be mended and sent with the same key.
-        assert (await desk.ask(body=b"{}")).body == b'{"number":2}'
-
-    asyncio.run(main())
-
-
-def test_answers_expire() -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen())
+async def test_errors_are_raised_and_not_kept(error: Exception) -> None:
+    desk = Desk(Kitchen(fails(error)))
+    with pytest.raises(type(error)):
         await desk.ask()
-        await desk.ask("other")
-        desk.clock.now_s = 59.9
-        assert (await desk.ask()).body == b'{"number":1}'
-        desk.clock.now_s = 60.0
-        assert (await desk.ask()).body == b'{"number":3}'
-        held = desk.answers.num_bytes
-        assert 1024 < held < 1200  # the other one is gone as well
-        assert (await desk.ask(body=BODY)).body == b'{"number":3}'
-
-    asyncio.run(main())
+    # A request that was refused may be mended and sent with the same key.
+    assert (await desk.ask(body=b"{}")).body == b'{"number":2}'
 
 
-def test_memory_is_bounded_and_the_oldest_go_first() -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen(), max_bytes=10_000)
-        for i in range(100):
-            await desk.ask(f"key-{i}")
-            assert desk.answers.num_bytes <= 10_000
-        assert desk.registry.get_sample_value("outrider_idempotent_bytes") == desk.answers.num_bytes
-        assert (await desk.ask("key-99")).headers["idempotent-replayed"] == "true"
-        assert (await desk.ask("key-0")).body == b'{"number":101}'
-
-    asyncio.run(main())
-
-
-def test_hole_10_one_tenant_cannot_flush_anothers_answers() -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen(), max_bytes=20_000)
-        await desk.ask("first", owner="quiet")
-        for i in range(200):
-            await desk.ask(f"key-{i}", owner=f"key {i % 7} of the loud", tenant="loud")
-            assert desk.answers.num_bytes <= 20_000
-        again = await desk.ask("first", owner="quiet")
-        assert again.headers["idempotent-replayed"] == "true"
-        assert (await desk.ask("key-199", owner="key 3 of the loud", tenant="loud")).headers[
-            "idempotent-replayed"
-        ] == "true"
-        for i in range(9):  # as many answers as the loud one's: both have to make room
-            await desk.ask(f"key-{i}", owner="quiet")
-        held = [holding.num_bytes for holding in desk.answers._tenants.values()]
-        assert sum(held) == desk.answers.num_bytes <= 20_000
-        assert max(held) - min(held) < 3000
-
-    asyncio.run(main())
+async def test_answers_expire() -> None:
+    desk = Desk(Kitchen())
+    await desk.ask()
+    await desk.ask("other")
+    desk.clock.now_s = 59.9
+    assert (await desk.ask()).body == b'{"number":1}'
+    desk.clock.now_s = 60.0
+    assert (await desk.ask()).body == b'{"number":3}'
+    held = desk.answers.num_bytes
+    assert 1024 < held < 1200  # the other one is gone as well
+    assert (await desk.ask(body=BODY)).body == b'{"number":3}'
 
 
-def test_answers_that_are_being_recorded_make_room_for_other_tenants() -> None:
-    async def main() -> None:
-        gates = [Gate() for _ in range(9)]
-
-        def stream(gate: Gate) -> Response:
-            async def parts() -> AsyncIterator[bytes]:
-                yield b"x" * 800
-                await gate()
-                yield b"y"
-
-            return StreamingResponse(parts())
-
-        desk = Desk(Kitchen(*[gives(stream(gate)) for gate in gates]), max_bytes=10_000)
-        tasks = [asyncio.create_task(desk.ask(f"{i}", owner="loud")) for i in range(9)]
-        await asyncio.gather(*(gate.reached.wait() for gate in gates))
-        await desk.ask("a", owner="quiet")
-        assert (await desk.ask("a", owner="quiet")).headers["idempotent-replayed"] == "true"
-        for gate in gates:
-            gate.opened.set()
-        answers = await asyncio.gather(*tasks)
-        assert {answer.body for answer in answers} == {b"x" * 800 + b"y"}
+async def test_memory_is_bounded_and_the_oldest_go_first() -> None:
+    desk = Desk(Kitchen(), max_bytes=10_000)
+    for i in range(100):
+        await desk.ask(f"key-{i}")
         assert desk.answers.num_bytes <= 10_000
-        desk.clock.now_s += 61
-        desk.answers.find(b"", b"")
-        assert (desk.answers.num_bytes, desk.answers._tenants) == (0, {})
-
-    asyncio.run(main())
+    assert desk.registry.get_sample_value("outrider_idempotent_bytes") == desk.answers.num_bytes
+    assert (await desk.ask("key-99")).headers["idempotent-replayed"] == "true"
+    assert (await desk.ask("key-0")).body == b'{"number":101}'
 
 
-def test_an_answer_larger_than_memory_is_passed_on_and_not_kept() -> None:
-    async def main() -> None:
-        large = JSONResponse({"text": "x" * 20_000})
-        desk = Desk(Kitchen(gives(large), gives(large)), max_bytes=10_000)
-        assert len((await desk.ask()).body) > 20_000
-        assert desk.answers.num_bytes == 0
-        await desk.ask()
-        assert desk.kitchen.num_made == 2
+async def test_hole_10_one_tenant_cannot_flush_anothers_answers() -> None:
+    desk = Desk(Kitchen(), max_bytes=20_000)
+    await desk.ask("first", owner="quiet")
+    for i in range(200):
+        await desk.ask(f"key-{i}", owner=f"key {i % 7} of the loud", tenant="loud")
+        assert desk.answers.num_bytes <= 20_000
+    again = await desk.ask("first", owner="quiet")
+    assert again.headers["idempotent-replayed"] == "true"
+    assert (await desk.ask("key-199", owner="key 3 of the loud", tenant="loud")).headers[
+        "idempotent-replayed"
+    ] == "true"
+    for i in range(9):  # as many answers as the loud one's: both have to make room
+        await desk.ask(f"key-{i}", owner="quiet")
+    held = [holding.num_bytes for holding in desk.answers._tenants.values()]
+    assert sum(held) == desk.answers.num_bytes <= 20_000
+    assert max(held) - min(held) < 3000
 
-    asyncio.run(main())
 
+async def test_answers_that_are_being_recorded_make_room_for_other_tenants() -> None:
+    gates = [Gate() for _ in range(9)]
 
-def test_a_waiting_repeat_gets_an_answer_that_is_too_large_to_keep() -> None:
-    async def main() -> None:
-        gate = Gate()
-        desk = Desk(Kitchen(waits(gate, JSONResponse({"text": "x" * 600}))), max_bytes=2000)
-        tasks = [asyncio.create_task(desk.ask()) for _ in range(2)]
-        await gate.reached.wait()
+    def stream(gate: Gate) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"x" * 800
+            await gate()
+            yield b"y"
+
+        return StreamingResponse(parts())
+
+    desk = Desk(Kitchen(*[gives(stream(gate)) for gate in gates]), max_bytes=10_000)
+    tasks = [asyncio.create_task(desk.ask(f"{i}", owner="loud")) for i in range(9)]
+    await asyncio.gather(*(gate.reached.wait() for gate in gates))
+    await desk.ask("a", owner="quiet")
+    assert (await desk.ask("a", owner="quiet")).headers["idempotent-replayed"] == "true"
+    for gate in gates:
         gate.opened.set()
-        await tasks[0]
-        await desk.ask("another")
-        assert (await tasks[1]).body == (await tasks[0]).body
+    answers = await asyncio.gather(*tasks)
+    assert {answer.body for answer in answers} == {b"x" * 800 + b"y"}
+    assert desk.answers.num_bytes <= 10_000
+    desk.clock.now_s += 61
+    desk.answers.find(b"", b"")
+    assert (desk.answers.num_bytes, desk.answers._tenants) == (0, {})
 
-    asyncio.run(main())
+
+async def test_an_answer_larger_than_memory_is_passed_on_and_not_kept() -> None:
+    large = JSONResponse({"text": "x" * 20_000})
+    desk = Desk(Kitchen(gives(large), gives(large)), max_bytes=10_000)
+    assert len((await desk.ask()).body) > 20_000
+    assert desk.answers.num_bytes == 0
+    await desk.ask()
+    assert desk.kitchen.num_made == 2
+
+
+async def test_a_waiting_repeat_gets_an_answer_that_is_too_large_to_keep() -> None:
+    gate = Gate()
+    desk = Desk(Kitchen(waits(gate, JSONResponse({"text": "x" * 600}))), max_bytes=2000)
+    tasks = [asyncio.create_task(desk.ask()) for _ in range(2)]
+    await gate.reached.wait()
+    gate.opened.set()
+    await tasks[0]
+    await desk.ask("another")
+    assert (await tasks[1]).body == (await tasks[0]).body
 
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "x" * 256, "ümlaut", "a\tb"])
-def test_invalid_idempotency_keys_are_refused(key: str) -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen())
-        with pytest.raises(BadRequestError, match="1 to 255 visible"):
-            await desk.ask(key)
-        assert desk.kitchen.num_made == 0
-
-    asyncio.run(main())
+async def test_invalid_idempotency_keys_are_refused(key: str) -> None:
+    desk = Desk(Kitchen())
+    with pytest.raises(BadRequestError, match="1 to 255 visible"):
+        await desk.ask(key)
+    assert desk.kitchen.num_made == 0
 
 
-def test_keeping_no_answers_is_said() -> None:
-    async def main() -> None:
-        desk = Desk(Kitchen(), max_bytes=0)
-        with pytest.raises(BadRequestError, match="is switched off"):
-            await desk.ask()
-        assert (await desk.ask(None)).body == b'{"number":1}'
-
-    asyncio.run(main())
+async def test_keeping_no_answers_is_said() -> None:
+    desk = Desk(Kitchen(), max_bytes=0)
+    with pytest.raises(BadRequestError, match="is switched off"):
+        await desk.ask()
+    assert (await desk.ask(None)).body == b'{"number":1}'
 
 
 @pytest.mark.parametrize(

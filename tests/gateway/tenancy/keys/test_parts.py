@@ -1,6 +1,5 @@
 """Settings become an authenticator, or a refusal in words."""
 
-import asyncio
 import logging
 import random
 import secrets
@@ -24,7 +23,7 @@ def settings(folder: Path, **keys: object) -> Settings:
     )
 
 
-def test_a_key_made_by_one_process_is_accepted_by_another(tmp_path: Path) -> None:
+async def test_a_key_made_by_one_process_is_accepted_by_another(tmp_path: Path) -> None:
     config = settings(tmp_path)
     for_cli, for_gateway = open_database(config), open_database(config)
     assert for_cli is not None
@@ -33,45 +32,36 @@ def test_a_key_made_by_one_process_is_accepted_by_another(tmp_path: Path) -> Non
     for_cli.close()
     parts = build_key_parts(config, for_gateway)
 
-    async def work() -> None:
-        await parts.authenticator.start()
-        principal = parts.authenticator.authenticate(f"Bearer {shown.text}", None, None)
-        assert principal.key_id == shown.record.key_id
-        assert principal.cache_salt
-        await parts.authenticator.close()
-        for_gateway.close()
-
-    asyncio.run(work())
+    await parts.authenticator.start()
+    principal = parts.authenticator.authenticate(f"Bearer {shown.text}", None, None)
+    assert principal.key_id == shown.record.key_id
+    assert principal.cache_salt
+    await parts.authenticator.close()
+    for_gateway.close()
 
 
-def test_another_secret_takes_none_of_the_keys(tmp_path: Path) -> None:
+async def test_another_secret_takes_none_of_the_keys(tmp_path: Path) -> None:
     config = settings(tmp_path)
     database = open_database(config)
     assert database is not None
     shown = key_store(config, database).create(KeyOrder(name="a"))
     parts = build_key_parts(settings(tmp_path, secret=SecretStr("another")), database)
 
-    async def work() -> None:
-        await parts.authenticator.start()
-        with pytest.raises(Exception, match="Unknown key"):
-            parts.authenticator.authenticate(f"Bearer {shown.text}", None, None)
-        await parts.authenticator.close()
-        database.close()
-
-    asyncio.run(work())
+    await parts.authenticator.start()
+    with pytest.raises(Exception, match="Unknown key"):
+        parts.authenticator.authenticate(f"Bearer {shown.text}", None, None)
+    await parts.authenticator.close()
+    database.close()
 
 
-def test_without_a_database_there_are_no_keys() -> None:
+async def test_without_a_database_there_are_no_keys() -> None:
     parts = build_key_parts(Settings(database_url="none"), None)
     assert parts.store is None
     assert parts.authenticator.is_open
 
-    async def work() -> None:
-        await parts.authenticator.start()
-        assert parts.authenticator.authenticate("Bearer x", None, None) is ANONYMOUS
-        await parts.authenticator.close()
-
-    asyncio.run(work())
+    await parts.authenticator.start()
+    assert parts.authenticator.authenticate("Bearer x", None, None) is ANONYMOUS
+    await parts.authenticator.close()
 
 
 def test_settings_that_contradict_each_other() -> None:

@@ -102,24 +102,21 @@ def test_another_keys_usage_is_refused(filled: Database, query: str) -> None:
         ask(filled, ONE, query)
 
 
-def test_a_report_has_the_rows_that_wait_for_the_database(
+async def test_a_report_has_the_rows_that_wait_for_the_database(
     database: FrailDatabase, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        slow = LedgerSettings(flush_ms=60_000, batch_ms=600_000)
-        ledger = make_ledger(database, tmp_path / "journal", slow)
-        await ledger.start()
-        for number in (1, 2):
-            ledger.add(row(number, key_id="one"))
-        assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 2
-        database.is_away = True
-        ledger.add(row(3, key_id="one"))
-        assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 2
-        database.is_away = False
-        assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 3
-        await ledger.close()
-
-    asyncio.run(run())
+    slow = LedgerSettings(flush_ms=60_000, batch_ms=600_000)
+    ledger = make_ledger(database, tmp_path / "journal", slow)
+    await ledger.start()
+    for number in (1, 2):
+        ledger.add(row(number, key_id="one"))
+    assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 2
+    database.is_away = True
+    ledger.add(row(3, key_id="one"))
+    assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 2
+    database.is_away = False
+    assert (await asked(database, ONE, ledger=ledger))["totals"]["requests"] == 3
+    await ledger.close()
 
 
 def test_another_team_shows_nothing(filled: Database) -> None:

@@ -1,6 +1,5 @@
 """A wall clock that is set by an hour or a year opens no limit without end."""
 
-import asyncio
 import inspect
 import random
 import time
@@ -55,34 +54,28 @@ class Clocks:
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S, YEAR_S, -YEAR_S])
-def test_a_minute_does_not_follow_the_wall_clock(jump_s: float) -> None:
-    async def main() -> None:
-        clocks = Clocks()
-        assert await clocks.admitted(9) == 5
-        clocks.wall_s += jump_s
-        assert await clocks.admitted(9) == 0
-        clocks.mono_s += 61
-        assert await clocks.admitted(9) == 5
-
-    asyncio.run(main())
+async def test_a_minute_does_not_follow_the_wall_clock(jump_s: float) -> None:
+    clocks = Clocks()
+    assert await clocks.admitted(9) == 5
+    clocks.wall_s += jump_s
+    assert await clocks.admitted(9) == 0
+    clocks.mono_s += 61
+    assert await clocks.admitted(9) == 5
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S, DAY_S, -DAY_S, YEAR_S, -YEAR_S])
-def test_a_clock_that_jumps_and_comes_back_finds_its_day_used_up(jump_s: float) -> None:
+async def test_a_clock_that_jumps_and_comes_back_finds_its_day_used_up(jump_s: float) -> None:
     """Each day that the clock shows has its own limit, however often the clock returns to it."""
 
-    async def main() -> None:
-        clocks = Clocks()
-        total = 0
-        for _ in range(20):
-            for wall_s in (NOON_S, NOON_S + jump_s):
-                clocks.wall_s = wall_s
-                clocks.mono_s += 61
-                total += await clocks.admitted(9)
-        num_days = 1 if abs(jump_s) < DAY_S / 2 else 2
-        assert total == 10 * num_days
-
-    asyncio.run(main())
+    clocks = Clocks()
+    total = 0
+    for _ in range(20):
+        for wall_s in (NOON_S, NOON_S + jump_s):
+            clocks.wall_s = wall_s
+            clocks.mono_s += 61
+            total += await clocks.admitted(9)
+    num_days = 1 if abs(jump_s) < DAY_S / 2 else 2
+    assert total == 10 * num_days
 
 
 def test_the_throttle_of_wrong_keys_counts_on_a_clock_that_only_rises() -> None:
@@ -94,25 +87,22 @@ def test_the_throttle_of_wrong_keys_counts_on_a_clock_that_only_rises() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
-def test_a_clock_that_jumps_gives_a_reservation_back_once(jump_s: float) -> None:
+async def test_a_clock_that_jumps_gives_a_reservation_back_once(jump_s: float) -> None:
     """Reserved on one day and settled on another: it counts on its own day, by what it used."""
 
-    async def main() -> None:
-        clocks = Clocks()
-        reservation = await clocks.limiter.reserve(TENANT, ONE)
-        clocks.wall_s += jump_s
-        for _ in range(3):
-            await reservation.settle({})
-        assert await clocks.admitted(9) == 5, "the other day has its own limit"
-        clocks.wall_s -= jump_s
-        clocks.mono_s += 61
-        assert await clocks.admitted(9) == 5
-        clocks.mono_s += 61
-        assert await clocks.admitted(9) == 5, "nothing is left of it"
-        clocks.mono_s += 61
-        assert await clocks.admitted(9) == 0, "and it was given back once"
-
-    asyncio.run(main())
+    clocks = Clocks()
+    reservation = await clocks.limiter.reserve(TENANT, ONE)
+    clocks.wall_s += jump_s
+    for _ in range(3):
+        await reservation.settle({})
+    assert await clocks.admitted(9) == 5, "the other day has its own limit"
+    clocks.wall_s -= jump_s
+    clocks.mono_s += 61
+    assert await clocks.admitted(9) == 5
+    clocks.mono_s += 61
+    assert await clocks.admitted(9) == 5, "nothing is left of it"
+    clocks.mono_s += 61
+    assert await clocks.admitted(9) == 0, "and it was given back once"
 
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])

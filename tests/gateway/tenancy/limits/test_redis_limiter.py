@@ -186,24 +186,21 @@ def test_a_request_cancelled_during_a_redis_call_leaves_nothing_behind(
     }
 
 
-def test_a_cancelled_call_does_not_mix_up_answers(redis_url: str) -> None:
+async def test_a_cancelled_call_does_not_mix_up_answers(redis_url: str) -> None:
     """The connection that was asked is not used for the next question."""
 
-    async def ask() -> None:
-        store, scripts = RedisStore.from_url(redis_url, timeout_s=10), Scripts()
-        line = ["minute", "n", 10**6, 7]
-        await store.run(scripts.reserve, "{t}", ["first", 30, 0, *line])
-        for i in range(50):
-            args = [f"a{i}", 30, 0, *line]
-            task = asyncio.create_task(store.run(scripts.reserve, "{t}", args))
-            for _ in range(i % 5):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            assert await store.run(scripts.renew, "{t}", [30, "first", f"none{i}"]) == [1]
-        await store.close()
-
-    asyncio.run(ask())
+    store, scripts = RedisStore.from_url(redis_url, timeout_s=10), Scripts()
+    line = ["minute", "n", 10**6, 7]
+    await store.run(scripts.reserve, "{t}", ["first", 30, 0, *line])
+    for i in range(50):
+        args = [f"a{i}", 30, 0, *line]
+        task = asyncio.create_task(store.run(scripts.reserve, "{t}", args))
+        for _ in range(i % 5):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await store.run(scripts.renew, "{t}", [30, "first", f"none{i}"]) == [1]
+    await store.close()
 
 
 def test_forgotten_scripts_are_loaded_again(rig: RedisRig) -> None:
@@ -425,7 +422,7 @@ def test_a_cluster_that_cannot_be_reached_is_an_outage() -> None:
 
 
 @pytest.mark.parametrize("num_turns", range(4))
-def test_closing_while_redis_is_away_ends(num_turns: int) -> None:
+async def test_closing_while_redis_is_away_ends(num_turns: int) -> None:
     """Also in the very turn in which the task that renews leases is told of a failure."""
 
     class Away:
@@ -439,22 +436,19 @@ def test_closing_while_redis_is_away_ends(num_turns: int) -> None:
         async def close(self) -> None:
             pass
 
-    async def settle_and_close() -> None:
-        store = Away()
-        limiter = RedisLimiter(store)
-        await limiter.start()
-        one = await limiter.reserve(PRINCIPAL, want())
-        store.is_away = True
-        await one.settle({})
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        await asyncio.wait({asyncio.create_task(limiter.close())}, timeout=5)
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in left:  # a second cancellation is not lost
-            task.cancel()
-        assert not left
-
-    asyncio.run(settle_and_close())
+    store = Away()
+    limiter = RedisLimiter(store)
+    await limiter.start()
+    one = await limiter.reserve(PRINCIPAL, want())
+    store.is_away = True
+    await one.settle({})
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    await asyncio.wait({asyncio.create_task(limiter.close())}, timeout=5)
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in left:  # a second cancellation is not lost
+        task.cancel()
+    assert not left
 
 
 @pytest.mark.parametrize("jump_s", [100.0, 3_600.0, 86_400.0])
@@ -498,26 +492,23 @@ def test_a_dead_gateway_holds_nothing_until_a_clock_set_back_is_there_again(
             rig.run(limiter.close())
 
 
-def test_nothing_is_kept_for_ever(redis_url: str) -> None:
+async def test_nothing_is_kept_for_ever(redis_url: str) -> None:
     """By the server's own clock: every key that is made has an end."""
 
-    async def use() -> None:
-        limiter = RedisLimiter.from_url(redis_url)
-        await limiter.start()
-        full = {name: 1000 for name in LimitSpec.model_fields if name != "models"}
-        principal = key(LimitSpec(**full))  # type: ignore[arg-type]
-        one = await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
-        await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
-        await one.settle(want(tokens=5, usd_nanos=1).by_tier)
-        admin = redis.Redis.from_url(redis_url)
-        names = admin.keys("*")
-        assert len(names) == 8  # leases, book, 2 minutes, 3 days, a month
-        assert all(name.startswith(b"outrider:limits:{key:k1}") for name in names)
-        assert min(admin.ttl(name) for name in names) > 60
-        admin.close()
-        await limiter.close()
-
-    asyncio.run(use())
+    limiter = RedisLimiter.from_url(redis_url)
+    await limiter.start()
+    full = {name: 1000 for name in LimitSpec.model_fields if name != "models"}
+    principal = key(LimitSpec(**full))  # type: ignore[arg-type]
+    one = await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
+    await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
+    await one.settle(want(tokens=5, usd_nanos=1).by_tier)
+    admin = redis.Redis.from_url(redis_url)
+    names = admin.keys("*")
+    assert len(names) == 8  # leases, book, 2 minutes, 3 days, a month
+    assert all(name.startswith(b"outrider:limits:{key:k1}") for name in names)
+    assert min(admin.ttl(name) for name in names) > 60
+    admin.close()
+    await limiter.close()
 
 
 @pytest.mark.parametrize(
