@@ -4,18 +4,19 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
 
 from outrider.gateway.contract.errors.tree import BadRequestError, StorageError
-from outrider.gateway.contract.errors.validation import bad_request
-from outrider.gateway.experiments.admin_routes import MAX_VERSION
 from outrider.gateway.experiments.admin_schema import (
+    DeletedExperiment,
+    ExperimentAnalysis,
     ExperimentCreate,
+    ExperimentDetail,
+    ExperimentList,
+    ExperimentReport,
     ExperimentUpdate,
     experiment_detail,
     experiment_report,
@@ -25,14 +26,23 @@ from outrider.gateway.experiments.records import ExperimentRecord
 from outrider.gateway.experiments.rows import spec_document
 from outrider.gateway.settings.experiments import ExperimentSpec
 from outrider.gateway.settings.extras import MissingExtraError, need_extra
+from outrider.gateway.tenancy.keys.admin_handlers import (
+    AdminCall,
+    AdminHandlers,
+    AdminQuery,
+    admin,
+    parsed,
+)
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
-from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
-Parsed = TypeVar("Parsed", bound=BaseModel)
-
+_EVERY: Final = "/admin/experiments"
+_ONE: Final = "/admin/experiments/{experiment}"
+_VERSION: Final = AdminQuery(
+    name="version", description="Which version; the newest where it is absent.", most=2**31 - 1
+)
 _NOT_SPEC: Final = frozenset({"share", "state"})
 
 
@@ -41,12 +51,8 @@ async def _anything(spec: ExperimentSpec) -> None:
     del spec
 
 
-class ExperimentApi:
-    """Handlers of authenticated requests. Each refuses principals without the admin scope.
-
-    They raise GatewayErrors: AuthenticationError, PermissionDeniedError, NotFoundError,
-    ConflictError, BadRequestError, StorageError.
-    """
+class ExperimentApi(AdminHandlers):
+    """Handlers of experiments."""
 
     def __init__(
         self,
@@ -56,35 +62,32 @@ class ExperimentApi:
         check: Callable[[ExperimentSpec], Awaitable[None]] = _anything,
         siblings: Siblings | None = None,
     ) -> None:
-        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies.
+        """`check` raises ConflictError for arms that this gateway cannot serve, before they run.
 
-        `check` raises ConflictError for arms that this gateway cannot serve, before they run.
-        `siblings`: its other processes, which read changed experiments at once, too.
+        siblings: its other processes, which read changed experiments at once, too.
         """
+        super().__init__(authenticator, read_body)
         self._siblings = siblings
         self._check = check
-        self._authenticator = authenticator
         self._experiments = experiments
         self._store = experiments.store
-        self._read_body = read_body
 
-    async def list_experiments(self, _: Request, principal: Principal) -> Response:
+    @admin("GET", _EVERY, "All experiments.")
+    async def list_experiments(self, _: AdminCall) -> ExperimentList:
         """Return all experiments."""
-        self._authenticator.require_admin(principal)
         table = await asyncio.to_thread(self._store.load)
-        data = [experiment_report(record) for record in table.experiments.values()]
-        return _json({"object": "list", "data": data})
+        return ExperimentList(data=[*map(experiment_report, table.experiments.values())])
 
-    async def create_experiment(self, request: Request, principal: Principal) -> Response:
+    @admin("POST", _EVERY, "The experiment.", conflicts=True)
+    async def create_experiment(
+        self, call: AdminCall, wanted: ExperimentCreate
+    ) -> ExperimentReport:
         """Make an experiment, and let it run where that is wanted."""
-        self._authenticator.require_admin(principal)
         try:
             need_extra("experiments", "Evaluating an experiment")
         except MissingExtraError as error:
             raise BadRequestError(str(error)) from None
-        body = await self._read_body(request)
-        wanted = _parsed(ExperimentCreate, body)
-        _refuse_twins(body)
+        _refuse_twins(call.body)
         if wanted.start:
             await self._check(wanted.spec())
 
@@ -99,28 +102,27 @@ class ExperimentApi:
                 raise
 
         record = await self._change(create)
-        logger.info("experiment created name=%s by=%s", record.name, principal.key_id)
-        return _json(experiment_report(record))
+        logger.info("experiment created name=%s by=%s", record.name, call.by)
+        return experiment_report(record)
 
-    async def get_experiment(self, request: Request, principal: Principal) -> Response:
+    @admin("GET", _ONE, "The experiment, its versions and its history.")
+    async def get_experiment(self, call: AdminCall) -> ExperimentDetail:
         """Return one experiment, its versions, and its changes."""
-        self._authenticator.require_admin(principal)
-        name = request.path_params["experiment"]
+        name = call.name("experiment")
 
-        def detail() -> dict[str, Any]:
+        def detail() -> ExperimentDetail:
             record = self._store.get(name)
             return experiment_detail(record, self._store.versions(name), self._store.events(name))
 
-        return _json(await asyncio.to_thread(detail))
+        return await asyncio.to_thread(detail)
 
-    async def update_experiment(self, request: Request, principal: Principal) -> Response:
+    @admin("PATCH", _ONE, "The experiment as it is now.", conflicts=True)
+    async def update_experiment(
+        self, call: AdminCall, wanted: ExperimentUpdate
+    ) -> ExperimentReport:
         """Edit, ramp, start or stop: all requested changes together or none."""
-        self._authenticator.require_admin(principal)
-        name = request.path_params["experiment"]
-        body = await self._read_body(request)
-        wanted = _parsed(ExperimentUpdate, body)
-        _refuse_twins(body)
-        given = wanted.model_fields_set
+        name, given = call.name("experiment"), wanted.model_fields_set
+        _refuse_twins(call.body)
         before = await asyncio.to_thread(self._store.get, name)
         spec = _edited(before, wanted, given - _NOT_SPEC)
         will_run = before.is_running if wanted.state is None else wanted.state == "running"
@@ -136,46 +138,48 @@ class ExperimentApi:
             )
 
         record = await self._change(update)
-        logger.info(
-            "experiment changed name=%s version=%d by=%s", name, record.version, principal.key_id
-        )
-        return _json(experiment_report(record))
+        logger.info("experiment changed name=%s version=%d by=%s", name, record.version, call.by)
+        return experiment_report(record)
 
-    async def delete_experiment(self, request: Request, principal: Principal) -> Response:
+    @admin("DELETE", _ONE, "It is forgotten.", conflicts=True)
+    async def delete_experiment(self, call: AdminCall) -> DeletedExperiment:
         """Forget an experiment that does not run, with its data."""
-        self._authenticator.require_admin(principal)
-        name = request.path_params["experiment"]
+        name = call.name("experiment")
         await self._experiments.delete(name)
         await self._look_again()
-        logger.info("experiment deleted name=%s by=%s", name, principal.key_id)
-        return _json({"object": "experiment", "name": name, "deleted": True})
+        logger.info("experiment deleted name=%s by=%s", name, call.by)
+        return DeletedExperiment(name=name)
 
-    async def start_experiment(self, request: Request, principal: Principal) -> Response:
+    @admin("POST", f"{_ONE}/start", "The experiment as it is now.", conflicts=True)
+    async def start_experiment(self, call: AdminCall) -> ExperimentReport:
         """Let it run."""
-        self._authenticator.require_admin(principal)
-        name = request.path_params["experiment"]
+        name = call.name("experiment")
         before = await asyncio.to_thread(self._store.get, name)
         if not before.is_running:
             await self._check(before.spec)
         record = await self._change(lambda: self._store.start(name))
-        logger.info("experiment started name=%s by=%s", name, principal.key_id)
-        return _json(experiment_report(record))
+        logger.info("experiment started name=%s by=%s", name, call.by)
+        return experiment_report(record)
 
-    async def stop_experiment(self, request: Request, principal: Principal) -> Response:
+    @admin("POST", f"{_ONE}/stop", "The experiment as it is now.", conflicts=True)
+    async def stop_experiment(self, call: AdminCall) -> ExperimentReport:
         """Let it run no more."""
-        self._authenticator.require_admin(principal)
-        name = request.path_params["experiment"]
+        name = call.name("experiment")
         record = await self._change(lambda: self._store.stop(name))
-        logger.info("experiment stopped name=%s by=%s", name, principal.key_id)
-        return _json(experiment_report(record))
+        logger.info("experiment stopped name=%s by=%s", name, call.by)
+        return experiment_report(record)
 
-    async def report_experiment(self, request: Request, principal: Principal) -> Response:
+    @admin(
+        "GET",
+        f"{_ONE}/report",
+        "The conclusions so far.",
+        queries=(_VERSION,),
+        answer=ExperimentAnalysis,
+    )
+    async def report_experiment(self, call: AdminCall) -> dict[str, Any]:
         """Return the experiment's present report."""
-        self._authenticator.require_admin(principal)
-        name = request.path_params["experiment"]
-        version = _version(request.query_params.get("version"))
-        analysis = await self._experiments.report(name, version)
-        return _json(analysis.document())
+        name, version = call.name("experiment"), call.number(_VERSION)
+        return (await self._experiments.report(name, version)).document()
 
     async def _change(self, change: Callable[[], ExperimentRecord]) -> ExperimentRecord:
         """Change it and refresh the registry at once, so that the answer shows the new state."""
@@ -196,13 +200,6 @@ class ExperimentApi:
             logger.warning("experiments were changed and could not be read again")
 
 
-def _parsed(model: type[Parsed], body: bytes) -> Parsed:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise bad_request(error, body) from None
-
-
 def _edited(
     record: ExperimentRecord, wanted: BaseModel, given: frozenset[str] | set[str]
 ) -> ExperimentSpec | None:
@@ -211,7 +208,7 @@ def _edited(
         return None
     changes = wanted.model_dump(mode="json", include=set(given), by_alias=True)
     body = json.dumps(spec_document(record.spec) | changes).encode()
-    return _parsed(ExperimentSpec, body)
+    return parsed(ExperimentSpec, body)
 
 
 def _refuse_twins(body: bytes) -> None:
@@ -225,16 +222,3 @@ def _refuse_twins(body: bytes) -> None:
         return dict(pairs)
 
     json.loads(body, object_pairs_hook=check)
-
-
-def _version(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:11]) <= MAX_VERSION:
-        raise BadRequestError("version must be a whole number of at least 1.", param="version")
-    return int(text)
-
-
-def _json(content: dict[str, Any]) -> Response:
-    headers = {"cache-control": "no-store"}
-    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from outrider.gateway.contract.schema.common import RequestModel
+from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.experiments.records import ExperimentEvent, ExperimentRecord, VersionRecord
 from outrider.gateway.experiments.rows import spec_document
 from outrider.gateway.settings.experiments import ExperimentName, ExperimentSpec, ExperimentState
@@ -75,20 +76,14 @@ else:
     )
 
 
-class _Report(BaseModel):
-    """Base of the answers."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class StoppedReport(_Report):
+class StoppedReport(CompleteModel, kw_only=True):
     """The reason and time (seconds since 1970, UTC) of an arm's exclusion."""
 
     reason: str
     at: float
 
 
-class ExperimentArmReport(_Report):
+class ExperimentArmReport(CompleteModel, kw_only=True):
     """An arm; `share` of the experiment's units are in it, `set` holds its settings."""
 
     name: str
@@ -98,7 +93,7 @@ class ExperimentArmReport(_Report):
     stopped: StoppedReport | None
 
 
-class ExperimentReport(_Report):
+class ExperimentReport(CompleteModel, kw_only=True):
     """An experiment as it is now. Times are seconds since 1970 (UTC).
 
     `definition`: all its fields that differ from the default. `source`: file, for one of the
@@ -122,7 +117,7 @@ class ExperimentReport(_Report):
     stopped_at: float | None
 
 
-class VersionReport(_Report):
+class VersionReport(CompleteModel, kw_only=True):
     """One version; its data are apart from those of others."""
 
     version: int
@@ -132,7 +127,7 @@ class VersionReport(_Report):
     stopped_at: float | None
 
 
-class EventReport(_Report):
+class EventReport(CompleteModel, kw_only=True):
     """Something that was done to it."""
 
     version: int
@@ -141,21 +136,21 @@ class EventReport(_Report):
     detail: str
 
 
-class ExperimentDetail(ExperimentReport):
+class ExperimentDetail(ExperimentReport, kw_only=True):
     """An experiment with its versions, the oldest first, and its last events, newest first."""
 
     versions: list[VersionReport]
     events: list[EventReport]
 
 
-class ExperimentList(_Report):
+class ExperimentList(CompleteModel, kw_only=True):
     """All experiments, by name."""
 
     object: Literal["list"] = "list"
     data: list[ExperimentReport]
 
 
-class DeletedExperiment(_Report):
+class DeletedExperiment(CompleteModel, kw_only=True):
     """The experiment and its data are deleted."""
 
     object: Literal["experiment"] = "experiment"
@@ -179,22 +174,29 @@ class ExperimentAnalysis(BaseModel):
     comparisons: list[dict[str, Any]]
 
 
-EXPERIMENT_MODELS: Final[tuple[type, ...]] = (
-    ExperimentCreate,
-    ExperimentUpdate,
-    ExperimentReport,
-    ExperimentDetail,
-    ExperimentList,
-    DeletedExperiment,
-    ExperimentAnalysis,
-)
+def experiment_report(record: ExperimentRecord) -> ExperimentReport:
+    """Describe an experiment."""
+    return ExperimentReport(**_facts(record))
 
 
-def experiment_report(record: ExperimentRecord) -> dict[str, Any]:
-    """Return an ExperimentReport as JSON."""
+def experiment_detail(
+    record: ExperimentRecord, versions: Sequence[VersionRecord], events: Sequence[ExperimentEvent]
+) -> ExperimentDetail:
+    """Describe an experiment with its versions and events."""
+    return ExperimentDetail(
+        **_facts(record),
+        versions=[_version_report(version) for version in versions],
+        events=[
+            EventReport(version=event.version, at=event.at, kind=event.kind, detail=event.detail)
+            for event in events
+        ],
+    )
+
+
+def _facts(record: ExperimentRecord) -> dict[str, Any]:
+    """Return the fields of an ExperimentReport."""
     spec, version = record.spec, record.current
     return {
-        "object": "experiment",
         "name": record.name,
         "version": record.version,
         "state": record.state,
@@ -212,35 +214,22 @@ def experiment_report(record: ExperimentRecord) -> dict[str, Any]:
     }
 
 
-def experiment_detail(
-    record: ExperimentRecord, versions: Sequence[VersionRecord], events: Sequence[ExperimentEvent]
-) -> dict[str, Any]:
-    """Return an ExperimentDetail as JSON."""
-    return experiment_report(record) | {
-        "versions": [_version_report(version) for version in versions],
-        "events": [
-            {"version": event.version, "at": event.at, "kind": event.kind, "detail": event.detail}
-            for event in events
-        ],
-    }
-
-
-def _arm_report(record: ExperimentRecord, arm: str) -> dict[str, Any]:
+def _arm_report(record: ExperimentRecord, arm: str) -> ExperimentArmReport:
     stop = record.current.stopped_arms.get(arm)
-    return {
-        "name": arm,
-        "share": record.current.weights[arm],
-        "set": record.spec.overlay(arm).document(),
-        "is_control": arm == record.control,
-        "stopped": None if stop is None else {"reason": stop.reason, "at": stop.at},
-    }
+    return ExperimentArmReport(
+        name=arm,
+        share=record.current.weights[arm],
+        set=record.spec.overlay(arm).document(),
+        is_control=arm == record.control,
+        stopped=None if stop is None else StoppedReport(reason=stop.reason, at=stop.at),
+    )
 
 
-def _version_report(version: VersionRecord) -> dict[str, Any]:
-    return {
-        "version": version.number,
-        "definition": spec_document(version.spec),
-        "created_at": version.created_at,
-        "started_at": version.started_at,
-        "stopped_at": version.stopped_at,
-    }
+def _version_report(version: VersionRecord) -> VersionReport:
+    return VersionReport(
+        version=version.number,
+        definition=spec_document(version.spec),
+        created_at=version.created_at,
+        started_at=version.started_at,
+        stopped_at=version.stopped_at,
+    )

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from outrider.gateway.contract.schema.errors import ErrorResponse
 from outrider.gateway.contract.schema.structs import schemas_of
-from outrider.gateway.tenancy.keys.admin_routes import AdminRoute
+from outrider.gateway.tenancy.keys.admin_handlers import AdminRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,10 @@ class FuzzedRoutes:
     statuses: list[int]
 
 
-def document_of(routes: Iterable[AdminRoute], models: Iterable[type]) -> dict[str, Any]:
+def document_of(routes: Iterable[AdminRoute]) -> dict[str, Any]:
     """Return the OpenAPI document of the routes alone."""
     paths: dict[str, Any] = {}
+    models = [model for route in routes for model in route.models]
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = route.operation
     return {

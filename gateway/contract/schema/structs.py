@@ -42,6 +42,10 @@ class ResponseModel(msgspec.Struct, omit_defaults=True):
         )
 
 
+class CompleteModel(ResponseModel, omit_defaults=False):
+    """Base of what is sent with all its fields, those with a default too."""
+
+
 def schemas_of(models: Iterable[type]) -> dict[str, Any]:
     """Return the JSON schemas of Structs and pydantic models by name, and of what is in them."""
     wanted: list[tuple[type, JsonSchemaMode, TypeAdapter[Any]]] = [

@@ -2,19 +2,16 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal
+from typing import Literal
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
-from starlette.responses import Response
 
-from outrider.gateway.contract.errors.validation import bad_request
+from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.engines.adapters.registry import AdapterChange, AdapterRegistry, NamedEntry
 from outrider.gateway.settings.adapters import ADAPTER_NAME, AdapterTier, NamedAdapter
-from outrider.gateway.tenancy.keys.admin_routes import AdminRoute, admin_operation
+from outrider.gateway.tenancy.keys.admin_handlers import AdminCall, AdminHandlers, admin
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
-from outrider.gateway.tenancy.keys.keys import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +31,7 @@ class AdapterLoad(BaseModel):
     model."""
 
 
-class AdapterReport(BaseModel):
+class AdapterReport(CompleteModel, kw_only=True):
     """A loaded adapter. `digest`: of its content; `watched`: it came from the watched folder.
 
     Facts of files that cannot be read any more are null.
@@ -51,69 +48,22 @@ class AdapterReport(BaseModel):
     watched: bool
 
 
-class AdapterList(BaseModel):
+class AdapterList(CompleteModel, kw_only=True):
     """All adapters that have a name, by name."""
 
     object: Literal["list"] = "list"
     data: list[AdapterReport]
 
 
-class AdapterUnloaded(BaseModel):
+class AdapterUnloaded(CompleteModel, kw_only=True):
     """The adapter whose name is gone."""
 
     object: Literal["adapter.unloaded"] = "adapter.unloaded"
     name: str
 
 
-ADAPTER_MODELS: Final[tuple[type, ...]] = (
-    AdapterLoad,
-    AdapterReport,
-    AdapterList,
-    AdapterUnloaded,
-)
-_NAME: Final = {
-    "name": "name",
-    "in": "path",
-    "required": True,
-    "description": "The adapter's name.",
-    "schema": {"type": "string", "minLength": 1},
-}
-ADAPTER_ROUTES: Final = (
-    AdminRoute(
-        method="GET",
-        path="/admin/adapters",
-        handler="list_adapters",
-        operation=admin_operation("listAdapters", AdapterList, "All adapters."),
-    ),
-    AdminRoute(
-        method="POST",
-        path="/admin/adapters",
-        handler="load_adapter",
-        operation=admin_operation(
-            "loadAdapter",
-            AdapterReport,
-            "The adapter, which requests may name from now on.",
-            body=AdapterLoad,
-            conflicts=True,
-        ),
-    ),
-    AdminRoute(
-        method="DELETE",
-        path="/admin/adapters/{name}",
-        handler="unload_adapter",
-        operation=admin_operation(
-            "unloadAdapter", AdapterUnloaded, "The name is gone.", parameters=[_NAME]
-        ),
-    ),
-)
-
-
-class AdapterApi:
-    """Handlers of authenticated requests. Each refuses principals without the admin scope.
-
-    They raise GatewayErrors (AuthenticationError, PermissionDeniedError, NotFoundError,
-    ConflictError, BadRequestError) and, where the engine does not run, EngineErrors.
-    """
+class AdapterApi(AdminHandlers):
+    """Handlers of adapters; they also raise EngineErrors where the engine does not run."""
 
     def __init__(
         self,
@@ -122,57 +72,46 @@ class AdapterApi:
         read_body: Callable[[Request], Awaitable[bytes]],
         change: Callable[[AdapterChange], Awaitable[None]] | None = None,
     ) -> None:
-        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies.
-
-        `change`: loads and unloads in all processes of this gateway; None: in this registry.
-        """
-        self._authenticator = authenticator
+        """`change` loads and unloads in all processes of this gateway; None: in this registry."""
+        super().__init__(authenticator, read_body)
         self._registry = registry
-        self._read_body = read_body
         self._change = registry.apply if change is None else change
 
-    async def list_adapters(self, _: Request, principal: Principal) -> Response:
+    @admin("GET", "/admin/adapters", "All adapters.")
+    async def list_adapters(self, _: AdminCall) -> AdapterList:
         """Return all adapters."""
-        self._authenticator.require_admin(principal)
-        data = [_report(entry) for entry in await self._registry.described()]
-        return _json({"object": "list", "data": data})
+        return AdapterList(data=[*map(_report, await self._registry.described())])
 
-    async def load_adapter(self, request: Request, principal: Principal) -> Response:
+    @admin(
+        "POST",
+        "/admin/adapters",
+        "The adapter, which requests may name from now on.",
+        conflicts=True,
+    )
+    async def load_adapter(self, call: AdminCall, wanted: AdapterLoad) -> AdapterReport:
         """Read an adapter's files, and let requests name it."""
-        self._authenticator.require_admin(principal)
-        body = await self._read_body(request)
-        try:
-            wanted = AdapterLoad.model_validate_json(body)
-        except ValidationError as error:
-            raise bad_request(error, body) from None
         named = NamedAdapter(name=wanted.name, folder=wanted.path, tier=wanted.tier)
         await self._change(AdapterChange(name=wanted.name, wanted=named))
-        logger.info("adapter loaded by=%s name=%s", principal.key_id, wanted.name)
-        return _json(_report(self._registry.entry(wanted.name)))
+        logger.info("adapter loaded by=%s name=%s", call.by, wanted.name)
+        return _report(self._registry.entry(wanted.name))
 
-    async def unload_adapter(self, request: Request, principal: Principal) -> Response:
+    @admin("DELETE", "/admin/adapters/{adapter}", "The name is gone.")
+    async def unload_adapter(self, call: AdminCall) -> AdapterUnloaded:
         """Take an adapter's name away."""
-        self._authenticator.require_admin(principal)
-        name = request.path_params["name"]
+        name = call.name("adapter")
         await self._change(AdapterChange(name=name))
-        return _json({"object": "adapter.unloaded", "name": name})
+        return AdapterUnloaded(name=name)
 
 
-def _report(entry: NamedEntry) -> dict[str, Any]:
+def _report(entry: NamedEntry) -> AdapterReport:
     info = entry.info
-    return {
-        "object": "adapter",
-        "name": entry.ref.name,
-        "path": entry.ref.folder,
-        "tier": "auto" if entry.is_routed else entry.ref.tier,
-        "digest": None if info is None else info.digest,
-        "max_rank": None if info is None else info.max_rank,
-        "num_modules": None if info is None else info.num_modules,
-        "num_bytes": None if info is None else info.num_bytes,
-        "watched": entry.is_watched,
-    }
-
-
-def _json(document: dict[str, Any]) -> Response:
-    headers = {"cache-control": "no-store"}
-    return Response(msgspec.json.encode(document), headers=headers, media_type="application/json")
+    return AdapterReport(
+        name=entry.ref.name,
+        path=entry.ref.folder,
+        tier="auto" if entry.is_routed else entry.ref.tier,
+        digest=None if info is None else info.digest,
+        max_rank=None if info is None else info.max_rank,
+        num_modules=None if info is None else info.num_modules,
+        num_bytes=None if info is None else info.num_bytes,
+        watched=entry.is_watched,
+    )

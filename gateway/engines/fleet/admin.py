@@ -3,20 +3,17 @@
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from typing import Literal
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
-from outrider.gateway.contract.errors.validation import bad_request
+from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.roster import NoReplicaLeftError
-from outrider.gateway.tenancy.keys.admin_routes import AdminRoute, admin_operation
+from outrider.gateway.tenancy.keys.admin_handlers import AdminCall, AdminHandlers, admin
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
-from outrider.gateway.tenancy.keys.keys import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ class ReplicaGroup(BaseModel):
     """As GET /admin/replicas names it."""
 
 
-class ReplicaReport(BaseModel):
+class ReplicaReport(CompleteModel, kw_only=True):
     """An engine behind this gateway. `reason`: why it takes no new requests; empty where it does.
 
     `group` is empty before it was reached.
@@ -54,53 +51,15 @@ class ReplicaReport(BaseModel):
     reason: str
 
 
-class ReplicaList(BaseModel):
+class ReplicaList(CompleteModel, kw_only=True):
     """All engines, as they were added."""
 
     object: Literal["list"] = "list"
     data: list[ReplicaReport]
 
 
-REPLICA_MODELS: Final[tuple[type, ...]] = (ReplicaGroup, ReplicaReport, ReplicaList)
-REPLICA_ROUTES: Final = (
-    AdminRoute(
-        method="GET",
-        path="/admin/replicas",
-        handler="list_replicas",
-        operation=admin_operation("listReplicas", ReplicaList, "All engines."),
-    ),
-    AdminRoute(
-        method="POST",
-        path="/admin/replicas/drain",
-        handler="drain",
-        operation=admin_operation(
-            "drainReplicas",
-            ReplicaList,
-            "The group's engines, which get no new requests from this gateway.",
-            body=ReplicaGroup,
-            conflicts=True,
-        ),
-    ),
-    AdminRoute(
-        method="POST",
-        path="/admin/replicas/readmit",
-        handler="readmit",
-        operation=admin_operation(
-            "readmitReplicas",
-            ReplicaList,
-            "The group's engines, which get requests again.",
-            body=ReplicaGroup,
-        ),
-    ),
-)
-
-
-class ReplicaApi:
-    """Handlers of authenticated requests. Each refuses principals without the admin scope.
-
-    They raise GatewayErrors: AuthenticationError, PermissionDeniedError, NotFoundError,
-    ConflictError and BadRequestError.
-    """
+class ReplicaApi(AdminHandlers):
+    """Handlers of replicas."""
 
     def __init__(
         self,
@@ -109,27 +68,33 @@ class ReplicaApi:
         read_body: Callable[[Request], Awaitable[bytes]],
         change_everywhere: Callable[[GroupChange], Awaitable[None]] | None = None,
     ) -> None:
-        """pool: None where the gateway has one engine. `read_body`: within all bodies' limits.
+        """pool: None where the gateway has one engine.
 
         `change_everywhere` has all of the gateway's processes `apply` a change, this one first.
         """
-        self._authenticator = authenticator
+        super().__init__(authenticator, read_body)
         self._pool = pool
-        self._read_body = read_body
         self._change_everywhere = change_everywhere or self.apply
 
-    async def list_replicas(self, _: Request, principal: Principal) -> Response:
+    @admin("GET", "/admin/replicas", "All engines.")
+    async def list_replicas(self, _: AdminCall) -> ReplicaList:
         """Return all engines."""
-        self._authenticator.require_admin(principal)
-        return _answer(self._known(), None)
+        return _listed(self._known(), None)
 
-    async def drain(self, request: Request, principal: Principal) -> Response:
+    @admin(
+        "POST",
+        "/admin/replicas/drain",
+        "The group's engines, which get no new requests from this gateway.",
+        conflicts=True,
+    )
+    async def drain_replicas(self, call: AdminCall, wanted: ReplicaGroup) -> ReplicaList:
         """Send a group no new requests; it stays connected and ends its answers."""
-        return await self._change(request, principal, drains=True)
+        return await self._change(call, wanted.group, drains=True)
 
-    async def readmit(self, request: Request, principal: Principal) -> Response:
+    @admin("POST", "/admin/replicas/readmit", "The group's engines, which get requests again.")
+    async def readmit_replicas(self, call: AdminCall, wanted: ReplicaGroup) -> ReplicaList:
         """Send a group requests again."""
-        return await self._change(request, principal, drains=False)
+        return await self._change(call, wanted.group, drains=False)
 
     async def apply(self, change: GroupChange) -> None:
         """Make a change in this process. Raises ConflictError."""
@@ -140,19 +105,13 @@ class ReplicaApi:
             raise ConflictError(str(error)) from None
         logger.info("group=%s drains=%s replicas=%d", change.group, change.drains, len(names))
 
-    async def _change(self, request: Request, principal: Principal, *, drains: bool) -> Response:
-        self._authenticator.require_admin(principal)
-        body = await self._read_body(request)
-        try:
-            group = ReplicaGroup.model_validate_json(body).group
-        except ValidationError as error:
-            raise bad_request(error, body) from None
+    async def _change(self, call: AdminCall, group: str, *, drains: bool) -> ReplicaList:
         pool = self._known()
         if all(state.group != group for state in pool.states()):
             raise NotFoundError(f"There is no group {group!r}; GET /admin/replicas names them.")
         await self._change_everywhere(GroupChange(group, drains))
-        logger.info("group=%s drains=%s by=%s", group, drains, principal.key_id)
-        return _answer(pool, group)
+        logger.info("group=%s drains=%s by=%s", group, drains, call.by)
+        return _listed(pool, group)
 
     def _known(self) -> EnginePool:
         if self._pool is None:
@@ -160,14 +119,6 @@ class ReplicaApi:
         return self._pool
 
 
-def _answer(pool: EnginePool, group: str | None) -> Response:
-    data = [
-        {"object": "replica", **asdict(state)}
-        for state in pool.states()
-        if group is None or state.group == group
-    ]
-    return Response(
-        msgspec.json.encode({"object": "list", "data": data}),
-        headers={"cache-control": "no-store"},
-        media_type="application/json",
-    )
+def _listed(pool: EnginePool, group: str | None) -> ReplicaList:
+    states = (state for state in pool.states() if group is None or state.group == group)
+    return ReplicaList(data=[ReplicaReport(**asdict(state)) for state in states])

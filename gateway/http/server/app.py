@@ -29,11 +29,9 @@ from outrider.gateway.contract.schema.responses import (
     Readiness,
 )
 from outrider.gateway.contract.schema.routing import RouteReport
-from outrider.gateway.engines.adapters.admin import ADAPTER_MODELS, ADAPTER_ROUTES, AdapterApi
-from outrider.gateway.engines.fleet.admin import REPLICA_MODELS, REPLICA_ROUTES, ReplicaApi
+from outrider.gateway.engines.adapters.admin import AdapterApi
+from outrider.gateway.engines.fleet.admin import ReplicaApi
 from outrider.gateway.experiments.admin import ExperimentApi
-from outrider.gateway.experiments.admin_routes import EXPERIMENT_ROUTES
-from outrider.gateway.experiments.admin_schema import EXPERIMENT_MODELS
 from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
@@ -62,8 +60,7 @@ from outrider.gateway.http.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS,
 from outrider.gateway.http.server.pass_through import PassThroughEndpoints
 from outrider.gateway.http.server.status import StatusEndpoints
 from outrider.gateway.tenancy.keys.admin import AdminApi
-from outrider.gateway.tenancy.keys.admin_routes import ADMIN_ROUTES
-from outrider.gateway.tenancy.keys.admin_schema import ADMIN_MODELS
+from outrider.gateway.tenancy.keys.admin_handlers import AdminHandlers
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
 
@@ -75,17 +72,15 @@ _COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 _TOKENIZE: Final = "/v1/tokenize"
 _DETOKENIZE: Final = "/v1/detokenize"
 _METRICS: Final = "/metrics"
+_ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, ExperimentApi)
 _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
     *TOKENIZE_MODELS,
     *USAGE_MODELS,
-    *ADMIN_MODELS,
-    *ADAPTER_MODELS,
-    *REPLICA_MODELS,
     *DASHBOARD_MODELS,
-    *EXPERIMENT_MODELS,
     *FEEDBACK_MODELS,
+    *(model for handlers in _ADMIN for route in handlers.routes() for model in route.models),
 )
 
 
@@ -210,16 +205,8 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
 def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
     """Add the endpoints for tenants about themselves, and for administrators about tenants."""
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
-    of_tenants = ((route, routes.admin) for route in ADMIN_ROUTES)
-    of_adapters = ((route, routes.adapters) for route in ADAPTER_ROUTES)
-    of_replicas = ((route, routes.replicas) for route in REPLICA_ROUTES)
-    for route, handlers in (*of_tenants, *of_adapters, *of_replicas):
-        app.add_api_route(
-            route.path,
-            _with_principal(getattr(handlers, route.handler)),
-            methods=[route.method],
-            openapi_extra=route.operation,
-        )
+    for handlers in (routes.admin, routes.adapters, routes.replicas):
+        _add_handlers(app, handlers)
 
 
 def _add_experiment_routes(app: FastAPI, routes: Routes) -> None:
@@ -231,10 +218,14 @@ def _add_experiment_routes(app: FastAPI, routes: Routes) -> None:
         )
 
     app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(give_feedback)
-    for route in EXPERIMENT_ROUTES:
+    _add_handlers(app, routes.experiments)
+
+
+def _add_handlers(app: FastAPI, handlers: AdminHandlers) -> None:
+    for route in handlers.routes():
         app.add_api_route(
             route.path,
-            _with_principal(getattr(routes.experiments, route.handler)),
+            _with_principal(handlers.endpoint(route)),
             methods=[route.method],
             openapi_extra=route.operation,
         )

@@ -7,45 +7,52 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import msgspec
-from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from starlette.responses import Response
 
-from outrider.gateway.contract.errors.tree import BadRequestError, NotFoundError, StorageError
-from outrider.gateway.contract.errors.validation import bad_request
+from outrider.gateway.contract.errors.tree import NotFoundError, StorageError
+from outrider.gateway.tenancy.keys.admin_handlers import (
+    AdminCall,
+    AdminHandlers,
+    AdminQuery,
+    admin,
+)
 from outrider.gateway.tenancy.keys.admin_schema import (
     MAX_PAGE,
     KeyCreate,
+    KeyList,
+    KeyReport,
     KeyRotate,
     KeyUpdate,
+    NewKeyReport,
     TeamCreate,
+    TeamList,
+    TeamReport,
     TeamUpdate,
     key_report,
     name_set,
+    new_key_report,
     team_report,
 )
 from outrider.gateway.tenancy.keys.key_store import KeyStore, ShownKey
-from outrider.gateway.tenancy.keys.keys import KEY_ID, Principal
+from outrider.gateway.tenancy.keys.keys import KEY_ID
 from outrider.gateway.tenancy.keys.merging import merged_changes
 from outrider.gateway.tenancy.keys.parts import KeyParts
-from outrider.gateway.tenancy.keys.records import KeyRecord, TeamRecord
+from outrider.gateway.tenancy.keys.records import KeyRecord
 from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
-Parsed = TypeVar("Parsed", bound=BaseModel)
 Answer = TypeVar("Answer")
 
 _PAGE: Final = 100
+_AFTER: Final = AdminQuery(name="after", description="Only keys whose ids come after this one.")
+_LIMIT: Final = AdminQuery(
+    name="limit", description="How many at most.", most=MAX_PAGE, default=_PAGE
+)
 
 
-class AdminApi:
-    """Handlers of authenticated requests. Each refuses principals without the admin scope.
-
-    They raise GatewayErrors: AuthenticationError, PermissionDeniedError, NotFoundError (also where
-    there is no database), ConflictError, BadRequestError, StorageError.
-    """
+class AdminApi(AdminHandlers):
+    """Handlers of keys and teams; NotFoundError where there is no database."""
 
     def __init__(
         self,
@@ -54,47 +61,40 @@ class AdminApi:
         wall_clock: Callable[[], float] = time.time,
         siblings: Siblings | None = None,
     ) -> None:
-        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies.
-
-        `siblings`: this gateway's other processes, which read changed keys at once, too.
-        """
+        """siblings: this gateway's other processes, which read changed keys at once, too."""
+        super().__init__(parts.authenticator, read_body)
         self._parts = parts
-        self._read_body = read_body
         self._wall_clock = wall_clock
         self._siblings = siblings
 
-    async def list_keys(self, request: Request, principal: Principal) -> Response:
+    @admin("GET", "/admin/keys", "A page of the keys.", queries=(_AFTER, _LIMIT))
+    async def list_keys(self, call: AdminCall) -> KeyList:
         """Return a page of the keys."""
-        store = self._store(principal)
-        after = request.query_params.get("after")
-        limit = _limit(request.query_params.get("limit"))
-        keys, has_more = await asyncio.to_thread(store.page, after=after, limit=limit)
-        data = [key_report(key, self._wall_clock()) for key in keys]
-        return _json({"object": "list", "data": data, "has_more": has_more})
+        after, limit = call.text(_AFTER), call.number(_LIMIT) or _PAGE
+        keys, has_more = await asyncio.to_thread(self._store.page, after=after, limit=limit)
+        return KeyList(data=[self._report(key) for key in keys], has_more=has_more)
 
-    async def create_key(self, request: Request, principal: Principal) -> Response:
+    @admin("POST", "/admin/keys", "The key, shown once.")
+    async def create_key(self, call: AdminCall, wanted: KeyCreate) -> NewKeyReport:
         """Make a key, and show it once."""
-        store = self._store(principal)
-        wanted = await self._parsed(KeyCreate, request)
+        store = self._store
 
         def create() -> ShownKey:
             return store.create(wanted.order(_team_id(store, wanted.team)))
 
         shown = await self._change(create)
-        logger.info("key created id=%s by=%s", shown.record.key_id, principal.key_id)
-        return self._shown(shown)
+        logger.info("key created id=%s by=%s", shown.record.key_id, call.by)
+        return new_key_report(shown.record, shown.text, self._wall_clock())
 
-    async def get_key(self, request: Request, principal: Principal) -> Response:
+    @admin("GET", "/admin/keys/{key_id}", "The key.")
+    async def get_key(self, call: AdminCall) -> KeyReport:
         """Return one key."""
-        store = self._store(principal)
-        return self._key(await asyncio.to_thread(store.get, _key_id(request)))
+        return self._report(await asyncio.to_thread(self._store.get, _key_id(call)))
 
-    async def update_key(self, request: Request, principal: Principal) -> Response:
+    @admin("PATCH", "/admin/keys/{key_id}", "The key as it is now.")
+    async def update_key(self, call: AdminCall, wanted: KeyUpdate) -> KeyReport:
         """Change the permissions of a key."""
-        store = self._store(principal)
-        key_id = _key_id(request)
-        wanted = await self._parsed(KeyUpdate, request)
-        given = wanted.model_fields_set
+        store, key_id, given = self._store, _key_id(call), wanted.model_fields_set
 
         def update() -> KeyRecord:
             changes: dict[str, Any] = _plain_changes(wanted, given)
@@ -110,62 +110,61 @@ class AdminApi:
             )
 
         record = await self._change(update)
-        logger.info("key changed id=%s by=%s", key_id, principal.key_id)
-        return self._key(record)
+        logger.info("key changed id=%s by=%s", key_id, call.by)
+        return self._report(record)
 
-    async def revoke_key(self, request: Request, principal: Principal) -> Response:
+    @admin("DELETE", "/admin/keys/{key_id}", "The key, revoked.")
+    async def revoke_key(self, call: AdminCall) -> KeyReport:
         """Take a key back; its row stays, for the ledger."""
-        store = self._store(principal)
-        key_id = _key_id(request)
+        store, key_id = self._store, _key_id(call)
         record = await self._change(lambda: store.revoke(key_id))
-        logger.info("key revoked id=%s by=%s", key_id, principal.key_id)
-        return self._key(record)
+        logger.info("key revoked id=%s by=%s", key_id, call.by)
+        return self._report(record)
 
-    async def rotate_key(self, request: Request, principal: Principal) -> Response:
+    @admin(
+        "POST",
+        "/admin/keys/{key_id}/rotate",
+        "The key with its new secret, shown once.",
+        conflicts=True,
+    )
+    async def rotate_key(self, call: AdminCall, wanted: KeyRotate) -> NewKeyReport:
         """Give a key a new secret, and show it once."""
-        store = self._store(principal)
-        key_id = _key_id(request)
-        wanted = await self._parsed(KeyRotate, request)
+        store, key_id = self._store, _key_id(call)
         shown = await self._change(lambda: store.rotate(key_id, grace_s=wanted.grace_s))
-        logger.info("key rotated id=%s by=%s", key_id, principal.key_id)
-        return self._shown(shown)
+        logger.info("key rotated id=%s by=%s", key_id, call.by)
+        return new_key_report(shown.record, shown.text, self._wall_clock())
 
-    async def list_teams(self, request: Request, principal: Principal) -> Response:
+    @admin("GET", "/admin/teams", "All teams.")
+    async def list_teams(self, _: AdminCall) -> TeamList:
         """Return all teams."""
-        store = self._store(principal)
-        teams = await asyncio.to_thread(store.teams)
-        return _json({"object": "list", "data": [team_report(team) for team in teams]})
+        teams = await asyncio.to_thread(self._store.teams)
+        return TeamList(data=[team_report(team) for team in teams])
 
-    async def create_team(self, request: Request, principal: Principal) -> Response:
+    @admin("POST", "/admin/teams", "The team.", conflicts=True)
+    async def create_team(self, call: AdminCall, wanted: TeamCreate) -> TeamReport:
         """Make a team."""
-        store = self._store(principal)
-        wanted = await self._parsed(TeamCreate, request)
+        store = self._store
         record = await self._change(lambda: store.create_team(wanted.order()))
-        logger.info("team created id=%s by=%s", record.team_id, principal.key_id)
-        return _json(team_report(record))
+        logger.info("team created id=%s by=%s", record.team_id, call.by)
+        return team_report(record)
 
-    async def get_team(self, request: Request, principal: Principal) -> Response:
+    @admin("GET", "/admin/teams/{team}", "The team.")
+    async def get_team(self, call: AdminCall) -> TeamReport:
         """Return one team, by its id or name."""
-        store = self._store(principal)
-        words = request.path_params["team"]
-        return _json(team_report(await asyncio.to_thread(store.find_team, words)))
+        return team_report(await asyncio.to_thread(self._store.find_team, call.name("team")))
 
-    async def update_team(self, request: Request, principal: Principal) -> Response:
+    @admin("PATCH", "/admin/teams/{team}", "The team as it is now.", conflicts=True)
+    async def update_team(self, call: AdminCall, wanted: TeamUpdate) -> TeamReport:
         """Change the permissions of a team."""
-        store = self._store(principal)
-        words = request.path_params["team"]
-        wanted = await self._parsed(TeamUpdate, request)
+        store, words = self._store, call.name("team")
         changes = _plain_changes(wanted, wanted.model_fields_set)
         merge = partial(merged_changes, wanted=wanted)
-        record: TeamRecord = await self._change(
-            lambda: store.update_team(words, changes, merge=merge)
-        )
-        logger.info("team changed id=%s by=%s", record.team_id, principal.key_id)
-        return _json(team_report(record))
+        record = await self._change(lambda: store.update_team(words, changes, merge=merge))
+        logger.info("team changed id=%s by=%s", record.team_id, call.by)
+        return team_report(record)
 
-    def _store(self, principal: Principal) -> KeyStore:
-        """Return the key store, for an administrator."""
-        self._parts.authenticator.require_admin(principal)
+    @property
+    def _store(self) -> KeyStore:
         if self._parts.store is None:
             raise NotFoundError(
                 "This gateway has no keys because it has no database. Set database_url.",
@@ -189,37 +188,12 @@ class AdminApi:
             except StorageError:  # it is changed; the registry looks again by itself
                 logger.warning("keys were changed and could not be read again")
 
-    async def _parsed(self, model: type[Parsed], request: Request) -> Parsed:
-        body = await self._read_body(request)
-        try:
-            return model.model_validate_json(body)
-        except ValidationError as error:
-            raise bad_request(error, body) from None
-
-    def _key(self, record: KeyRecord) -> Response:
-        return _json(key_report(record, self._wall_clock()))
-
-    def _shown(self, shown: ShownKey) -> Response:
-        return _json(key_report(shown.record, self._wall_clock()) | {"key": shown.text})
+    def _report(self, record: KeyRecord) -> KeyReport:
+        return key_report(record, self._wall_clock())
 
 
-def _json(content: dict[str, Any]) -> Response:
-    """Return a response that no cache may keep: it may hold a key."""
-    headers = {"cache-control": "no-store"}
-    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")
-
-
-def _limit(text: str | None) -> int:
-    """Return the number of entries on a page."""
-    if text is None:
-        return _PAGE
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_PAGE:
-        raise BadRequestError(f"limit must be a whole number from 1 to {MAX_PAGE}.", param="limit")
-    return int(text)
-
-
-def _key_id(request: Request) -> str:
-    key_id: str = request.path_params["key_id"]
+def _key_id(call: AdminCall) -> str:
+    key_id = call.name("key_id")
     if not KEY_ID.fullmatch(key_id):
         raise NotFoundError("No key has this id.", code="not_found")
     return key_id

@@ -2,10 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec.structs import asdict
+from pydantic import ConfigDict, Field
 
 from outrider.gateway.contract.schema.common import WHOLE, RequestModel
 from outrider.gateway.contract.schema.kinds import Reveals
+from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import (
@@ -211,13 +213,7 @@ class TeamUpdate(RequestModel):
     labels: LabelsPatch | None = None
 
 
-class _Report(BaseModel):
-    """Base of the answers."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class KeyReport(_Report):
+class KeyReport(CompleteModel, kw_only=True):
     """A key, without its secret. Times are seconds since 1970 (UTC).
 
     `old_secret_until`: until then the secret before the last rotation is taken too.
@@ -243,13 +239,13 @@ class KeyReport(_Report):
     old_secret_until: int | None
 
 
-class NewKeyReport(KeyReport):
+class NewKeyReport(KeyReport, kw_only=True):
     """A key with its secret, `key`, which is never shown again."""
 
     key: str
 
 
-class KeyList(_Report):
+class KeyList(CompleteModel, kw_only=True):
     """A page of keys, by their ids; where `has_more`, continue with `after` = the last one's id."""
 
     object: Literal["list"] = "list"
@@ -257,7 +253,7 @@ class KeyList(_Report):
     has_more: bool
 
 
-class TeamReport(_Report):
+class TeamReport(CompleteModel, kw_only=True):
     """A team."""
 
     object: Literal["team"] = "team"
@@ -269,25 +265,11 @@ class TeamReport(_Report):
     created_at: int
 
 
-class TeamList(_Report):
+class TeamList(CompleteModel, kw_only=True):
     """All teams, by name."""
 
     object: Literal["list"] = "list"
     data: list[TeamReport]
-
-
-ADMIN_MODELS: tuple[type, ...] = (
-    KeyCreate,
-    KeyUpdate,
-    KeyRotate,
-    KeyReport,
-    NewKeyReport,
-    KeyList,
-    TeamCreate,
-    TeamUpdate,
-    TeamReport,
-    TeamList,
-)
 
 
 def name_set(names: list[str] | None) -> frozenset[str] | None:
@@ -295,43 +277,46 @@ def name_set(names: list[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-def key_report(record: KeyRecord, now_s: float) -> dict[str, Any]:
-    """Return a KeyReport as JSON."""
+def key_report(record: KeyRecord, now_s: float) -> KeyReport:
+    """Describe a key."""
     scopes = record.scopes
     has_old = record.old_hash_until is not None and record.old_hash_until > now_s
-    return {
-        "object": "key",
-        "id": record.key_id,
-        "prefix": record.prefix,
-        "name": record.name,
-        "team": record.team_id,
-        "status": record.status(now_s),
-        "admin": scopes.is_admin,
-        "metrics": scopes.reads_metrics,
-        "reveals": scopes.reveals,
-        "models": None if scopes.models is None else sorted(scopes.models),
-        "tiers": None if scopes.tiers is None else sorted(scopes.tiers),
-        "limits": limits_report(record.limits),
-        "weight": record.weight,
-        "labels": dict(record.labels),
-        "created_at": int(record.created_at),
-        "expires_at": _whole(record.expires_at),
-        "revoked_at": _whole(record.revoked_at),
-        "old_secret_until": _whole(record.old_hash_until) if has_old else None,
-    }
+    return KeyReport(
+        id=record.key_id,
+        prefix=record.prefix,
+        name=record.name,
+        team=record.team_id,
+        status=record.status(now_s),
+        admin=scopes.is_admin,
+        metrics=scopes.reads_metrics,
+        reveals=scopes.reveals,
+        models=None if scopes.models is None else sorted(scopes.models),
+        tiers=None if scopes.tiers is None else sorted(scopes.tiers),
+        limits=limits_report(record.limits),
+        weight=record.weight,
+        labels=dict(record.labels),
+        created_at=int(record.created_at),
+        expires_at=_whole(record.expires_at),
+        revoked_at=_whole(record.revoked_at),
+        old_secret_until=_whole(record.old_hash_until) if has_old else None,
+    )
 
 
-def team_report(record: TeamRecord) -> dict[str, Any]:
-    """Return a TeamReport as JSON."""
-    return {
-        "object": "team",
-        "id": record.team_id,
-        "name": record.name,
-        "limits": limits_report(record.limits),
-        "weight": record.weight,
-        "labels": dict(record.labels),
-        "created_at": int(record.created_at),
-    }
+def new_key_report(record: KeyRecord, key: str, now_s: float) -> NewKeyReport:
+    """Describe a key that was just made, with its secret."""
+    return NewKeyReport(**asdict(key_report(record, now_s)), key=key)
+
+
+def team_report(record: TeamRecord) -> TeamReport:
+    """Describe a team."""
+    return TeamReport(
+        id=record.team_id,
+        name=record.name,
+        limits=limits_report(record.limits),
+        weight=record.weight,
+        labels=dict(record.labels),
+        created_at=int(record.created_at),
+    )
 
 
 def limits_report(limits: LimitSpec) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from outrider.gateway.settings.tree import SettingsError, load_settings
@@ -92,5 +93,5 @@ def checked(model: Any, wanted: dict[str, Any]) -> Any:
 
 
 def echo_json(document: Any) -> None:
-    """Print a document to standard output, for programs."""
-    typer.echo(json.dumps(document, indent=2))
+    """Print a document, or Structs, to standard output, for programs."""
+    typer.echo(json.dumps(msgspec.to_builtins(document), indent=2))

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.commands.keys_flags import NO_VALUE, ChangeFlags, NewFlags, ScopeFlags
 
 if TYPE_CHECKING:
+    from outrider.gateway.tenancy.keys.admin_schema import KeyReport, TeamReport
     from outrider.gateway.tenancy.keys.key_store import KeyStore, ShownKey
 
 app = typer.Typer(
@@ -256,20 +257,20 @@ def _store(flags: DatabaseFlags) -> "Iterator[KeyStore]":
         yield key_store(settings, database)
 
 
-def _tell_change(what: str, report: dict[str, Any]) -> None:
+def _tell_change(what: str, report: "KeyReport | TeamReport") -> None:
     from outrider.gateway.tools.commands.keys_tables import visible
 
-    limits = json.dumps(report["limits"])
-    typer.echo(f"Changed {what} {visible(report['name'])}, id {report['id']}; limits: {limits}")
+    limits = json.dumps(report.limits)
+    typer.echo(f"Changed {what} {visible(report.name)}, id {report.id}; limits: {limits}")
 
 
 def _show(shown: "ShownKey", done: str, as_json: bool) -> None:
     """A key and its secret, once."""
-    from outrider.gateway.tenancy.keys.admin_schema import key_report
+    from outrider.gateway.tenancy.keys.admin_schema import new_key_report
     from outrider.gateway.tools.commands.keys_tables import print_shown
     from outrider.gateway.tools.commands.terminal import make_console
 
     if as_json:
-        echo_json(key_report(shown.record, time.time()) | {"key": shown.text})
+        echo_json(new_key_report(shown.record, shown.text, time.time()))
     else:
         print_shown(make_console(), shown, done)

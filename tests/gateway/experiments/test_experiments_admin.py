@@ -16,16 +16,15 @@ from outrider.gateway.contract.errors.http import handle_exception
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.errors import ErrorResponse
 from outrider.gateway.experiments.admin import ExperimentApi
-from outrider.gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from outrider.gateway.experiments.admin_schema import (
-    EXPERIMENT_MODELS,
     ExperimentAnalysis,
     ExperimentDetail,
     ExperimentList,
     ExperimentReport,
 )
 from outrider.gateway.experiments.experiments import Experiments
-from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from outrider.gateway.tenancy.keys.admin_handlers import AdminRoute
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS
 from tests.gateway.answers import read_answer
 from tests.gateway.experiments.making import SECRET, spec, user
 from tests.gateway.http.edge.reading import read_small_body
@@ -34,7 +33,6 @@ from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
 
 BOSS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 ARMS = {"control": {}, "deep": {"set": {"max_draft_nodes": 32}}}
-Handler = Callable[[Request, Principal], Awaitable[Response]]
 
 
 class Lab:
@@ -51,7 +49,9 @@ class Lab:
         authenticator = self.world.authenticator
         api = ExperimentApi(authenticator, self.experiments, read_small_body)
 
-        def endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        def endpoint(route: AdminRoute) -> Callable[[Request], Awaitable[Response]]:
+            handler = api.endpoint(route)
+
             async def answer(request: Request) -> Response:
                 header = request.headers.get("authorization")
                 principal = authenticator.authenticate(header, None, "10.0.0.1")
@@ -72,8 +72,8 @@ class Lab:
 
         return Starlette(
             routes=[
-                Route(route.path, endpoint(getattr(api, route.handler)), methods=[route.method])
-                for route in EXPERIMENT_ROUTES
+                Route(route.path, endpoint(route), methods=[route.method])
+                for route in ExperimentApi.routes()
             ],
             exception_handlers={GatewayError: self._refuse},
             lifespan=lifespan,
@@ -100,7 +100,7 @@ def http(lab: Lab) -> Iterator[TestClient]:
 def made(http: TestClient, **fields: Any) -> dict[str, Any]:
     answer = http.post("/admin/experiments", json={"name": "drafts", "arms": ARMS} | fields)
     assert answer.status_code == 200, answer.text
-    ExperimentReport.model_validate(answer.json(), strict=True)
+    read_answer(ExperimentReport, answer.content)
     result: dict[str, Any] = answer.json()
     return result
 
@@ -133,7 +133,7 @@ def test_a_life_without_a_restart(http: TestClient, lab: Lab) -> None:
     assert (edited["version"], edited["state"], edited["metric"]) == (2, "running", "ttft")
     assert "slo" not in edited["definition"]
     detail = http.get("/admin/experiments/drafts").json()
-    ExperimentDetail.model_validate(detail, strict=True)
+    read_answer(ExperimentDetail, detail)
     assert [version["definition"].get("metric") for version in detail["versions"]] == [None, "ttft"]
     kinds = [event["kind"] for event in detail["events"]]
     assert kinds == ["edited", "ramped", "started", "created"]
@@ -142,7 +142,7 @@ def test_a_life_without_a_restart(http: TestClient, lab: Lab) -> None:
     assert not any(assigner.assign(user(i)) for i in range(100))
     assert http.delete("/admin/experiments/drafts").json()["deleted"] is True
     listed = http.get("/admin/experiments").json()
-    ExperimentList.model_validate(listed, strict=True)
+    read_answer(ExperimentList, listed)
     assert listed["data"] == []
 
 
@@ -201,7 +201,7 @@ def test_an_edit_is_checked_as_a_whole_and_a_conflict_changes_nothing(http: Test
 
 def test_only_administrators_reach_existing_experiments(http: TestClient) -> None:
     made(http)
-    for route in EXPERIMENT_ROUTES:
+    for route in ExperimentApi.routes():
         path = route.path.replace("{experiment}", "drafts")
         answer = http.request(route.method, path, json={}, headers={"authorization": ""})
         assert answer.status_code == 401, route
@@ -223,7 +223,7 @@ def test_the_description_is_true(lab: Lab) -> None:
     lab.experiments.store.create("known", spec())
     found = fuzz_routes(
         lab.app(),
-        document_of(EXPERIMENT_ROUTES, EXPERIMENT_MODELS),
+        document_of(ExperimentApi.routes()),
         headers=BOSS,
         known={"experiment": ["known", "nobody"]},
         # Starlette's; each of these routes knows its own method only. And no schema can say that

@@ -22,6 +22,7 @@ from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.policy import Route, RouteConstraints
 from tests.adapters import make_adapter
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
+from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
 
@@ -101,9 +102,9 @@ def test_administrators_load_list_and_unload(http: TestClient, key: str, folder:
     wanted = {"name": "poetry", "path": str(folder / "poetry")}
     loaded = http.post("/admin/adapters", json=wanted, headers=BOSS)
     assert loaded.status_code == 200, loaded.text
-    report = AdapterReport.model_validate(loaded.json(), strict=True)
+    report = read_answer(AdapterReport, loaded.content)
     assert (report.max_rank, report.tier, report.watched) == (8, "large", False)
-    listed = AdapterList.model_validate(http.get("/admin/adapters", headers=BOSS).json())
+    listed = read_answer(AdapterList, http.get("/admin/adapters", headers=BOSS).content)
     assert [(each.name, each.max_rank) for each in listed.data] == [("legal", 8), ("poetry", 8)]
     assert answer(http, key, "poetry")["status"] == 200
     assert http.delete("/admin/adapters/poetry", headers=BOSS).status_code == 200

@@ -13,6 +13,7 @@ from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
 from tests.engines import PAIR_FOLDER
+from tests.gateway.answers import read_answer
 from tests.gateway.conftest import wait_for
 from tests.gateway.engines.adapters.test_adapters import BOSS, AlwaysLarge
 from tests.gateway.engines.fleet.replicas import mortal
@@ -43,7 +44,7 @@ def _gateway(engine: EnginePool | ScriptedClient, folder: Path) -> TestClient:
 def _listed(http: TestClient) -> ReplicaList:
     answer = http.get("/admin/replicas", headers=BOSS)
     assert answer.status_code == 200, answer.text
-    return ReplicaList.model_validate(answer.json(), strict=True)
+    return read_answer(ReplicaList, answer.content)
 
 
 def test_a_group_is_drained_and_readmitted(http: TestClient) -> None:

@@ -18,15 +18,14 @@ from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.errors import ErrorResponse
 from outrider.gateway.storage.database import DatabaseError
 from outrider.gateway.tenancy.keys.admin import AdminApi
-from outrider.gateway.tenancy.keys.admin_routes import ADMIN_ROUTES
+from outrider.gateway.tenancy.keys.admin_handlers import AdminRoute
 from outrider.gateway.tenancy.keys.admin_schema import (
-    ADMIN_MODELS,
     KeyReport,
     NewKeyReport,
     TeamReport,
 )
 from outrider.gateway.tenancy.keys.key_store import KeyStore
-from outrider.gateway.tenancy.keys.keys import Principal, Scopes, id_in
+from outrider.gateway.tenancy.keys.keys import Scopes, id_in
 from outrider.gateway.tenancy.keys.parts import open_parts
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.gateway.answers import read_answer
@@ -35,7 +34,6 @@ from tests.gateway.route_fuzzing import document_of, fuzz_routes
 from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
 
 BOSS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
-Handler = Callable[[Request, Principal], Awaitable[Response]]
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -48,7 +46,9 @@ def app_of(world: World, api: AdminApi | None = None) -> Starlette:
     """The routes and nothing else."""
     api = api or AdminApi(world.parts, read_small_body, wall_clock=world.clock)
 
-    def endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(route: AdminRoute) -> Callable[[Request], Awaitable[Response]]:
+        handler = api.endpoint(route)
+
         async def answer(request: Request) -> Response:
             headers = request.headers
             principal = world.authenticator.authenticate(
@@ -68,8 +68,7 @@ def app_of(world: World, api: AdminApi | None = None) -> Starlette:
         world.database.close()
 
     routes = [
-        Route(route.path, endpoint(getattr(api, route.handler)), methods=[route.method])
-        for route in ADMIN_ROUTES
+        Route(route.path, endpoint(route), methods=[route.method]) for route in AdminApi.routes()
     ]
     return Starlette(
         routes=routes,
@@ -92,7 +91,7 @@ def http(world: World) -> Iterator[TestClient]:
 def made(http: TestClient, **fields: Any) -> dict[str, Any]:
     answer = http.post("/admin/keys", json={"name": "a"} | fields)
     assert answer.status_code == 200, answer.text
-    NewKeyReport.model_validate(answer.json(), strict=True)
+    read_answer(NewKeyReport, answer.content)
     assert answer.headers["cache-control"] == "no-store"
     result: dict[str, Any] = answer.json()
     return result
@@ -118,7 +117,7 @@ def test_a_key_is_made_shown_once_and_works_at_once(http: TestClient, world: Wor
     assert principal.scopes == Scopes(models=frozenset({"auto"}), tiers=frozenset())
     shown = http.get(f"/admin/keys/{key['id']}")
     assert shown.json() == {name: value for name, value in key.items() if name != "key"}
-    KeyReport.model_validate(shown.json(), strict=True)
+    read_answer(KeyReport, shown.content)
 
 
 def test_an_update_changes_only_the_named_fields(http: TestClient, world: World) -> None:
@@ -168,7 +167,7 @@ def test_revocation_and_rotation_hold_at_once(http: TestClient, world: World) ->
 
 def test_teams(http: TestClient, world: World) -> None:
     team = http.post("/admin/teams", json={"name": "t", "limits": {"tokens_per_day": 3}}).json()
-    TeamReport.model_validate(team, strict=True)
+    read_answer(TeamReport, team)
     key = made(http, team=team["id"])
     assert (
         http.get("/admin/teams/t").json() == http.get(f"/admin/teams/{team['id']}").json() == team
@@ -199,7 +198,7 @@ def test_pages(http: TestClient) -> None:
 def test_only_administrators(http: TestClient, world: World) -> None:
     plain = made(http)["key"]
     admin = made(http, admin=True)["key"]
-    for route in ADMIN_ROUTES:
+    for route in AdminApi.routes():
         path = route.path.format(key_id="abcdefgh", team="t")
         for key, status in ((None, 401), ("or-" + "x" * 51, 401), (plain, 403)):
             headers = {"authorization": "" if key is None else f"Bearer {key}"}
@@ -317,7 +316,7 @@ def test_the_description_is_true(world: World) -> None:
     key = world.store.create(KeyOrder(name="known")).record
     found = fuzz_routes(
         app_of(world),
-        document_of(ADMIN_ROUTES, ADMIN_MODELS),
+        document_of(AdminApi.routes()),
         headers=BOSS,
         known={"key_id": [key.key_id, "zzzzzzzz", "x"]},
         # Starlette's; each of these routes knows its own method only.

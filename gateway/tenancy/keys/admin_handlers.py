@@ -1,0 +1,266 @@
+"""Typed handlers of /admin: what a handler takes and returns describes its endpoint.
+
+@admin("POST", "/admin/keys", "The key, shown once.")
+async def create_key(self, call: AdminCall, wanted: KeyCreate) -> NewKeyReport: ...
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar, get_type_hints
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.errors.validation import bad_request
+from outrider.gateway.contract.schema.openapi import failures, json_content, success
+from outrider.gateway.tenancy.keys.authenticator import Authenticator
+from outrider.gateway.tenancy.keys.keys import Principal
+
+HttpMethod = Literal["GET", "POST", "PATCH", "DELETE"]
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+
+_FAILURES: Final[Mapping[int, str]] = {
+    400: "The request is malformed; `param` names the field.",
+    401: "Missing or unknown key.",
+    403: "The key has not the admin scope.",
+    404: "Unknown key, team or experiment, or no database.",
+    429: "Too many wrong keys came from this address.",
+    503: "The database is unavailable.",
+}
+_NAMES: Final[Mapping[str, str]] = {
+    "key_id": "The key's public id: 8 characters.",
+    "team": "The team's id or name.",
+    "experiment": "The experiment's name.",
+    "adapter": "The adapter's name.",
+}
+"""What stands in braces in a path."""
+
+_ALWAYS: Final = frozenset({401, 403, 404, 429, 503})
+_OF_BODIES: Final = frozenset({400, 413, 415})
+_MOST_DIGITS: Final = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminQuery:
+    """A whole number in the address, from 1 to `most`, or a text where that is None."""
+
+    name: str
+    description: str
+    most: int | None = None
+    default: int | None = None
+
+    @property
+    def parameter(self) -> dict[str, Any]:
+        """Describe it for /openapi.json."""
+        schema: dict[str, Any] = {"type": "string"}
+        if self.most is not None:
+            schema = {"type": "integer", "minimum": 1, "maximum": self.most}
+        if self.default is not None:
+            schema["default"] = self.default
+        return _parameter("query", self.name, self.description, schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminCall:
+    """A request of an administrator. body: as it came; empty where the handler takes none."""
+
+    request: Request
+    principal: Principal
+    body: bytes = b""
+
+    @property
+    def by(self) -> str:
+        """Name the administrator's key for the log."""
+        return self.principal.key_id
+
+    def name(self, part: str) -> str:
+        """Return what stands in the path for `{part}`."""
+        found: str = self.request.path_params[part]
+        return found
+
+    def text(self, query: AdminQuery) -> str | None:
+        """Return a text of the address."""
+        return self.request.query_params.get(query.name)
+
+    def number(self, query: AdminQuery) -> int | None:
+        """Return a whole number of the address. Raises BadRequestError."""
+        text, most = self.text(query), query.most
+        if text is None or most is None:
+            return query.default
+        is_number = text.isascii() and text.isdigit()
+        if not is_number or not 1 <= int(text[:_MOST_DIGITS]) <= most:
+            raise BadRequestError(
+                f"{query.name} must be a whole number from 1 to {most}.", param=query.name
+            )
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminRoute:
+    """An endpoint. handler: the method's name. operation: its description for /openapi.json.
+
+    body: the model of its body, if it has one. models: all that the description names.
+    """
+
+    method: HttpMethod
+    path: str
+    handler: str
+    operation: dict[str, Any]
+    body: type[BaseModel] | None
+    models: tuple[type, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """What `admin` says of a handler."""
+
+    method: HttpMethod
+    path: str
+    description: str
+    queries: Sequence[AdminQuery]
+    answer: type | None
+    conflicts: bool
+
+
+_MARKS: Final[dict[Callable[..., Awaitable[Any]], _Mark]] = {}
+
+
+def admin(
+    method: HttpMethod,
+    path: str,
+    description: str,
+    *,
+    queries: Sequence[AdminQuery] = (),
+    answer: type | None = None,
+    conflicts: bool = False,
+) -> Callable[[Handler], Handler]:
+    """Make a method of `AdminHandlers` the handler of an endpoint.
+
+    description: of its answer. answer: its model, where the method's own type is not. conflicts:
+    it may answer 409.
+    """
+
+    def mark(handler: Handler) -> Handler:
+        _MARKS[handler] = _Mark(
+            method=method,
+            path=path,
+            description=description,
+            queries=queries,
+            answer=answer,
+            conflicts=conflicts,
+        )
+        return handler
+
+    return mark
+
+
+class AdminHandlers:
+    """Base of the handlers, which refuse principals without the admin scope.
+
+    They raise GatewayErrors: AuthenticationError, PermissionDeniedError, NotFoundError,
+    ConflictError, BadRequestError, StorageError.
+    """
+
+    def __init__(
+        self, authenticator: Authenticator, read_body: Callable[[Request], Awaitable[bytes]]
+    ) -> None:
+        """`read_body` reads a JSON body, within the limits of all bodies."""
+        self._authenticator = authenticator
+        self._read_body = read_body
+
+    @classmethod
+    def routes(cls) -> tuple[AdminRoute, ...]:
+        """Return the endpoints, in the order of their handlers."""
+        handlers = filter(inspect.isfunction, vars(cls).values())
+        return tuple(_route(handler, _MARKS[handler]) for handler in handlers if handler in _MARKS)
+
+    def endpoint(self, route: AdminRoute) -> Callable[[Request, Principal], Awaitable[Response]]:
+        """Return what answers an authenticated request."""
+        handler = getattr(self, route.handler)
+
+        async def answer(request: Request, principal: Principal) -> Response:
+            self._authenticator.require_admin(principal)
+            if route.body is None:
+                return _json(await handler(AdminCall(request=request, principal=principal)))
+            body = await self._read_body(request)
+            call = AdminCall(request=request, principal=principal, body=body)
+            return _json(await handler(call, parsed(route.body, body)))
+
+        return answer
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def parsed(model: type[Parsed], body: bytes) -> Parsed:
+    """Read a JSON body. Raises BadRequestError."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise bad_request(error, body) from None
+
+
+def _json(answer: object) -> Response:
+    """Return a response that no cache may keep: it may hold a key."""
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+
+
+# ---- the description ----------------------------------------------------------------------------
+
+
+def _route(handler: Callable[..., Any], mark: _Mark) -> AdminRoute:
+    """Describe an endpoint by its handler's types."""
+    hints = get_type_hints(handler)
+    answer = mark.answer or hints.pop("return")
+    body = next((kind for kind in hints.values() if _is_body(kind)), None)
+    return AdminRoute(
+        method=mark.method,
+        path=mark.path,
+        handler=handler.__name__,
+        operation=_operation(handler.__name__, mark, answer, body),
+        body=body,
+        models=(answer,) if body is None else (body, answer),
+    )
+
+
+def _is_body(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _operation(name: str, mark: _Mark, answer: type, body: type | None) -> dict[str, Any]:
+    statuses = _ALWAYS | (set() if body is None else _OF_BODIES)
+    statuses |= ({409} if mark.conflicts else set()) | ({400} if mark.queries else set())
+    first, *others = name.split("_")
+    operation: dict[str, Any] = {
+        "operationId": first + "".join(word.title() for word in others),
+        "tags": ["admin"],
+        "parameters": [*_path_parameters(mark.path), *(query.parameter for query in mark.queries)],
+        "responses": {"200": success(answer, mark.description)}
+        | failures(*sorted(statuses), words=_FAILURES),
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": json_content(body)}
+    return operation
+
+
+def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
+    for name in re.findall(r"{(\w+)}", path):
+        yield _parameter("path", name, _NAMES[name], {"type": "string", "minLength": 1})
+
+
+def _parameter(
+    place: Literal["path", "query"], name: str, description: str, schema: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "description": description,
+        "schema": schema,
+    }
