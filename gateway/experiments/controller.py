@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from outrider.gateway.contract.errors.tree import GatewayError, StorageError
-from outrider.gateway.experiments.measure_store import TotalsStore
+from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.totals import ArmTotals
 from outrider.gateway.settings.experiment_rules import (
     FIXED_ALLOCATION,
@@ -108,7 +108,7 @@ class ExperimentController:
     def __init__(
         self,
         control: ArmControl,
-        store: TotalsStore,
+        store: MeasureStore,
         flush: Callable[[], Awaitable[None]],
         metrics: ControllerMetrics,
         *,

@@ -11,15 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from outrider.gateway.contract.answers.outcomes import OutcomeSink
 from outrider.gateway.contract.errors.tree import ConflictError, StorageError
-from outrider.gateway.experiments.actions import ExperimentActions
 from outrider.gateway.experiments.arm_control import StoredArmControl
 from outrider.gateway.experiments.assigner import Assigner, Assignment, Subject
 from outrider.gateway.experiments.controller import ControllerMetrics, ExperimentController
 from outrider.gateway.experiments.feedback import FeedbackDesk
 from outrider.gateway.experiments.left_out import LeftOut
-from outrider.gateway.experiments.measure_store import MeasureStore, MemoryMeasureStore, TotalsStore
+from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
-from outrider.gateway.experiments.memory_store import MemoryExperimentStore
 from outrider.gateway.experiments.recent import RecentRequests
 from outrider.gateway.experiments.registry import ExperimentRegistry
 from outrider.gateway.experiments.reporting import Reporter
@@ -54,14 +52,9 @@ class Experiments:
         """Store the arguments; read no data. `clock` is monotonic, `wall_clock` seconds since
         1970."""
         registry = CollectorRegistry() if registry is None else registry
-        self.store: ExperimentActions = (
-            MemoryExperimentStore(wall_clock=wall_clock)
-            if database is None
-            else ExperimentStore(database, wall_clock=wall_clock)
-        )
-        self.totals: TotalsStore = (
-            MemoryMeasureStore() if database is None else MeasureStore(database)
-        )
+        kept = Database(None) if database is None else database
+        self.store = ExperimentStore(kept, wall_clock=wall_clock)
+        self.totals = MeasureStore(kept)
         self.registry = ExperimentRegistry(self.store, secret)
         measures, recent = ArmMeasures(), RecentRequests()
         self._measures = measures

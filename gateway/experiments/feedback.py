@@ -21,7 +21,7 @@ from outrider.gateway.experiments.feedback_schema import (
     ScoreFeedback,
 )
 from outrider.gateway.experiments.feedback_totals import FeedbackRow
-from outrider.gateway.experiments.measure_store import MAX_NAMES, TooManyNamesError, TotalsStore
+from outrider.gateway.experiments.measure_store import MAX_NAMES, MeasureStore, TooManyNamesError
 from outrider.gateway.experiments.recent import (
     LEDGER_AGE_S,
     KnownRequest,
@@ -49,7 +49,7 @@ class FeedbackDesk:
     def __init__(
         self,
         recent: RecentRequests,
-        store: TotalsStore,
+        store: MeasureStore,
         database: Database | None,
         registry: CollectorRegistry,
         *,

@@ -1,6 +1,5 @@
 """Feedback as it is kept, and its sums by arm."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -80,17 +79,8 @@ class _ByArm:
         return found
 
 
-def sums_of_rows(rows: Iterable[FeedbackRow]) -> FeedbackByArm:
-    """Return the sums by arm, of one experiment's version."""
-    found = _ByArm()
-    for row in rows:
-        sums = found.of(row.arm, row.name, row.kind)
-        sums.add(row.unit_bucket, row.label, 1, row.value, row.value * row.value)
-    return found.result()
-
-
 def sums_in_database(connection: Connection, experiment: str, version: int) -> FeedbackByArm:
-    """Return the same sums, computed by the database."""
+    """Return the sums by arm, of one experiment's version."""
     column = feedback.c
     groups = (column.arm, column.name, column.kind, column.unit_bucket, column.label)
     rows = connection.execute(

@@ -1,17 +1,15 @@
 """Stores of arms' totals and feedback: each gateway adds to rows of its own."""
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from sqlalchemy import Connection, Select, delete, distinct, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, distinct, func, insert, select, text, update
 
 from outrider.gateway.experiments.feedback_totals import (
     FeedbackByArm,
     FeedbackRow,
     sums_in_database,
-    sums_of_rows,
 )
 from outrider.gateway.experiments.measure_document import decode_totals, encode_totals
 from outrider.gateway.experiments.totals import ArmTotals
@@ -29,45 +27,30 @@ PASSED_MARK: Final = "~"
 MAX_NAMES: Final = 16
 """Names under which feedback on one request may be given."""
 
+_OLD_FEEDBACK: Final = text(
+    "DELETE FROM feedback WHERE rowid <= (SELECT max(rowid) FROM feedback) - :kept"
+)
+
 
 class TooManyNamesError(ValueError):
     """A request has feedback under MAX_NAMES names already."""
 
 
-class TotalsStore(Protocol):
-    """Keeps totals and feedback. All blocks, and may raise StorageError."""
-
-    def add(
-        self, writer_id: str, sequence: int, batch: Mapping[ArmKey, ArmTotals], now_s: float
-    ) -> None:
-        """Add a writer's batch; do nothing if its `sequence` has come so far already."""
-
-    def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
-        """Return totals by arm, with feedback. Arms without any request are left out."""
-
-    def passed_over(self, experiment: str, version: int) -> dict[str, int]:
-        """Return the number of requests that took no part, by reason."""
-
-    def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
-        """Store rows of one request and name, replacing earlier ones. Raises TooManyNamesError."""
-
-    def fold(self, before_s: float) -> int:
-        """Merge rows without additions since then; return their number."""
-
-    def delete(self, experiment: str) -> None:
-        """Forget all versions, feedback too."""
-
-
 class MeasureStore:
-    """Stores measures in the gateway's database. Several gateways may use it at once."""
+    """Keeps totals and feedback. All blocks, and may raise DatabaseError.
 
-    def __init__(self, database: Database) -> None:
+    Several gateways may use one database at once.
+    """
+
+    def __init__(self, database: Database, *, max_feedback: int = 100_000) -> None:
+        """max_feedback: rows that are kept where they are in memory; the oldest are dropped."""
         self._database = database
+        self._max_feedback = max_feedback
 
     def add(
         self, writer_id: str, sequence: int, batch: Mapping[ArmKey, ArmTotals], now_s: float
     ) -> None:
-        """Add a writer's batch, in one transaction."""
+        """Add a writer's batch, in one transaction; nothing if its `sequence` is not new."""
         with self._database.write() as connection:
             for key in sorted(batch):
                 _add_row(connection, writer_id, sequence, batch[key], now_s)
@@ -86,7 +69,7 @@ class MeasureStore:
         return _passed_over(_sum_by_key(_decoded(row) for row in rows))
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
-        """Replace earlier feedback of the same name."""
+        """Store rows of one request and name, replacing earlier ones. Raises TooManyNamesError."""
         if not rows:
             return
         request_id, name = rows[0].request_id, rows[0].name
@@ -105,6 +88,8 @@ class MeasureStore:
                 index_elements=["request_id", "name", "experiment"], set_=changed
             )
             connection.execute(statement, [row.columns() for row in rows])
+            if self._database.is_in_memory:
+                connection.execute(_OLD_FEEDBACK, {"kept": self._max_feedback})
 
     def fold(self, before_s: float) -> int:
         """Merge rows without additions since then; return their number."""
@@ -126,81 +111,6 @@ class MeasureStore:
         with self._database.write() as connection:
             connection.execute(delete(measures).where(measures.c.experiment == experiment))
             connection.execute(delete(feedback).where(feedback.c.experiment == experiment))
-
-
-class MemoryMeasureStore:
-    """Stores measures in memory, for a gateway without a database: gone when it ends."""
-
-    def __init__(self, max_feedback: int = 100_000) -> None:
-        """Keep at most `max_feedback` rows; the oldest are dropped."""
-        self._lock = threading.Lock()
-        self._totals: dict[ArmKey, ArmTotals] = {}
-        self._sequences: dict[str, int] = {}
-        self._feedback: dict[tuple[str, str, str], FeedbackRow] = {}
-        self._names: dict[str, set[str]] = {}
-        self._max_feedback = max_feedback
-
-    def add(
-        self, writer_id: str, sequence: int, batch: Mapping[ArmKey, ArmTotals], now_s: float
-    ) -> None:
-        """Add a writer's batch."""
-        with self._lock:
-            if self._sequences.get(writer_id, 0) >= sequence:
-                return
-            self._sequences[writer_id] = sequence
-            for key, totals in batch.items():
-                before = self._totals.get(key)
-                self._totals[key] = totals if before is None else before + totals
-
-    def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
-        """Return totals by arm, with feedback."""
-        with self._lock:
-            found = _sum_by_arm(
-                totals for key, totals in self._totals.items() if key[:2] == (experiment, version)
-            )
-            rows = [
-                row
-                for row in self._feedback.values()
-                if (row.experiment, row.version) == (experiment, version)
-            ]
-        return _with_feedback(found, sums_of_rows(rows))
-
-    def passed_over(self, experiment: str, version: int) -> dict[str, int]:
-        """Return the number of requests that took no part, by reason."""
-        with self._lock:
-            return _passed_over(
-                {k: v for k, v in self._totals.items() if k[:2] == (experiment, version)}
-            )
-
-    def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
-        """Replace earlier feedback of the same name."""
-        with self._lock:
-            for row in rows:
-                names = self._names.setdefault(row.request_id, set())
-                if row.name not in names and len(names) >= MAX_NAMES:
-                    raise TooManyNamesError(row.request_id)
-                names.add(row.name)
-                self._feedback[row.request_id, row.name, row.experiment] = row
-            while len(self._feedback) > self._max_feedback:
-                self._forget(next(iter(self._feedback)))
-
-    def fold(self, before_s: float) -> int:
-        """Do nothing: totals are together already."""
-        return 0
-
-    def delete(self, experiment: str) -> None:
-        """Forget all versions, feedback too."""
-        with self._lock:
-            self._totals = {k: v for k, v in self._totals.items() if k[0] != experiment}
-            for key in [key for key in self._feedback if key[2] == experiment]:
-                self._forget(key)
-
-    def _forget(self, key: tuple[str, str, str]) -> None:
-        del self._feedback[key]
-        names = self._names.get(key[0], set())
-        names.discard(key[1])
-        if not names:
-            self._names.pop(key[0], None)
 
 
 def _rows_of(experiment: str, version: int) -> Select[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from outrider.gateway.contract.answers.outcomes import RequestOutcome
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.experiments.assigner import PassedOver
-from outrider.gateway.experiments.measure_store import PASSED_MARK, ArmKey, TotalsStore
+from outrider.gateway.experiments.measure_store import PASSED_MARK, ArmKey, MeasureStore
 from outrider.gateway.experiments.sketch import QuantileSketch
 from outrider.gateway.experiments.totals import (
     METRIC_NAMES,
@@ -156,7 +156,7 @@ class MeasureWriter:
     def __init__(
         self,
         measures: ArmMeasures,
-        store: TotalsStore,
+        store: MeasureStore,
         *,
         writer_id: str,
         wall_clock: Callable[[], float],

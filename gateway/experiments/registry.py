@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from outrider.gateway.experiments.actions import ExperimentActions
 from outrider.gateway.experiments.assigner import (
     Assigner,
     Assignment,
@@ -15,6 +14,7 @@ from outrider.gateway.experiments.assigner import (
 )
 from outrider.gateway.experiments.assignment import HashAssigner
 from outrider.gateway.experiments.records import ExperimentRecord, ExperimentTable
+from outrider.gateway.experiments.store import ExperimentStore
 from outrider.gateway.storage.refresh import PeriodicRefresh
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class ExperimentRegistry:
     """
 
     def __init__(
-        self, store: ExperimentActions, secret: bytes, *, refresh_s: float = _REFRESH_S
+        self, store: ExperimentStore, secret: bytes, *, refresh_s: float = _REFRESH_S
     ) -> None:
         """Store the arguments. `secret` keys the hash that assigns units to arms."""
         self._store = store

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.gateway.contract.errors.tree import NotFoundError
-from outrider.gateway.experiments.actions import ExperimentActions
-from outrider.gateway.experiments.measure_store import TotalsStore
+from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.records import ExperimentRecord, VersionRecord
 from outrider.gateway.experiments.statistics.plan import Limits, SamplePlan
+from outrider.gateway.experiments.store import ExperimentStore
 from outrider.gateway.experiments.totals import ArmTotals
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Reporter:
     database is unavailable.
     """
 
-    def __init__(self, store: ExperimentActions, totals: TotalsStore) -> None:
+    def __init__(self, store: ExperimentStore, totals: MeasureStore) -> None:
         self._store = store
         self._totals = totals
 

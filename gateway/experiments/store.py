@@ -1,15 +1,16 @@
 """Experiments in the database."""
 
+import json
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.experiments import lifecycle
-from outrider.gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
 from outrider.gateway.experiments.records import (
     EventKind,
     ExperimentEvent,
@@ -24,7 +25,7 @@ from outrider.gateway.experiments.rows import (
     row_of_version,
     version_of,
 )
-from outrider.gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.settings.experiments import ExperimentSpec, ExperimentState
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.change_counter import ChangeCounter
 from outrider.gateway.storage.database import Database
@@ -32,11 +33,22 @@ from outrider.gateway.storage.database import Database
 logger = logging.getLogger(__name__)
 
 
-class ExperimentStore(ExperimentActions):
-    """Experiments in the database. Every method raises DatabaseError where it is unavailable."""
+MAX_EVENTS: Final = 100
+
+Step = Callable[[ExperimentRecord, Sequence[ExperimentRecord]], ExperimentRecord]
+"""An experiment and all others in, the experiment as it is to be out."""
+
+
+class ExperimentStore:
+    """Makes, finds and changes experiments. Blocks: in an event loop, use a thread.
+
+    Every method that names an experiment raises NotFoundError where there is none, and
+    ConflictError as in gateway/experiments/lifecycle.py; all raise DatabaseError.
+    """
 
     def __init__(self, database: Database, *, wall_clock: Callable[[], float] = time.time) -> None:
-        super().__init__(wall_clock)
+        """`wall_clock` is seconds since 1970 (UTC)."""
+        self.wall_clock = wall_clock
         self._database = database
         self._changes = ChangeCounter(database, tables.experiment_changes)
 
@@ -124,6 +136,74 @@ class ExperimentStore(ExperimentActions):
             experiments = tables.experiments
             connection.execute(delete(experiments).where(experiments.c.name == name))
 
+    def update(
+        self,
+        name: str,
+        *,
+        spec: ExperimentSpec | None = None,
+        share: float | None = None,
+        state: ExperimentState | None = None,
+        detail: str = "",
+    ) -> ExperimentRecord:
+        """Make all of these changes, or none; None leaves a field as it is.
+
+        Another spec makes a new version, where the present one has ever run. `state` "draft" means
+        "stopped" for an experiment that was started.
+        """
+        now_s = self.wall_clock()
+
+        def step(record: ExperimentRecord, others: Sequence[ExperimentRecord]) -> ExperimentRecord:
+            if state in {"stopped", "draft"} and record.is_running:
+                record = lifecycle.stopped(record, now_s)
+            if spec is not None:
+                wanted = record.share if share is None else share
+                record = lifecycle.edited(replace(record, share=wanted), spec, others, now_s)
+            if share is not None:
+                record = lifecycle.ramped(record, share, others)
+            if state == "running":
+                record = lifecycle.started(record, others, now_s)
+            return record
+
+        return self._change(name, _kind(spec, share, state), step, detail)
+
+    def edit(self, name: str, spec: ExperimentSpec) -> ExperimentRecord:
+        """Make it another one: a new version, where the present one has ever run."""
+        return self.update(name, spec=spec)
+
+    def start(self, name: str) -> ExperimentRecord:
+        """Let it run."""
+        return self.update(name, state="running")
+
+    def stop(self, name: str, *, reason: str = "") -> ExperimentRecord:
+        """Let it run no more. Its data stay."""
+        return self.update(name, state="stopped", detail=reason)
+
+    def ramp(self, name: str, share: float) -> ExperimentRecord:
+        """Change the share of the units that take part; when it grows, no unit leaves."""
+        return self.update(name, share=share, detail=f"{share:g}")
+
+    def stop_arm(self, name: str, version: int, arm: str, reason: str) -> ExperimentRecord:
+        """Take an arm out of this version, if it is still the newest one; its control: stop it."""
+        now_s = self.wall_clock()
+        return self._change(
+            name,
+            "arm_stopped",
+            lambda record, _: lifecycle.arm_stopped(record, version, arm, reason, now_s),
+            f"{arm}: {reason}",
+        )
+
+    def set_weights(
+        self, name: str, version: int, weights: Mapping[str, float]
+    ) -> ExperimentRecord:
+        """Give the arms that are not stopped other weights, within the same version."""
+        detail = json.dumps({arm: round(weight, 6) for arm, weight in weights.items()})
+        return self._change(
+            name,
+            "weights_changed",
+            lambda record, _: lifecycle.reweighted(record, version, weights),
+            detail,
+        )
+
     def _change(self, name: str, kind: EventKind, step: Step, detail: str = "") -> ExperimentRecord:
         """Do something to an experiment, and note it where it changed anything."""
         now_s = self.wall_clock()
@@ -134,6 +214,17 @@ class ExperimentStore(ExperimentActions):
                 _save(connection, before, after, now_s)
                 _note(connection, after, kind, now_s, detail)
         return after
+
+
+def _kind(
+    spec: ExperimentSpec | None, share: float | None, state: ExperimentState | None
+) -> EventKind:
+    """Return the event kind of a change, named after its greatest part."""
+    if spec is not None:
+        return "edited"
+    if state is not None:
+        return "started" if state == "running" else "stopped"
+    return "ramped"
 
 
 def _joined() -> Any:

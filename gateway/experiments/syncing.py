@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 from outrider.gateway.contract.errors.tree import ConflictError
-from outrider.gateway.experiments.actions import ExperimentActions
+from outrider.gateway.experiments.store import ExperimentStore
 from outrider.gateway.settings.experiments import ExperimentSettings
 
 _FINGERPRINT_BYTES = 16
 
 
-def apply_settings(store: ExperimentActions, wanted: Mapping[str, ExperimentSettings]) -> list[str]:
+def apply_settings(store: ExperimentStore, wanted: Mapping[str, ExperimentSettings]) -> list[str]:
     """Make, edit, start and stop experiments as the settings say; return the changed names.
 
     Settings that did not change leave their experiment as it is now: an arm or an experiment that
@@ -41,7 +41,7 @@ def apply_settings(store: ExperimentActions, wanted: Mapping[str, ExperimentSett
     return changed
 
 
-def _apply(store: ExperimentActions, name: str, wanted: ExperimentSettings) -> None:
+def _apply(store: ExperimentStore, name: str, wanted: ExperimentSettings) -> None:
     if name not in store.load().experiments:
         store.create(name, wanted.spec(), share=wanted.share, source="file")
     store.update(name, spec=wanted.spec(), share=wanted.share, state=wanted.state)

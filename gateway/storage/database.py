@@ -1,19 +1,31 @@
 """One database for worker threads: transactions that end, errors that name the remedy."""
 
+import functools
 import logging
 import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sqlalchemy import URL, Connection, CursorResult, Engine, Table, create_engine, event, exc
+from sqlalchemy import (
+    URL,
+    Connection,
+    CursorResult,
+    Engine,
+    QueuePool,
+    Table,
+    create_engine,
+    event,
+    exc,
+)
 
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.storage.migrating import migrate
+from outrider.gateway.storage.tables import metadata
 from outrider.gateway.storage.urls import describe, read_url
 
 if TYPE_CHECKING:
@@ -47,15 +59,31 @@ class Database:
     Safe for several threads, and for several processes on the same database.
     """
 
-    def __init__(self, url: str) -> None:
-        """Store the URL without connecting. Raises SettingsError for an unusable one."""
+    name: str
+    """The database's name in messages; without user and password."""
+    dialect: SqlDialect
+    path: Path | None
+    """SQLite's file."""
+
+    def __init__(self, url: str | None) -> None:
+        """Store the URL without connecting; None: in memory, until it is closed.
+
+        Raises SettingsError for an unusable one.
+        """
+        if url is None:
+            self.name, self.dialect, self.path = "in memory", "sqlite", None
+            self.engine = _memory_engine()
+            return
         address = read_url(url)
         self.name = describe(address)
-        """The database's name in messages; without user and password."""
-        self.dialect: SqlDialect = "sqlite" if address.drivername == "sqlite" else "postgresql"
+        self.dialect = "sqlite" if address.drivername == "sqlite" else "postgresql"
         self.path = Path(str(address.database)) if self.dialect == "sqlite" else None
-        """SQLite's file."""
         self.engine = _sqlite_engine(address) if self.path else _postgres_engine(address)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if what it holds ends with it."""
+        return self.dialect == "sqlite" and self.path is None
 
     def migrate(self) -> None:
         """Make the tables, or bring them up to date; several processes may do so at once.
@@ -147,6 +175,34 @@ def _is_outage(error: exc.SQLAlchemyError) -> bool:
     return type(error) is exc.DatabaseError or isinstance(
         error, exc.OperationalError | exc.InterfaceError | exc.InternalError | exc.TimeoutError
     )
+
+
+def _memory_engine() -> Engine:
+    """SQLite in memory, with all tables: one connection, which threads use in turn."""
+    engine = create_engine(
+        "sqlite://",
+        poolclass=QueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=_BUSY_TIMEOUT_S,
+        connect_args={"check_same_thread": False},
+    )
+    event.listen(engine, "connect", _add_tables)
+    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _add_tables(connection: sqlite3.Connection, _: object) -> None:
+    connection.deserialize(_empty_tables())
+
+
+@functools.cache
+def _empty_tables() -> bytes:
+    """An SQLite database of all tables, without rows."""
+    with closing(sqlite3.connect(":memory:")) as made:
+        metadata.create_all(create_engine("sqlite://", creator=lambda: made), checkfirst=False)
+        return made.serialize()
 
 
 def _sqlite_engine(address: URL) -> Engine:

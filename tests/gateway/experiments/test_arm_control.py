@@ -7,11 +7,12 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.experiments.arm_control import StoredArmControl
 from outrider.gateway.experiments.assigner import Subject
 from outrider.gateway.experiments.controller import ControllerMetrics, ExperimentController
-from outrider.gateway.experiments.measure_store import MemoryMeasureStore
+from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
-from outrider.gateway.experiments.memory_store import MemoryExperimentStore
 from outrider.gateway.experiments.registry import ExperimentRegistry
+from outrider.gateway.experiments.store import ExperimentStore
 from outrider.gateway.settings.experiments import ExperimentSpec
+from outrider.gateway.storage.database import Database
 from tests.gateway.experiments.measuring import NOON, outcome
 
 _ARMS = {
@@ -25,7 +26,7 @@ _ARMS = {
 class Lab:
     """A gateway's experiments, with a controller that looks when it is told to."""
 
-    store: MemoryExperimentStore
+    store: ExperimentStore
     registry: ExperimentRegistry
     measures: ArmMeasures
     control: StoredArmControl
@@ -33,13 +34,13 @@ class Lab:
 
     @classmethod
     async def open(cls, **changes: object) -> "Lab":
-        store = MemoryExperimentStore(wall_clock=lambda: NOON)
+        store = ExperimentStore(Database(None), wall_clock=lambda: NOON)
         spec = {"unit": "request", "arms": _ARMS} | changes
         store.create("budget", ExperimentSpec.model_validate(spec))
         store.start("budget")
         registry = ExperimentRegistry(store, b"secret" * 6)
         await registry.refresh()
-        measures, totals = ArmMeasures(), MemoryMeasureStore()
+        measures, totals = ArmMeasures(), MeasureStore(Database(None))
         writer = MeasureWriter(measures, totals, writer_id="w", wall_clock=lambda: NOON)
         control = StoredArmControl(lambda: registry.experiments.values(), store, registry.refresh)
         metrics = ControllerMetrics(CollectorRegistry())

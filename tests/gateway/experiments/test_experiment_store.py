@@ -11,8 +11,6 @@ import pytest
 from sqlalchemy import insert, update
 
 from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
-from outrider.gateway.experiments.actions import ExperimentActions
-from outrider.gateway.experiments.memory_store import MemoryExperimentStore
 from outrider.gateway.experiments.registry import ExperimentRegistry
 from outrider.gateway.experiments.store import ExperimentStore
 from outrider.gateway.experiments.syncing import apply_settings
@@ -38,12 +36,9 @@ def database(tmp_path: Path) -> Iterator[Database]:
     database.close()
 
 
-@pytest.fixture(params=["database", "memory"])
-def store(request: pytest.FixtureRequest) -> ExperimentActions:
-    """The same from all of them."""
-    if request.param == "memory":
-        return MemoryExperimentStore(wall_clock=Clock())
-    return ExperimentStore(request.getfixturevalue("database"), wall_clock=Clock())
+@pytest.fixture
+def store(database: Database) -> ExperimentStore:
+    return ExperimentStore(database, wall_clock=Clock())
 
 
 def test_all_of_a_life_comes_back(database_url: str) -> None:
@@ -68,7 +63,7 @@ def test_all_of_a_life_comes_back(database_url: str) -> None:
 
 
 def test_an_edit_while_it_runs_is_a_new_version_and_the_old_one_stays(
-    store: ExperimentActions,
+    store: ExperimentStore,
 ) -> None:
     store.create("drafts", spec())
     store.start("drafts")
@@ -82,7 +77,7 @@ def test_an_edit_while_it_runs_is_a_new_version_and_the_old_one_stays(
 
 
 def test_what_changes_nothing_is_no_event_and_each_change_has_a_number(
-    store: ExperimentActions,
+    store: ExperimentStore,
 ) -> None:
     store.create("drafts", spec())
     store.start("drafts")
@@ -94,7 +89,7 @@ def test_what_changes_nothing_is_no_event_and_each_change_has_a_number(
     assert store.load().version == store.version()
 
 
-def test_changes_are_made_together_or_not_at_all(store: ExperimentActions) -> None:
+def test_changes_are_made_together_or_not_at_all(store: ExperimentStore) -> None:
     store.create("first", spec(), share=0.6)
     store.start("first")
     before = store.create("second", spec(), share=0.1)
@@ -105,7 +100,7 @@ def test_changes_are_made_together_or_not_at_all(store: ExperimentActions) -> No
     assert (after.version, after.share, after.state) == (1, 0.4, "running")
 
 
-def test_names_are_taken_once_and_running_ones_stay(store: ExperimentActions) -> None:
+def test_names_are_taken_once_and_running_ones_stay(store: ExperimentStore) -> None:
     store.create("drafts", spec())
     with pytest.raises(ConflictError, match="The experiment 'drafts' already exists"):
         store.create("drafts", spec())
@@ -121,7 +116,7 @@ def test_names_are_taken_once_and_running_ones_stay(store: ExperimentActions) ->
 
 
 def test_a_namesake_does_not_inherit_data_that_come_in_late(
-    database: Database, store: ExperimentActions
+    database: Database, store: ExperimentStore
 ) -> None:
     assert store.create("drafts", spec()).version == 1
     store.delete("drafts")
@@ -193,7 +188,7 @@ def settings(**fields: object) -> ExperimentSettings:
     return ExperimentSettings.model_validate(document | {"state": "running"} | fields)
 
 
-def test_settings_are_applied_when_they_change_and_not_again(store: ExperimentActions) -> None:
+def test_settings_are_applied_when_they_change_and_not_again(store: ExperimentStore) -> None:
     assert apply_settings(store, {"drafts": settings(share=0.5)}) == ["drafts"]
     record = store.get("drafts")
     assert (record.state, record.share, record.source) == ("running", 0.5, "file")
@@ -210,7 +205,7 @@ def test_settings_are_applied_when_they_change_and_not_again(store: ExperimentAc
 
 
 def test_settings_leave_others_alone_and_make_room_before_they_take_it(
-    store: ExperimentActions,
+    store: ExperimentStore,
 ) -> None:
     store.create("by-hand", spec(), share=0.1)
     store.start("by-hand")

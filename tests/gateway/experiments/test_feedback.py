@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.contract.answers.outcomes import ArmRef, RequestOutcome
 from outrider.gateway.contract.errors.tree import BadRequestError, NotFoundError
 from outrider.gateway.experiments.feedback import FeedbackApi, FeedbackDesk
-from outrider.gateway.experiments.measure_store import MAX_NAMES, MemoryMeasureStore
+from outrider.gateway.experiments.measure_store import MAX_NAMES, MeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures
 from outrider.gateway.experiments.recent import LEDGER_AGE_S, RecentRequests
 from outrider.gateway.experiments.totals import FeedbackTotals
@@ -32,7 +32,8 @@ class Desk:
 
     def __init__(self, database: Database | None = None, **limits: int) -> None:
         self.recent = RecentRequests(**limits)
-        self.store = MemoryMeasureStore()
+        self.store = MeasureStore(Database(None))
+        self._num_batches = 0
         self.registry = CollectorRegistry()
         desk = FeedbackDesk(
             self.recent,
@@ -49,7 +50,8 @@ class Desk:
         for each in outcomes:
             self.recent.observe(each)
             measures.observe(each)
-        self.store.add("w", self.store._sequences.get("w", 0) + 1, measures.take(), NOON)
+        self._num_batches += 1
+        self.store.add("w", self._num_batches, measures.take(), NOON)
 
     async def give(self, body: Any, principal: Principal = _ALICE) -> dict[str, Any]:
         response = await self._api.give(posted(body), principal)
@@ -199,7 +201,7 @@ async def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
 
 
 async def test_a_client_that_is_faster_than_the_books_is_waited_for() -> None:
-    recent, store = RecentRequests(), MemoryMeasureStore()
+    recent, store = RecentRequests(), MeasureStore(Database(None))
     desk = FeedbackDesk(recent, store, None, CollectorRegistry(), grace_s=5.0)
     api = FeedbackApi(desk)
     given = asyncio.create_task(api.give(posted({"request_id": "req-1", "score": 1}), _ALICE))

@@ -16,10 +16,11 @@ from outrider.gateway.experiments.controller import (
     WatchedExperiment,
 )
 from outrider.gateway.experiments.guardrails import breaches, guardrail_intervals
-from outrider.gateway.experiments.measure_store import MemoryMeasureStore
+from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
 from outrider.gateway.experiments.totals import ArmTotals
 from outrider.gateway.settings.experiment_rules import AllocationRule, GuardrailLimits
+from outrider.gateway.storage.database import Database
 from tests.gateway.experiments.measuring import NOON, counted, outcome
 
 _TTFT = GuardrailLimits(p95_ttft_ms=200.0)
@@ -157,7 +158,7 @@ class Bench:
     def __init__(self, control: Control, *, every_s: float = 60.0) -> None:
         self.control = control
         self.measures = ArmMeasures()
-        self.store = MemoryMeasureStore()
+        self.store = MeasureStore(Database(None))
         self.registry = CollectorRegistry()
         self.now_s = 0.0
         writer = MeasureWriter(self.measures, self.store, writer_id="w1", wall_clock=lambda: NOON)

@@ -14,9 +14,7 @@ from outrider.gateway.experiments.measure_store import (
     FOLDED_WRITER,
     MAX_NAMES,
     MeasureStore,
-    MemoryMeasureStore,
     TooManyNamesError,
-    TotalsStore,
 )
 from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
 from outrider.gateway.storage.database import Database, DatabaseError
@@ -197,16 +195,15 @@ def test_a_damaged_row_says_which(store: MeasureStore, database: Database) -> No
 
 
 @pytest.fixture(params=["database", "memory"])
-def any_store(request: pytest.FixtureRequest, database: Database) -> TotalsStore:
-    """Each kind of store, with two requests counted."""
-    found: TotalsStore
-    found = MemoryMeasureStore() if request.param == "memory" else MeasureStore(database)
+def any_store(request: pytest.FixtureRequest, database: Database) -> MeasureStore:
+    """A store in a file or in memory, with two requests counted."""
+    found = MeasureStore(Database(None) if request.param == "memory" else database)
     other = (ArmRef(experiment="budget", version=1, arm="off"),)
     found.add("one", 1, _batch(outcome(0), outcome(1, arms=other)), NOON)
     return found
 
 
-def test_the_last_word_counts(any_store: TotalsStore) -> None:
+def test_the_last_word_counts(any_store: MeasureStore) -> None:
     any_store.put_feedback([_said(3)])
     any_store.put_feedback([_said(4)])
     any_store.put_feedback([_said(4, value=0.5)])
@@ -217,7 +214,7 @@ def test_the_last_word_counts(any_store: TotalsStore) -> None:
     assert scores.values.counts[3] == scores.values.counts[4] == 1
 
 
-def test_successes_labels_and_arms_are_kept_apart(any_store: TotalsStore) -> None:
+def test_successes_labels_and_arms_are_kept_apart(any_store: MeasureStore) -> None:
     for number in range(4):
         any_store.put_feedback([_said(number, name="ok", kind="success", value=float(number > 0))])
         label = "good" if number else "bad"
@@ -230,7 +227,7 @@ def test_successes_labels_and_arms_are_kept_apart(any_store: TotalsStore) -> Non
     assert totals["off"].feedback[0].values.mean == 0.0
 
 
-def test_a_request_has_so_many_names_and_may_still_change_its_mind(any_store: TotalsStore) -> None:
+def test_a_request_has_so_many_names_and_may_still_change_its_mind(any_store: MeasureStore) -> None:
     for number in range(MAX_NAMES):
         any_store.put_feedback([_said(0, name=f"n{number:02d}")])
     with pytest.raises(TooManyNamesError):
@@ -242,7 +239,7 @@ def test_a_request_has_so_many_names_and_may_still_change_its_mind(any_store: To
 
 
 def test_memory_is_bounded() -> None:
-    store = MemoryMeasureStore(max_feedback=10)
+    store = MeasureStore(Database(None), max_feedback=10)
     store.add("one", 1, _batch(outcome(0)), NOON)
     for number in range(30):
         store.put_feedback([_said(number)])

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 import pytest
 
 from outrider.gateway.contract.answers.outcomes import ArmRef
-from outrider.gateway.experiments.measure_store import ArmKey, MemoryMeasureStore
+from outrider.gateway.experiments.measure_store import ArmKey, MeasureStore
 from outrider.gateway.experiments.measures import ArmMeasures, MeasureWriter
 from outrider.gateway.experiments.totals import ArmTotals
-from outrider.gateway.storage.database import DatabaseError
+from outrider.gateway.storage.database import Database, DatabaseError
 from tests.gateway.experiments.measuring import NOON, assert_same, counted, outcome
 
 
-class FrailStore(MemoryMeasureStore):
+class FrailStore(MeasureStore):
     """Fails when told to; either before it has stored, or only in saying so. Tells of additions."""
 
     fails_before = False
     fails_after = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Database(None))
         self.has_added = threading.Event()
 
     def add(
@@ -36,7 +36,7 @@ class FrailStore(MemoryMeasureStore):
             raise DatabaseError("cut off before the answer")
 
 
-def _writer(measures: ArmMeasures, store: MemoryMeasureStore, **changes: float) -> MeasureWriter:
+def _writer(measures: ArmMeasures, store: MeasureStore, **changes: float) -> MeasureWriter:
     return MeasureWriter(measures, store, writer_id="w1", wall_clock=lambda: NOON, **changes)
 
 

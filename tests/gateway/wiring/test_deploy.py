@@ -18,13 +18,14 @@ from outrider.engine.events import EngineStats, TierStats
 from outrider.gateway.experiments.controller import ControllerMetrics
 from outrider.gateway.experiments.feedback import FeedbackDesk
 from outrider.gateway.experiments.left_out import LeftOut
-from outrider.gateway.experiments.measure_store import MemoryMeasureStore
+from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.recent import RecentRequests
 from outrider.gateway.experiments.slo.goodput import GoodputSink
 from outrider.gateway.http.edge.metrics import EdgeMetrics
 from outrider.gateway.http.server.draining import Draining, watch_draining
 from outrider.gateway.http.server.route_metrics import RouteCollector
 from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.storage.database import Database
 from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.telemetry.otel import SpanCounts
 from outrider.gateway.tenancy.keys.loopback import listen_host
@@ -73,7 +74,7 @@ def exported() -> dict[str, set[str]]:
     GoodputSink(("short-chat",), clock=lambda: 0.0, registry=registry)
     ControllerMetrics(registry)
     LeftOut(registry, clock=lambda: 0.0)
-    FeedbackDesk(RecentRequests(), MemoryMeasureStore(), None, registry)
+    FeedbackDesk(RecentRequests(), MeasureStore(Database(None)), None, registry)
     SpanCounts(registry)
     registry.register(RouteCollector(_Guard()))  # type: ignore[arg-type]
     watch_draining(Draining(), registry)

@@ -23,12 +23,13 @@ from outrider.gateway.contract.errors.tree import (
 )
 from outrider.gateway.experiments.feedback import FeedbackDesk
 from outrider.gateway.experiments.feedback_schema import ScoreFeedback
-from outrider.gateway.experiments.measure_store import MemoryMeasureStore
+from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.recent import RecentRequests
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
 from outrider.gateway.http.server.listening import listen
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.tree import load_settings
+from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.wiring.crew import Crew
@@ -180,7 +181,7 @@ async def test_feedback_finds_a_request_that_another_worker_answered() -> None:
     desks, recents = [], []
     for member in (one, two):
         recents.append(RecentRequests())
-        store = MemoryMeasureStore()
+        store = MeasureStore(Database(None))
         desk = FeedbackDesk(recents[-1], store, None, CollectorRegistry(), grace_s=0.01)
         desk.siblings = member.siblings
         member.siblings.on("find_request", desk.find_here)
