@@ -84,7 +84,7 @@ class RecurrentPlanner:
             own.sort(key=lambda piece: piece.slots[0])
             pass_.add(own)
             self._note_blocks(own[-1], blocks)
-        self._tell_blocks(blocks)
+        self._set_blocks(blocks)
         return pass_.finish(self._device)
 
     def _note_blocks(self, piece: RecurrentRows, blocks: dict[int, int]) -> None:
@@ -99,7 +99,7 @@ class RecurrentPlanner:
                 self._known_blocks[table[index]] = first
                 blocks[table[index]] = first
 
-    def _tell_blocks(self, blocks: dict[int, int]) -> None:
+    def _set_blocks(self, blocks: dict[int, int]) -> None:
         if blocks:
             both = torch.tensor([list(blocks), list(blocks.values())], device=self._device)
             self._cache.line_blocks.index_copy_(0, both[0], both[1])

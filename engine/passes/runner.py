@@ -125,7 +125,7 @@ class ModelRunner:
         self.max_context = min(
             self.max_context or trained, trained, self.num_blocks * self.block_size
         )
-        self._clock = PassClock(device=model.device, listener=self._tell)
+        self._clock = PassClock(device=model.device, listener=self._report_pass)
         self._buffers = StepBuffers(
             device=model.device,
             block_size=self.block_size,
@@ -434,7 +434,7 @@ class ModelRunner:
         """Wait for all passes; returns the seconds of the last one."""
         return self._clock.wait()
 
-    def _tell(self, num_rows: int, seconds: float, mean_context: float) -> None:
+    def _report_pass(self, num_rows: int, seconds: float, mean_context: float) -> None:
         if self.on_pass is not None:
             self.on_pass(num_rows, seconds, mean_context)
 

@@ -196,7 +196,7 @@ class MeasureWriter:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_heard)
+            task.add_done_callback(_log_failure)
             raise
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ class MeasureWriter:
         self._batch = {}
 
 
-def _heard(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     """Drop the error of a flush without a caller; the batch is kept for the next flush."""
     if not task.cancelled():
         task.exception()

@@ -112,7 +112,7 @@ class PassingDialect:
         if not isinstance(document, dict | list):
             raise garbage(self._tier, "an answer that is no JSON")
         told = document if isinstance(document, dict) else {}
-        usage = work.usage(_told_units(work, told))
+        usage = work.usage(_reported_units(work, told))
         if (tokens := _tokens(told.get("usage"))) is not None:
             usage = replace(tokens, units=usage.units)
         return WholeAnswer(body=body, usage=usage)
@@ -122,7 +122,7 @@ class PassingDialect:
         return read_refusal(self._tier, status, body)
 
 
-def _told_units(work: PassedWork, document: Mapping[str, Any]) -> int | None:
+def _reported_units(work: PassedWork, document: Mapping[str, Any]) -> int | None:
     """Return the images or seconds that an answer tells of; None where it tells none."""
     match work.units:
         case ("image", _):

@@ -124,7 +124,7 @@ class UpstreamRequest:
                 self.whole = self._tier.parts.dialect.whole(self._call, body)
                 self._record.add_whole(self.whole)
         except BaseException as error:
-            told = self._told(error)
+            told = self._reported_error(error)
             await self._end_by(told)
             if told is error:
                 raise
@@ -338,7 +338,7 @@ class UpstreamRequest:
         self._record.book(outcome, failure)
         await self._release()
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _reported_error(self, error: BaseException) -> BaseException:
         """Return the error as callers see it."""
         if isinstance(error, ReportedError) and error.refusal is not None:
             return UpstreamRefusalError(

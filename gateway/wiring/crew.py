@@ -144,7 +144,7 @@ class Crew:
         elif self._num_signals == 2:
             self._hurry.set()
             for worker in self.workers.values():
-                worker.line.tell("end")
+                worker.line.notify("end")
         else:
             self._end_workers()
 
@@ -206,14 +206,14 @@ class Crew:
             del self.workers[number]
             self._metrics.ended(worker.key)
             self.forget_claims(worker)
-            self._tell_crew()
+            self._notify_workers()
 
     def _start(self, number: int) -> WorkerProcess:
         task = WorkerTask(number=number, settings=self._settings, engine=self._endpoint)
         worker = self.workers[number] = WorkerProcess(next(self._keys), _MODULE, task)
         worker.handlers.update(self.handlers(worker))
         for change in self.changes.values():
-            worker.line.tell("change", change)
+            worker.line.notify("change", change)
         return worker
 
     async def _drain(self) -> None:
@@ -221,7 +221,7 @@ class Crew:
         options = self._settings.server
         log.info("draining grace_s=%g timeout_s=%g", options.drain_grace_s, options.drain_timeout_s)
         for worker in self.workers.values():
-            worker.line.tell("drain")
+            worker.line.notify("drain")
         await self._pause(options.drain_grace_s)
         self._dispatcher.close()
         for worker in list(self.workers.values()):
@@ -278,17 +278,17 @@ class Crew:
         if self._is_ready:
             log.info("worker is ready again worker=%d pid=%d", worker.number, worker.pid)
             if self._draining is not None:
-                worker.line.tell("drain")
-        self._tell_crew()
+                worker.line.notify("drain")
+        self._notify_workers()
         self._progress.set()
 
     @property
     def _num_ready(self) -> int:
         return sum(worker.is_ready for worker in self.workers.values())
 
-    def _tell_crew(self) -> None:
+    def _notify_workers(self) -> None:
         for worker in self.workers.values():
-            worker.line.tell("crew", self._num_ready)
+            worker.line.notify("crew", self._num_ready)
 
     def _takers(self) -> Sequence[WorkerProcess]:
         """Return the workers that may get a connection: those that are ready, if any are."""
@@ -300,13 +300,15 @@ class Crew:
     async def _sum_metrics(self, _: object) -> Families:
         """Return all workers' metrics; of one that does not answer in time, what it said last."""
 
-        async def hear(worker: WorkerProcess) -> None:
+        async def add_metrics(worker: WorkerProcess) -> None:
             with suppress(LineClosedError, CallFailedError, TimeoutError):
                 families = await worker.line.call("snapshot", timeout_s=_ASK_S)
                 if self.workers.get(worker.number) is worker:
-                    self._metrics.heard(worker.key, families)
+                    self._metrics.add(worker.key, families)
 
-        await asyncio.gather(*(hear(each) for each in self.workers.values() if each.is_serving))
+        await asyncio.gather(
+            *(add_metrics(each) for each in self.workers.values() if each.is_serving)
+        )
         return self._metrics.all()
 
     async def _ask_others(self, asker: WorkerProcess, call: tuple[str, Any]) -> list[Any]:
@@ -331,7 +333,7 @@ class Crew:
                 if worker.is_ready and worker is not maker:
                     calls.append(worker.line.call("change", repeated, timeout_s=_CHANGE_S))
                 elif worker is not maker:
-                    worker.line.tell("change", repeated)
+                    worker.line.notify("change", repeated)
             await asyncio.gather(*calls, return_exceptions=True)
             return True
 

@@ -70,7 +70,7 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> Runners:
     device = _pick_device(settings.engine.device)
     _check_modes(settings, device)
     if device.type == "cpu":
-        tell_products()
+        log_products()
     ranks: Ranks | None = None
     if has_ranks(settings):
         ranks = start_ranks(settings, device, _source(settings, "large"))
@@ -155,7 +155,7 @@ def _source(settings: Settings, tier: Tier) -> "ModelSource":
     )
 
 
-def tell_products() -> None:
+def log_products() -> None:
     """Warn where products could be compiled and are not, as after an update without a build."""
     from outrider.kernels.cpu.product_library import product_support
 

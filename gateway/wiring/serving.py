@@ -189,7 +189,7 @@ class GatewayRun:
             return
         await server.has_started.wait()
         self._place.connections.start(server.make_protocol, self._close_port)
-        self._place.siblings.tell_parent("serving")
+        self._place.siblings.notify_parent("serving")
         await self._place.siblings.report_connections(
             self._place.connections, lambda: len(server.server_state.connections)
         )

@@ -52,7 +52,7 @@ async def _serve(task: WorkerTask, line_end: socket.socket, connections_end: soc
     siblings = Siblings(task.number, settings.server.workers, line_end)
 
     def on_ready(info: EngineInfo, routing: str) -> None:
-        siblings.tell_parent("ready", (info, routing))
+        siblings.notify_parent("ready", (info, routing))
 
     place = WorkerPlace(
         siblings=siblings, connections=Receiver(connections_end), engine=task.engine
@@ -72,7 +72,7 @@ async def _serve(task: WorkerTask, line_end: socket.socket, connections_end: soc
     try:
         await run.run()
     except (SettingsError, EngineError) as error:
-        await siblings.tell_failure((isinstance(error, SettingsError), str(error)))
+        await siblings.report_failure((isinstance(error, SettingsError), str(error)))
         return _FAILED
     except asyncio.CancelledError:  # stopped while it loaded
         return 0

@@ -75,7 +75,7 @@ class Line:
         finally:
             self._calls.pop(number, None)
 
-    def tell(self, name: str, value: Any = None) -> None:
+    def notify(self, name: str, value: Any = None) -> None:
         """Call without waiting for an answer, or for anything; nothing happens after the end."""
         if not self._is_closed:
             self._write(("tell", 0, name, value))

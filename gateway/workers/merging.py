@@ -39,7 +39,7 @@ class WorkerMetrics:
         self._last: dict[int, Families] = {}
         self._ended: Families = []
 
-    def heard(self, worker: int, families: Families) -> None:
+    def add(self, worker: int, families: Families) -> None:
         """Keep a worker's metrics of this moment. `worker`: a number that no other one ever has."""
         self._last[worker] = families
 

@@ -62,11 +62,11 @@ class Siblings:
         """Have calls of this name answered."""
         self._handlers[name] = handler
 
-    def tell_parent(self, name: str, value: Any = None) -> None:
+    def notify_parent(self, name: str, value: Any = None) -> None:
         """Tell the parent something, without waiting."""
-        self._line.tell(name, value)
+        self._line.notify(name, value)
 
-    async def tell_failure(self, value: Any) -> None:
+    async def report_failure(self, value: Any) -> None:
         """Tell the parent why this worker ends, and wait until it knows."""
         with suppress(LineClosedError, CallFailedError, TimeoutError):
             await self._line.call("failed", value, timeout_s=_TIMEOUT_S)
@@ -117,7 +117,7 @@ class Siblings:
 
     def unclaim(self, name: bytes) -> None:
         """Leave an idempotency key to whichever worker gets it next."""
-        self._line.tell("unclaim", name)
+        self._line.notify("unclaim", name)
 
     def on_change(self, apply: Apply) -> None:
         """Have changes made by this function, from `may_change` on."""
@@ -135,7 +135,7 @@ class Siblings:
         while True:
             now = (receiver.num_received, num_open())
             if now != told:
-                self._line.tell("connections", now)
+                self._line.notify("connections", now)
                 told = now
             await asyncio.sleep(_REPORT_S)
 

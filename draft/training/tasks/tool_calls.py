@@ -308,7 +308,7 @@ def tool_call(difficulty: int, rng: random.Random) -> TaskDraft:
         tools = [named.tool() for named in shown]
     call = call_text(wanted.name, arguments)
     if rng.random() < 0.2:
-        return _told(wanted, prompt, call, values, tools, rng)
+        return _described(wanted, prompt, call, values, tools, rng)
     expected = json.dumps({"name": wanted.name, "arguments": arguments})
     return TaskDraft(
         prompt=prompt,
@@ -320,7 +320,7 @@ def tool_call(difficulty: int, rng: random.Random) -> TaskDraft:
     )
 
 
-def _told(
+def _described(
     wanted: _Named,
     asked: str,
     call: str,

@@ -82,7 +82,7 @@ class ChoiceTrace:
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def told_as_reused(trace: StepTrace) -> StepTrace:
+def as_reused(trace: StepTrace) -> StepTrace:
     """Relabel predictions as reused, for a tier whose prediction was another tier's answer."""
     return StepTrace(
         origins=tuple("reused" if origin == "prediction" else origin for origin in trace.origins),

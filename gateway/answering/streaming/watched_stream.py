@@ -28,7 +28,7 @@ from outrider.gateway.answering.streaming.choice import Choice, Delta
 from outrider.gateway.answering.streaming.choice_stream import CascadeUsage, ChoiceStream
 from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.answering.streaming.second_look import shared_tokens
-from outrider.gateway.answering.streaming.trace import told_as_reused
+from outrider.gateway.answering.streaming.trace import as_reused
 from outrider.gateway.contract.answers.responder import (
     DraftAnswer,
     EscalateFn,
@@ -352,7 +352,7 @@ class WatchedStream(ChoiceStream):
                 event,
                 num_predicted_tokens=0,
                 num_reused_tokens=event.num_predicted_tokens,
-                trace=event.trace and told_as_reused(event.trace),
+                trace=event.trace and as_reused(event.trace),
             )
         return super()._add_tokens(event)
 

@@ -47,7 +47,7 @@ class Demand:
         self._max_waiting = max_waiting
         self._waiting: Counter[Needs] = Counter()
         self._num_ever_paused = 0
-        self._knocks: set[Needs] = set()
+        self._requested: set[Needs] = set()
         self._news = asyncio.Event()
         self._change = asyncio.Event()
         self._asked_s = 0.0
@@ -61,10 +61,10 @@ class Demand:
         """Return whether the fleet would start an engine with these tiers."""
         return any(needs <= each for each in self.startable)
 
-    def knock(self, needs: Needs) -> None:
+    def request_engine(self, needs: Needs) -> None:
         """Ask for an engine without waiting for it; ignored where none can be started."""
         if self.can_start(needs):
-            self._knocks.add(needs)
+            self._requested.add(needs)
             self._news.set()
 
     async def wait_for(self, needs: Needs, is_there: Callable[[], bool], since_s: float) -> None:
@@ -102,12 +102,12 @@ class Demand:
         self._change = asyncio.Event()
 
     def wanted(self) -> list[list[Tier]]:
-        """Return the tiers of each engine that is waited for now; a knock is told once."""
+        """Return the tiers of each engine that is waited for now; a request_engine is told once."""
         waited_for = {
             needs for needs, count in self._waiting.items() if count and self.can_start(needs)
         }
-        found = waited_for | self._knocks
-        self._knocks.clear()
+        found = waited_for | self._requested
+        self._requested.clear()
         if not waited_for:
             self._news.clear()
         return sorted(sorted(needs) for needs in found)

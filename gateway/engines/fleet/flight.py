@@ -148,7 +148,7 @@ class Flight:
         elif self._fleet.can_place(Wanted(request=self._switched(switch))):
             await self.move("switch")
         else:
-            self._fleet.demand.knock(frozenset((tier,)))  # for the next answer
+            self._fleet.demand.request_engine(frozenset((tier,)))  # for the next answer
             answer.switch = None
             await self.settle()
 
@@ -229,7 +229,7 @@ class Flight:
                 continue
             if time.monotonic() >= began_s + fleet.resume_within_s:
                 break
-            fleet.demand.knock(frozenset(needed_tiers(self._next)))
+            fleet.demand.request_engine(frozenset(needed_tiers(self._next)))
             await asyncio.sleep(_POLL_S)
             self._refused = frozenset()
         return None
@@ -254,7 +254,7 @@ class Flight:
                 raise self._refusal or fleet.unplaced(wanted.request)
             await fleet.demand.wait_for(needs, is_over, self._began_s)
         except EngineError:
-            self._tell(None)
+            self._report_end(None)
             raise
 
     def _begin(self, replica: Replica, request: EngineRequest, *, is_switching: bool) -> Attempt:
@@ -317,7 +317,7 @@ class Flight:
         attempt.replica.end(attempt.request.request_id)
         self._fleet.note_departure(self.request_id)
         if self._has_left:
-            self._tell_late(ending)
+            self._end_late(ending)
 
     def _after(self, attempt: Attempt, last: Ending | None) -> Ending | None:
         """Return the last event for the reader; None where another replica is to go on."""
@@ -375,7 +375,7 @@ class Flight:
         if is_full and self._num_attempts < _MAX_TRIES:
             self._refuse(attempt, error)
             return None
-        self._tell(None)
+        self._report_end(None)
         raise error
 
     def _refuse(self, attempt: Attempt, error: EngineError) -> None:
@@ -409,7 +409,7 @@ class Flight:
         """Tell the end and return it as the reader's last event."""
         if ending.request_id != self.request_id:
             ending = replace(ending, request_id=self.request_id)
-        self._tell(ending)
+        self._report_end(ending)
         return ending
 
     def _leave(self) -> None:
@@ -420,17 +420,17 @@ class Flight:
         if self._attempt is None:
             self._end(self._answer.aborted())
         elif self._attempt.has_ended:
-            self._tell_late(self._attempt.ending)
+            self._end_late(self._attempt.ending)
 
-    def _tell_late(self, ending: Ending | None) -> None:
+    def _end_late(self, ending: Ending | None) -> None:
         if ending is not None:
             self._end(self._answer.ended(ending))
         elif self._answer.is_resumed:
             self._end(self._answer.aborted())
         else:
-            self._tell(None)
+            self._report_end(None)
 
-    def _tell(self, ending: Ending | None) -> None:
+    def _report_end(self, ending: Ending | None) -> None:
         if self._is_over:
             return
         self._is_over = True

@@ -181,7 +181,7 @@ class EnginePool:
     def wake(self, tiers: Iterable[Tier]) -> None:
         """Have an engine of each tier started, where there is none, and do not wait for it."""
         for tier in tiers:
-            self.demand.knock(frozenset((tier,)))
+            self.demand.request_engine(frozenset((tier,)))
 
     def note_startable(self, startable: frozenset[Needs]) -> None:
         """Take in which engines are started when requests wait for them."""

@@ -123,11 +123,11 @@ class AuthDispatcher:
             if page is not None and _is_browser(scope, headers):
                 response = page(problem)
             else:
-                response = self._told(path, problem)
+                response = self._problem_response(path, problem)
             await response(scope, receive, send_with_id)
         except Exception as error:
             if not has_started:
-                await self._told(path, problem_of(error))(scope, receive, send_with_id)
+                await self._problem_response(path, problem_of(error))(scope, receive, send_with_id)
             raise
 
     def _principal(self, scope: Scope, headers: RequestHeaders) -> Principal:
@@ -152,7 +152,7 @@ class AuthDispatcher:
         response = await endpoint(HeadedRequest(scope, receive, send, headers))
         await response(scope, receive, send)
 
-    def _told(self, path: str, problem: Problem) -> Response:
+    def _problem_response(self, path: str, problem: Problem) -> Response:
         """Write the error as the requested API does."""
         if (body := self._problem_bodies.get(path)) is not None:
             return problem.response(body(problem))

@@ -55,7 +55,7 @@ class StatusEndpoints:
         names = await self.catalog.refreshed()
         principal = principal_of(request)
         shown = (_card_for(principal.scopes, card) for card in names.cards())
-        cards = [self._told(card, principal) for card in shown if card is not None]
+        cards = [self._visible(card, principal) for card in shown if card is not None]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str, request: Request) -> Response:
@@ -66,9 +66,9 @@ class StatusEndpoints:
         card = _card_for(principal.scopes, names.card(model_id, principal.scopes))
         if card is None:
             raise tier_not_allowed(model_id)
-        return json_response(self._told(card, principal))
+        return json_response(self._visible(card, principal))
 
-    def _told(self, card: dict[str, Any], principal: Principal) -> dict[str, Any]:
+    def _visible(self, card: dict[str, Any], principal: Principal) -> dict[str, Any]:
         """Return a card with prices, and the tiers that its model reveals to the key."""
         veil = veil_for(self.chains, card["id"], principal)
         return veiled_card(with_prices(card, self.tenancy.prices), veil)

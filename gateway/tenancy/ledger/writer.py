@@ -199,7 +199,7 @@ class JournaledLedger:
                 num_surplus = len(self._stuck[_MAX_ROWS_IN_MEMORY:])
                 del self._stuck[_MAX_ROWS_IN_MEMORY:]
                 self._num_pending += count - num_surplus
-            self._tell(rows, num_surplus)
+            self._notify(rows, num_surplus)
 
     def _append(self, rows: list[LedgerRow]) -> bool:
         try:
@@ -212,7 +212,7 @@ class JournaledLedger:
             logger.warning("the journal of the ledger can be written again rows=%d", len(rows))
         return True
 
-    def _tell(self, rows: list[LedgerRow], num_surplus: int) -> None:
+    def _notify(self, rows: list[LedgerRow], num_surplus: int) -> None:
         num_refused, self._num_refused = self._num_refused, 0
         if num_surplus + num_refused:
             logger.error("rows are lost rows=%d reason=too many wait", num_surplus + num_refused)

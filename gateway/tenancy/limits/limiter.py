@@ -41,7 +41,7 @@ class Reservation(Protocol):
         """Return the limits that count this request, the tightest of each name first."""
 
     @property
-    def told(self) -> Sequence[LimitState]:
+    def reported(self) -> Sequence[LimitState]:
         """Return those of the states that headers tell of, in any order."""
 
     @property

@@ -84,7 +84,7 @@ class MemoryReservation:
         return self.plan.states(demands, self._limiter.moment())
 
     @property
-    def told(self) -> list[LimitState]:
+    def reported(self) -> list[LimitState]:
         """Return those of the states that headers tell of."""
         plan, moment, is_told = self.plan, self._limiter.moment(), self.plan.limits.is_told
         return [plan.state(i, moment) for i in self._entries if is_told[i]]

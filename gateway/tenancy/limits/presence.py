@@ -98,12 +98,12 @@ class GatewayPresence:
         while True:
             try:
                 async with self._one_at_a_time:
-                    self._tell(await asyncio.to_thread(self.look))
+                    self._report(await asyncio.to_thread(self.look))
             except DatabaseError as error:  # the key registry warns of it
                 logger.debug("presence was not told error=%s", error.detail)
             await asyncio.sleep(self._interval_s)
 
-    def _tell(self, num_others: int) -> None:
+    def _report(self, num_others: int) -> None:
         if num_others > self.num_others:
             logger.warning(
                 "other gateways on this database count limits by themselves, so every limit holds "

@@ -64,7 +64,7 @@ class RedisReservation:
         return ordered(tuple(self._states.values()))
 
     @property
-    def told(self) -> list[LimitState]:
+    def reported(self) -> list[LimitState]:
         """Return those of the states that headers tell of."""
         return [state for state in self._states.values() if state.name in TOLD_UNITS]
 

@@ -26,7 +26,7 @@ class UnlimitedReservation:
         return ()
 
     @property
-    def told(self) -> tuple[LimitState, ...]:
+    def reported(self) -> tuple[LimitState, ...]:
         """Return no limits."""
         return ()
 

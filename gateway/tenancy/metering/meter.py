@@ -21,7 +21,7 @@ from outrider.gateway.tenancy.metering.charging import priced
 from outrider.gateway.tenancy.metering.engine_spans import record_local
 from outrider.gateway.tenancy.metering.faults import is_requests_fault
 from outrider.gateway.tenancy.metering.local_work import LocalWork
-from outrider.gateway.tenancy.metering.request_end import RequestEnd, tell
+from outrider.gateway.tenancy.metering.request_end import RequestEnd, report_outcome
 from outrider.gateway.tenancy.metering.reserved_usage import (
     ReservedUsage,
     UsageEstimate,
@@ -45,18 +45,18 @@ MeteredEnding = Literal["answered", "cancelled", "failed"]
 
 @dataclass(slots=True, kw_only=True)
 class _FollowedAnswer:
-    """One local answer. `tell` describes it once it is over."""
+    """One local answer. `describe` describes it once it is over."""
 
     work: LocalWork
-    tell: Callable[[], LocalAnswer]
-    told: LocalAnswer | None = None
+    describe: Callable[[], LocalAnswer]
+    described: LocalAnswer | None = None
 
     @property
     def answer(self) -> LocalAnswer:
         """Return the description of the finished answer."""
-        if self.told is None:
-            self.told = self.tell()
-        return self.told
+        if self.described is None:
+            self.described = self.describe()
+        return self.described
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -159,9 +159,9 @@ class RequestMeter:
         """Set the latency objective of the request; the last call holds."""
         self._slo_class, self._objective = slo_class, objective
 
-    def follow_local(self, work: LocalWork, tell: Callable[[], LocalAnswer]) -> None:
-        """Follow a local answer; `tell` describes it once all of its work is over."""
-        self._local_answers.append(_FollowedAnswer(work=work, tell=tell))
+    def follow_local(self, work: LocalWork, describe: Callable[[], LocalAnswer]) -> None:
+        """Follow a local answer; `describe` describes it once all of its work is over."""
+        self._local_answers.append(_FollowedAnswer(work=work, describe=describe))
 
     def continued(self) -> None:
         """Record that another responder continues the answer: its beginning was delivered too."""
@@ -253,7 +253,7 @@ class RequestMeter:
         self._booked = tuple(rows)
         for row in rows:
             self.tenancy.ledger.add(row)
-        self._tell()
+        self._report()
         for followed in self._local_answers:
             record_local(self.span, followed.work, followed.answer)
             self._learn(followed.answer)
@@ -272,16 +272,16 @@ class RequestMeter:
         self._end = end
         if end.is_faulty:
             self.sinks = ()
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Tell the sinks once, when the request is over and booked."""
         end = self._end
         # Without facts no work was begun that could cost anything.
         if end is None or not self.sinks or (self._booked is None and end.facts is not None):
             return
         sinks, self.sinks = self.sinks, ()
-        tell(sinks, self._outcome(end, self._booked or ()))
+        report_outcome(sinks, self._outcome(end, self._booked or ()))
 
     def _outcome(self, end: RequestEnd, rows: Sequence[LedgerRow]) -> RequestOutcome:
         return RequestOutcome(

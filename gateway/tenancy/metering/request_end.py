@@ -58,7 +58,7 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> dict[str, Any]:
         """Return the outcome's fields about the end and the answer."""
         return {
-            **({} if self.facts is None else _told(self.facts, self.duration_s)),
+            **({} if self.facts is None else _reported_facts(self.facts, self.duration_s)),
             "ending": self.ending,
             "status": self.status,
             "error_code": self.error_code,
@@ -66,7 +66,7 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def tell(sinks: Iterable[OutcomeSink], outcome: RequestOutcome) -> None:
+def report_outcome(sinks: Iterable[OutcomeSink], outcome: RequestOutcome) -> None:
     """Tell every sink; one that fails does not keep it from the others."""
     for sink in sinks:
         try:
@@ -82,7 +82,7 @@ def _ending(outcome: str, error: BaseException | None) -> RequestEnding:
     return "cancelled" if outcome == "cancelled" and not isinstance(error, Exception) else "failed"
 
 
-def _told(facts: AnswerFacts, duration_s: float) -> dict[str, Any]:
+def _reported_facts(facts: AnswerFacts, duration_s: float) -> dict[str, Any]:
     """Return the outcome's fields about the answer."""
     inter_token_s = facts.inter_token_s
     if inter_token_s is None and facts.ttft_s is not None and facts.num_tokens > 1:

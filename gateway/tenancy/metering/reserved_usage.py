@@ -59,7 +59,7 @@ class ReservedUsage:
     @property
     def headers(self) -> dict[str, str]:
         """Return the x-ratelimit headers."""
-        return ratelimit_headers(self._reservation.told)
+        return ratelimit_headers(self._reservation.reported)
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve the answer's usage, in addition to the request itself.

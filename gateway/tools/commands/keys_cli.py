@@ -190,7 +190,7 @@ def update(
             store.find(key).key_id, plain, merge=lambda before: merged_changes(before, patch)
         )
         report = key_report(record, time.time())
-        echo_json(report) if database.as_json else _tell_change("key", report)
+        echo_json(report) if database.as_json else _print_change("key", report)
 
 
 @team_app.command("update")
@@ -209,7 +209,7 @@ def update_team(
         patch = checked(TeamUpdate, plain | changes.patches())
         record = store.update_team(team, plain, merge=lambda before: merged_changes(before, patch))
         report = team_report(record)
-        echo_json(report) if database.as_json else _tell_change("team", report)
+        echo_json(report) if database.as_json else _print_change("team", report)
 
 
 @team_app.command("create")
@@ -257,7 +257,7 @@ def _store(flags: DatabaseFlags) -> "Iterator[KeyStore]":
         yield key_store(settings, database)
 
 
-def _tell_change(what: str, report: "KeyReport | TeamReport") -> None:
+def _print_change(what: str, report: "KeyReport | TeamReport") -> None:
     from outrider.gateway.tools.commands.keys_tables import visible
 
     limits = json.dumps(report.limits)

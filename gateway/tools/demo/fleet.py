@@ -123,11 +123,11 @@ class RayFleet:
         from ray import serve
 
         from outrider.gateway.wiring.ray.deployments import build_application
-        from outrider.gateway.wiring.ray.patience import be_patient, be_quiet
+        from outrider.gateway.wiring.ray.patience import allow_slow_starts, quieten_serve
         from outrider.gateway.wiring.ray.plan import EnginePlan, FleetPlan
 
-        be_patient()
-        be_quiet()
+        allow_slow_starts()
+        quieten_serve()
         self._ray, self._serve = ray, serve
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}/"

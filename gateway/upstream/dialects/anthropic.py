@@ -14,7 +14,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.settings.server_traits import ServerTraits
 from outrider.gateway.upstream.call import UpstreamCall, WholeAnswer
-from outrider.gateway.upstream.dialects.anthropic_request import request_body, wants_thinking
+from outrider.gateway.upstream.dialects.anthropic_request import request_body, shows_thinking
 from outrider.gateway.upstream.dialects.anthropic_stream import (
     AnthropicChunkReader,
     AnthropicUsage,
@@ -88,7 +88,7 @@ class AnthropicDialect:
     def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
         """Return a reader that writes OpenAI's chunks."""
         return AnthropicChunkReader(
-            self._tier, created=int(self._clock()), tells_thoughts=wants_thinking(call)
+            self._tier, created=int(self._clock()), shows_thinking=shows_thinking(call)
         )
 
     def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
@@ -101,10 +101,10 @@ class AnthropicDialect:
             raise reported_error(self._tier, message.error)
         if message.content is None:
             raise garbage(self._tier, "an answer without content")
-        return self._translate(message, message.content, tells_thoughts=wants_thinking(call))
+        return self._translate(message, message.content, shows_thinking=shows_thinking(call))
 
     def _translate(
-        self, message: _Message, blocks: list[StreamBlock], *, tells_thoughts: bool
+        self, message: _Message, blocks: list[StreamBlock], *, shows_thinking: bool
     ) -> WholeAnswer:
         text = "".join(block.text or "" for block in blocks if block.type == "text")
         thoughts = "".join(block.thinking or "" for block in blocks if block.type == "thinking")
@@ -117,7 +117,7 @@ class AnthropicDialect:
         if thoughts:
             answer["reasoning_content"] = thoughts
         signed = [block.thought() for block in blocks if block.is_thought]
-        if signed and tells_thoughts:
+        if signed and shows_thinking:
             answer["thinking_blocks"] = signed
         if calls:
             answer["tool_calls"] = [block.call() for block in calls]

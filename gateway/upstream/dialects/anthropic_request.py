@@ -112,7 +112,7 @@ def request_body(call: UpstreamCall) -> bytes:
     return encode_request(body)
 
 
-def wants_thinking(call: UpstreamCall) -> bool:
+def shows_thinking(call: UpstreamCall) -> bool:
     """Return whether the client asks for thinking with Anthropic's own fields.
 
     It gets the signed blocks then, and gives them back with the results of tools.

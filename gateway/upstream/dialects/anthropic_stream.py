@@ -113,13 +113,13 @@ class AnthropicChunkReader:
     """Writes a chunk for each event. Events without an OpenAI chunk become comments.
 
     The end of the message becomes the usage chunk, which the client gets if it asked for it; no
-    chunk `is_done`. `tells_thoughts`: signed thoughts are passed on as `thinking_blocks`.
+    chunk `is_done`. `shows_thinking`: signed thoughts are passed on as `thinking_blocks`.
     """
 
-    def __init__(self, tier: str, *, created: int, tells_thoughts: bool) -> None:
+    def __init__(self, tier: str, *, created: int, shows_thinking: bool) -> None:
         self._tier = tier
         self._created = created
-        self._tells_thoughts = tells_thoughts
+        self._tells_thoughts = shows_thinking
         self._head = self._begin(_Start())
         self._usage = AnthropicUsage()
         self._has_usage = False

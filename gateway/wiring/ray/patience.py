@@ -11,12 +11,12 @@ _PATIENCE: Final = {
 }
 
 
-def be_patient() -> None:
+def allow_slow_starts() -> None:
     """Set it for a cluster that this process starts, where the environment says nothing else."""
     for name, seconds in _PATIENCE.items():
         os.environ.setdefault(name, seconds)
 
 
-def be_quiet() -> None:
+def quieten_serve() -> None:
     """Leave out what Ray Serve tells of each of its steps; to be called once it is imported."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

@@ -77,7 +77,7 @@ async def test_calls_end_with_the_other_process() -> None:
             await waiting
         with pytest.raises(LineClosedError):
             await here.call("never")
-        here.tell("never")  # nothing happens
+        here.notify("never")  # nothing happens
 
 
 async def test_what_is_told_is_heard_in_order() -> None:
@@ -91,6 +91,6 @@ async def test_what_is_told_is_heard_in_order() -> None:
 
     async with lines({"number": number}) as (here, _):
         for value in range(100):  # the first ones before the line is open
-            here.tell("number", value)
+            here.notify("number", value)
         await asyncio.wait_for(is_all.wait(), 60)
         assert heard == list(range(100))

@@ -26,8 +26,8 @@ def value(metrics: WorkerMetrics, line: str) -> float | None:
 
 def test_counters_and_amounts_are_summed() -> None:
     metrics = WorkerMetrics()
-    metrics.heard(1, families(2, connections=3, ratio=0.5))
-    metrics.heard(2, families(5, connections=4, draining=1))
+    metrics.add(1, families(2, connections=3, ratio=0.5))
+    metrics.add(2, families(5, connections=4, draining=1))
     assert value(metrics, 'outrider_requests_total{tier="x"}') == 7
     assert value(metrics, "outrider_http_connections") == 7
     assert value(metrics, "outrider_draining") == 1
@@ -39,13 +39,13 @@ def test_counters_and_amounts_are_summed() -> None:
 
 def test_what_a_worker_has_counted_stays_when_it_ends() -> None:
     metrics = WorkerMetrics()
-    metrics.heard(1, families(2, connections=3))
-    metrics.heard(2, families(5, connections=4))
+    metrics.add(1, families(2, connections=3))
+    metrics.add(2, families(5, connections=4))
     metrics.ended(1)
     metrics.ended(7)  # one that was never heard
     assert value(metrics, 'outrider_requests_total{tier="x"}') == 7
     assert value(metrics, "outrider_http_connections") == 4
-    metrics.heard(3, families(1, connections=1))  # its successor
+    metrics.add(3, families(1, connections=1))  # its successor
     metrics.ended(2)
     metrics.ended(3)
     assert value(metrics, 'outrider_requests_total{tier="x"}') == 8
@@ -55,8 +55,8 @@ def test_what_a_worker_has_counted_stays_when_it_ends() -> None:
 
 def test_a_worker_that_says_nothing_counts_as_it_did() -> None:
     metrics = WorkerMetrics()
-    metrics.heard(1, families(2, connections=3))
-    metrics.heard(2, families(5, connections=4))
-    metrics.heard(1, families(4, connections=0))
+    metrics.add(1, families(2, connections=3))
+    metrics.add(2, families(5, connections=4))
+    metrics.add(1, families(4, connections=0))
     assert value(metrics, 'outrider_requests_total{tier="x"}') == 9
     assert value(metrics, "outrider_http_connections") == 4

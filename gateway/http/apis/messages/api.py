@@ -12,7 +12,7 @@ from outrider.gateway.http.apis.messages.problems import problem_object
 from outrider.gateway.http.apis.messages.request import (
     chat_fields,
     chat_prompt_fields,
-    tells_thoughts,
+    shows_thinking,
 )
 from outrider.gateway.http.apis.messages.schema import CountTokensRequest, MessagesRequest
 from outrider.gateway.http.apis.messages.writer import MessageWriter
@@ -41,7 +41,7 @@ class MessagesApi:
             refuse_misplaced_options(read.document)
             await end_turn(body)
         fields = chat_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
-        writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
+        writer = MessageWriter(shows_thinking=shows_thinking(read.request))
         return TranslatedRequest(chat_body=_encode(fields), writer=writer, ignored=read.ignored)
 
     async def read_prompt(self, body: bytes) -> bytes:

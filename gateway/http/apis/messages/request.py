@@ -67,7 +67,7 @@ def chat_fields(request: MessagesRequest, *, has_upstream_tiers: bool) -> dict[s
     return fields
 
 
-def tells_thoughts(request: MessagesRequest) -> bool:
+def shows_thinking(request: MessagesRequest) -> bool:
     """Return whether thoughts are shown: only if the request asks for them.
 
     Clients that have not expect the answer in the first block.

@@ -29,10 +29,10 @@ _Fields = dict[str, Any]
 
 
 class MessageWriter:
-    """Writes one answer. `tells_thoughts`: thoughts are shown."""
+    """Writes one answer. `shows_thinking`: thoughts are shown."""
 
-    def __init__(self, *, tells_thoughts: bool) -> None:
-        self._tells_thoughts = tells_thoughts
+    def __init__(self, *, shows_thinking: bool) -> None:
+        self._tells_thoughts = shows_thinking
         self._reader = ChatChunkParser()
         self._has_begun = False
         self._open: str | None = None  # the type of the block that is being written

@@ -166,19 +166,19 @@ class _CallItem:
                 code="unreadable_answer",
             )
         self._arguments.append(arguments)
-        self._tell(arguments, trace)
+        self._emit(arguments, trace)
 
-    def _tell(self, arguments: str, trace: bytes | None) -> None:
+    def _emit(self, arguments: str, trace: bytes | None) -> None:
         self._events.add_delta(self._head, arguments, logprobs=None, trace=trace)
 
     def close(self, status: ItemStatus) -> None:
         """Nothing more comes."""
         self.status = status
-        self._tell_all()
+        self._emit_all()
         fields = {"output_index": self.place, "item": self.item()}
         self._events.add("response.output_item.done", fields)
 
-    def _tell_all(self) -> None:
+    def _emit_all(self) -> None:
         done = {**self._where, "arguments": "".join(self._arguments)}
         self._events.add("response.function_call_arguments.done", done)
 
@@ -203,10 +203,10 @@ class _CustomCallItem(_CallItem):
     prefix = "ctc"
     delta_event = "response.custom_tool_call_input.delta"
 
-    def _tell(self, arguments: str, trace: bytes | None) -> None:
+    def _emit(self, arguments: str, trace: bytes | None) -> None:
         """Keep the text until all of it is there."""
 
-    def _tell_all(self) -> None:
+    def _emit_all(self) -> None:
         text = text_of("".join(self._arguments))
         self._events.add_delta(self._head, text, logprobs=None, trace=None)
         done = {**self._where, "input": text}

@@ -81,8 +81,8 @@ class ResponseWriter:
 
     def _begin(self, piece: ChatPiece) -> "_Answer":
         self._answer = answer = self._new_answer(piece, self._log)
-        answer.tell("response.created")
-        answer.tell("response.in_progress")
+        answer.send_event("response.created")
+        answer.send_event("response.in_progress")
         return answer
 
     def _new_answer(self, piece: ChatPiece, events: EventSink) -> "_Answer":
@@ -159,7 +159,7 @@ class _Answer:
         items = self._output.items(is_broken=True)
         self._end("failed", self._response("failed", items, fields))
 
-    def tell(self, event: str) -> None:
+    def send_event(self, event: str) -> None:
         """The response as it begins."""
         self._events.add(event, {"response": self._response("in_progress", [], {})})
 

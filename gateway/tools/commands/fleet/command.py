@@ -11,7 +11,7 @@ import typer
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tools.commands.command import reports_user_errors
 from outrider.gateway.tools.commands.fleet.status import status_table
-from outrider.gateway.wiring.ray.patience import be_patient, be_quiet
+from outrider.gateway.wiring.ray.patience import allow_slow_starts, quieten_serve
 from outrider.gateway.wiring.ray.plan import EXAMPLE, FleetPlan, read_plan
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -124,7 +124,7 @@ def _connect(ray: Any, address: str | None, plan: FleetPlan | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     logging.getLogger("ray").setLevel(logging.ERROR)
     if address is None:
-        be_patient()
+        allow_slow_starts()
         options["include_dashboard"] = False
     try:
         ray.init(address=address or "local", **options)  # None is any that runs here
@@ -135,7 +135,7 @@ def _connect(ray: Any, address: str | None, plan: FleetPlan | None) -> None:
         ) from None
     from ray import serve
 
-    be_quiet()
+    quieten_serve()
     if plan is not None:
         serve.start(http_options={"host": plan.http_host, "port": plan.http_port})
 

@@ -59,7 +59,7 @@ def run_command(flags: BenchFlags) -> None:
     """Do what the flags say. Raises typer.Exit with the status where that is not 0."""
     console = Console(highlight=False)
     outputs = _Outputs(json=flags.json_file, html=flags.html_file, fail_below=flags.fail_below)
-    with _told_in_words():
+    with _errors_as_messages():
         if flags.compare is not None:
             _compare(console, flags.compare, outputs)
             return
@@ -196,7 +196,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @contextlib.contextmanager
-def _told_in_words() -> Iterator[None]:
+def _errors_as_messages() -> Iterator[None]:
     """Print errors that the user can fix, and exit."""
     try:
         with user_errors(

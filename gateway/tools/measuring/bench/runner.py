@@ -201,12 +201,12 @@ class Session:
             started_at=self._started_at.isoformat(timespec="seconds"),
             ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
             loop=plan.load.loop,
-            workload=_told(plan.workload)
+            workload=_described(plan.workload)
             | {
                 "name": self.workload.name,
                 "context_tokens": plan.workload.context_tokens or report.context_tokens,
             },
-            settings=_told(plan.load)
+            settings=_described(plan.load)
             | {
                 "seed": plan.seed,
                 "salt": plan.salt,
@@ -278,7 +278,7 @@ def run_clock() -> Callable[[], float]:
     return lambda: time.perf_counter() - origin_s
 
 
-def _told(settings: Any) -> dict[str, Any]:
+def _described(settings: Any) -> dict[str, Any]:
     """Settings as JSON types; a path to its last part."""
     return {
         name: value.name if isinstance(value, Path) else value

@@ -10,7 +10,7 @@ import pytest
 
 from outrider import draft
 from outrider.engine.trace import StepTrace, TokenOrigin, TraceNode
-from outrider.gateway.answering.streaming.trace import ChoiceTrace, DeltaTrace, told_as_reused
+from outrider.gateway.answering.streaming.trace import ChoiceTrace, DeltaTrace, as_reused
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import Outcome, PlannedWatch, collect, letters, watched_job
@@ -43,7 +43,7 @@ def test_only_the_prediction_is_told_as_reused() -> None:
         origins=("model", "prediction", "suffix", "grammar", "target", "prediction"),
         nodes=(*tree((1, 2), "prediction", "model"), *tree((1, 3), "suffix")),
     )
-    changed = told_as_reused(trace)
+    changed = as_reused(trace)
     assert changed.origins == ("model", "reused", "suffix", "grammar", "target", "reused")
     assert [node.sources for node in changed.nodes] == [(), ("reused", "model"), (), ("suffix",)]
     same = (("token_id", "parent", "is_accepted"), zip(trace.nodes, changed.nodes, strict=True))

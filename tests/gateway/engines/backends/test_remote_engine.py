@@ -246,7 +246,7 @@ class Peer:
         self._socket.connect(endpoint)
         if greets:
             self.send(Hello(PROTOCOL_VERSION))
-            assert isinstance(self.heard(), Welcome)
+            assert isinstance(self.received(), Welcome)
 
     def __enter__(self) -> "Peer":
         return self
@@ -258,11 +258,11 @@ class Peer:
         frames = [each if isinstance(each, bytes) else encode(each) for each in messages]
         self._socket.send_multipart(frames)
 
-    def heard(self) -> Any:
+    def received(self) -> Any:
         return decode_reply(self._socket.recv())
 
-    def heard_until(self, kind: type[Any]) -> Any:
-        while not isinstance(found := self.heard(), kind):
+    def received_until(self, kind: type[Any]) -> Any:
+        while not isinstance(found := self.received(), kind):
             pass
         return found
 
@@ -290,7 +290,7 @@ def test_malformed_messages_end_themselves_and_never_the_engine() -> None:
             wrong = msgspec.to_builtins(make_request("w"))
             wrong["sampling"]["temperature"] = -1
             peer.send(msgspec.msgpack.encode(["submit", wrong]))
-            refused = peer.heard()
+            refused = peer.received()
             assert isinstance(refused, Refused)
             assert refused.request_id == "w"
             assert "temperature=-1" in refused.error.message
@@ -300,7 +300,7 @@ def test_malformed_messages_end_themselves_and_never_the_engine() -> None:
             assert isinstance(peer.heard_until(Pong), Pong)
         with Peer(engine.endpoint, greets=False) as peer:
             peer.send(Submit(make_request("early")))
-            assert "connect again" in peer.heard().reason
+            assert "connect again" in peer.received().reason
         serves(engine)
 
 
@@ -316,7 +316,7 @@ def test_what_one_gateway_can_make_an_engine_hold_is_bounded() -> None:
             assert peer.heard_until(Refused).error.name == InvalidRequestError.__name__
             with Peer(engine.endpoint, greets=False) as third:
                 third.send(Hello(PROTOCOL_VERSION))
-                assert "2 gateways are connected" in third.heard().reason
+                assert "2 gateways are connected" in third.received().reason
             other.send(bytes(60_000))  # the socket closes such a connection
             other_requests = len(engine.engine.running)
             assert other_requests == 3
@@ -334,7 +334,7 @@ def test_a_silent_gateway_s_requests_are_aborted_and_it_is_told() -> None:
         assert "silent for 0.2 s" in peer.heard_until(Goodbye).reason
         assert _eventually(lambda: not engine.engine.running)
         peer.send(Ping())
-        assert "connect again" in peer.heard().reason
+        assert "connect again" in peer.received().reason
 
 
 async def test_arrivals_are_ages_on_the_way() -> None:

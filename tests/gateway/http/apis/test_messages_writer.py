@@ -59,8 +59,8 @@ def _type_of(model: Any) -> str:
     return str(kind)
 
 
-def streamed(*parts: bytes, tells_thoughts: bool = True) -> list[dict[str, Any]]:
-    writer = MessageWriter(tells_thoughts=tells_thoughts)
+def streamed(*parts: bytes, shows_thinking: bool = True) -> list[dict[str, Any]]:
+    writer = MessageWriter(shows_thinking=shows_thinking)
     return [e for part in parts for e in events(writer.part(part)) if e["type"] != "ping"]
 
 
@@ -90,14 +90,14 @@ def blocks(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def whole(body: bytes, *, tells_thoughts: bool = True) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(MessageWriter(tells_thoughts=tells_thoughts).whole(body))
+def whole(body: bytes, *, shows_thinking: bool = True) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(MessageWriter(shows_thinking=shows_thinking).whole(body))
     read_answer(MessageAnswer, document)
     return document
 
 
 def test_a_text_comes_event_by_event() -> None:
-    writer = MessageWriter(tells_thoughts=False)
+    writer = MessageWriter(shows_thinking=False)
     first = events(writer.part(chunk(role="assistant", content="Hel")))
     assert [e["type"] for e in first] == [
         "message_start",
@@ -134,7 +134,7 @@ def test_a_text_comes_event_by_event() -> None:
 
 def test_parts_may_be_cut_anywhere() -> None:
     stream = chunk(role="assistant", content="Ça va? \u2028") + chunk(finish="stop") + ending()
-    writer, byte_by_byte = MessageWriter(tells_thoughts=True), MessageWriter(tells_thoughts=True)
+    writer, byte_by_byte = MessageWriter(shows_thinking=True), MessageWriter(shows_thinking=True)
     at_once = writer.part(stream)
     assert b"".join(byte_by_byte.part(bytes([byte])) for byte in stream) == at_once
     assert "\u2028".encode() not in at_once
@@ -181,7 +181,7 @@ def test_a_call_that_goes_on_out_of_turn_is_an_error() -> None:
 
 def test_thoughts_are_sent_only_if_requested() -> None:
     parts = [chunk(role="assistant", reasoning_content="Hm")] * 100
-    writer = MessageWriter(tells_thoughts=False)
+    writer = MessageWriter(shows_thinking=False)
     first, *others = [writer.part(part) for part in parts]
     assert events(first)[0]["type"] == "message_start"
     pings = [told for other in others for told in events(other)]
@@ -189,11 +189,11 @@ def test_thoughts_are_sent_only_if_requested() -> None:
     assert {told["type"] for told in pings} == {"ping"}
     assert len(pings) < 10
     found = streamed(
-        *parts, chunk(content="Yes"), chunk(finish="stop"), ending(), tells_thoughts=False
+        *parts, chunk(content="Yes"), chunk(finish="stop"), ending(), shows_thinking=False
     )
     assert blocks(found) == [{"type": "text", "text": "Yes"}]
     body = completion(content="Yes", reasoning_content="Hm")
-    assert whole(body, tells_thoughts=False)["content"] == [{"type": "text", "text": "Yes"}]
+    assert whole(body, shows_thinking=False)["content"] == [{"type": "text", "text": "Yes"}]
     assert whole(body)["content"][0]["thinking"] == "Hm"
 
 
@@ -211,14 +211,14 @@ def test_signatures_of_upstream_tiers_are_passed_on() -> None:
     answer = {"type": "text", "text": "Yes"}
     assert blocks(streamed(*parts)) == [signed, hidden, answer]
     unread = signed | {"thinking": ""}
-    assert blocks(streamed(*parts, tells_thoughts=False)) == [unread, hidden, answer]
+    assert blocks(streamed(*parts, shows_thinking=False)) == [unread, hidden, answer]
     body = completion(content="Yes", reasoning_content="Hm.", thinking_blocks=[signed, hidden])
     assert whole(body)["content"] == [signed, hidden, answer]
-    assert whole(body, tells_thoughts=False)["content"] == [unread, hidden, answer]
+    assert whole(body, shows_thinking=False)["content"] == [unread, hidden, answer]
 
 
 def test_comments_are_pings() -> None:
-    assert events(MessageWriter(tells_thoughts=False).part(b": still here\n\n")) == [
+    assert events(MessageWriter(shows_thinking=False).part(b": still here\n\n")) == [
         {"type": "ping"}
     ]
 
@@ -300,7 +300,7 @@ def test_a_stream_that_breaks_off() -> None:
         "degraded": False,
         "completion_tokens": 2,
     }
-    writer = MessageWriter(tells_thoughts=False)
+    writer = MessageWriter(shows_thinking=False)
     writer.part(chunk(content="Yes"))
     (told,) = events(writer.ending_badly(problem, delivered))
     assert told == {
@@ -315,11 +315,11 @@ def test_a_stream_that_breaks_off() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices": 1}'])
 def test_garbage_is_said_to_be_garbage(body: bytes) -> None:
     with pytest.raises(GenerationError):
-        MessageWriter(tells_thoughts=False).whole(body)
+        MessageWriter(shows_thinking=False).whole(body)
 
 
 def test_our_own_reader_of_this_api_reads_the_same_answer() -> None:
-    writer = MessageWriter(tells_thoughts=True)
+    writer = MessageWriter(shows_thinking=True)
     raw = writer.part(
         chunk(role="assistant", reasoning_content="Hm.")
         + chunk(content="Let me see.")
@@ -327,7 +327,7 @@ def test_our_own_reader_of_this_api_reads_the_same_answer() -> None:
         + chunk(finish="tool_calls")
         + ending()
     )
-    reader = AnthropicChunkReader("cloud", created=0, tells_thoughts=False)
+    reader = AnthropicChunkReader("cloud", created=0, shows_thinking=False)
     chunks = [reader.read(told + b"\n\n") for told in raw.split(b"\n\n")[:-1]]
     assert "".join(c.reasoning for c in chunks) == "Hm."
     assert "".join(c.content for c in chunks) == "Let me see."

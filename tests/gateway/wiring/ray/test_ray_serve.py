@@ -21,7 +21,7 @@ from outrider.gateway.settings.sections import EngineSettings
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tools.commands.fleet.status import status_table
 from outrider.gateway.wiring.fleet import build_remote
-from outrider.gateway.wiring.ray.patience import be_patient
+from outrider.gateway.wiring.ray.patience import allow_slow_starts
 from outrider.verifier.params import SamplingParams
 from tests.gateway.engines.backends.clients import becomes, started, tokens
 
@@ -39,7 +39,7 @@ def page() -> Iterator[str]:
     """The address of Serve's proxy in a small cluster; one for all tests here."""
     from ray import serve
 
-    be_patient()
+    allow_slow_starts()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
