@@ -154,7 +154,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     route = question_operation(
         (ChatRequest, CompletionRequest), RouteReport, "Where it would go.", "route"
     )
-    get, answers, status, pages = app.get, routes.answers, routes.status, routes.pages
+    answers = routes.answers
     app.post(_CHAT, openapi_extra=chat)(answers.chat)
     app.post(_COMPLETIONS, openapi_extra=completion)(answers.completions)
     app.post(_RESPONSES, openapi_extra=responses_operation())(answers.responses)
@@ -170,6 +170,22 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
             endpoint
         )
     app.post("/v1/route", openapi_extra=route)(answers.route)
+    _add_status_routes(app, routes)
+    _add_tenant_routes(app, routes)
+    _add_experiment_routes(app, routes)
+
+    document = OpenApiEndpoint(
+        app,
+        routes.status.limits,
+        models=_OTHER_MODELS,
+        has_upstream_tiers=routes.has_upstream_tiers,
+    )
+    app.get("/openapi.json", include_in_schema=False)(document.answer)
+
+
+def _add_status_routes(app: FastAPI, routes: Routes) -> None:
+    """Add what there is and how it goes: models, health, metrics, pages, figures."""
+    get, status, pages = app.get, routes.status, routes.pages
     get(
         "/v1/models",
         openapi_extra=operation(ModelList, "All names.", 503, operation_id="listModels"),
@@ -189,17 +205,6 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
     figures = operation(Dashboard, "Figures of the dashboard.", operation_id="getDashboard")
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
-
-    _add_tenant_routes(app, routes)
-    _add_experiment_routes(app, routes)
-
-    document = OpenApiEndpoint(
-        app,
-        status.limits,
-        models=_OTHER_MODELS,
-        has_upstream_tiers=routes.has_upstream_tiers,
-    )
-    get("/openapi.json", include_in_schema=False)(document.answer)
 
 
 def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:

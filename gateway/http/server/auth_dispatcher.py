@@ -116,14 +116,7 @@ class AuthDispatcher:
                 context.key = principal.key_id
             await self._enter(scope, receive, send_with_id, headers)
         except (GatewayError, EngineError, HTTPException) as error:
-            problem = problem_of(error)
-            report_problem(path, problem, error)
-            problem = _shown(problem, state)
-            page = self._sign_in.get(path) if isinstance(error, AuthenticationError) else None
-            if page is not None and _is_browser(scope, headers):
-                response = page(problem)
-            else:
-                response = self._problem_response(path, problem)
+            response = self._refusal(scope, headers, error)
             await response(scope, receive, send_with_id)
         except Exception as error:
             if not has_started:
@@ -151,6 +144,18 @@ class AuthDispatcher:
             return
         response = await endpoint(HeadedRequest(scope, receive, send, headers))
         await response(scope, receive, send)
+
+    def _refusal(
+        self, scope: Scope, headers: Headers, error: GatewayError | EngineError | HTTPException
+    ) -> Response:
+        """Report the error; answer a browser without a key with the page to sign in."""
+        path, problem = scope["path"], problem_of(error)
+        report_problem(path, problem, error)
+        problem = _shown(problem, scope["state"])
+        page = self._sign_in.get(path) if isinstance(error, AuthenticationError) else None
+        if page is not None and _is_browser(scope, headers):
+            return page(problem)
+        return self._problem_response(path, problem)
 
     def _problem_response(self, path: str, problem: Problem) -> Response:
         """Write the error as the requested API does."""
