@@ -60,6 +60,7 @@ from outrider.verifier.params import SamplingParams, Tier
 from outrider.verifier.token_logprobs import TokenLogprobs
 from outrider.verifier.token_tree import TokenTree
 from outrider.verifier.verdict import Verdict
+from tests import verification
 from tests.models import make_hf_model
 
 PAIR_FOLDER = Path(__file__).parents[1] / "draft" / "pair"
@@ -230,6 +231,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     `on_device`: trees grow without the host where they can. `window_blocks`: of each model's
     layers with a window. `recurrent`: of recurrent layers. `ranks`: of a large model in parts.
     """
+    given = {name: value for name, value in locals().items() if name != "pair"}
     make_runner = ModelRunner if ranks is None else partial(ParallelRunner, ranks=ranks)
     large = make_runner(
         model=pair.large,
@@ -257,7 +259,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
             calibration=calibration,
             device_target=large if on_device else None,
         )
-    return Engine(
+    engine = Engine(
         runners={"large": large, "small": small},
         verifier=verifier,
         drafter=drafter,
@@ -265,6 +267,12 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         policy=policy,
         grammars=grammars,
     )
+    if ranks is None:  # they belong to one runner
+        own = {"drafter": None, "policy": None, "calibration": None}
+        verification.remember(
+            engine, lambda **changes: make_engine(pair, **(given | own | changes))
+        )
+    return engine
 
 
 @dataclass(kw_only=True)
@@ -317,6 +325,8 @@ def serve(
         step_once(engine, answers, streams=streams)
         number += 1
         assert number < max_steps, "the requests do not end"
+    if verification.IS_ON:
+        verification.verify(engine, requests, answers)
     return answers
 
 
