@@ -11,10 +11,11 @@ from outrider.gateway.answering.caching.metrics import CacheMetrics
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
+from outrider.gateway.answering.candidates.local_calls import LocalParts
 from outrider.gateway.answering.candidates.local_responder import LocalLoad
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner
-from outrider.gateway.answering.candidates.small_calls import SmallCalls
+from outrider.gateway.answering.candidates.small_calls import SmallParts
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.tier_choice import TierChooser
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
@@ -268,13 +269,17 @@ def _build_planner(
     )
     return Planner(
         engine=parts.engine,
-        cloud=parts.cloud,
-        jobs=jobs,
-        load=LocalLoad(parts.clock),
-        calls=calls,
-        small=SmallCalls(
-            calls=calls,
+        local=LocalParts(
+            engine=parts.engine,
             jobs=jobs,
+            load=LocalLoad(parts.clock),
+            calls=calls,
+            metrics=parts.metrics,
+            local_tiers=tuple(parts.tokenizers),
+            clock=parts.clock,
+        ),
+        calls=calls,
+        small=SmallParts(
             router=parts.router,
             guard=parts.routing.guard,
             metrics=parts.metrics,
@@ -282,9 +287,6 @@ def _build_planner(
         ),
         reader=reader,
         chains=chains,
-        routing=parts.routing,
-        metrics=parts.metrics,
-        local_tiers=tuple(parts.tokenizers),
         clock=parts.clock,
     )
 

@@ -108,9 +108,9 @@ class AnswerCache:
     def _obstacle(self, basis: AnswerBasis, document: Mapping[str, Any]) -> str:
         """Return why this answer cannot be kept; empty where it can."""
         context = basis.parsed.context
-        request = basis.parsed.request
-        temperature = document.get("temperature") if request is None else request.temperature
-        seed = document.get("seed") if request is None else request.seed
+        local = basis.parsed.local
+        temperature = document.get("temperature") if local is None else local.request.temperature
+        seed = document.get("seed") if local is None else local.request.seed
         if temperature != 0 and seed is None:
             return "sampled"
         if basis.parsed.constraints.is_private or context.with_trace:
@@ -241,7 +241,7 @@ class CachedAnswer:
         return CachedEntry(
             parts=tuple(parts),
             tier=facts.tier,
-            model=basis.parsed.model or "",
+            model=basis.parsed.upstream_model or "",
             num_prompt_tokens=facts.num_prompt_tokens,
             num_completion_tokens=facts.num_tokens,
             made_at=self._cache.wall_clock(),

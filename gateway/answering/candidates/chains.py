@@ -9,20 +9,15 @@ import msgspec
 
 from outrider.engine.errors import EngineError, PromptTooLongError
 from outrider.gateway.answering.candidates.cut_short import CutShortError
-from outrider.gateway.answering.candidates.fallback import may_go_on
+from outrider.gateway.answering.candidates.failures import is_passing
 from outrider.gateway.answering.reading.parsed_request import check_model
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     BudgetError,
     GatewayError,
-    GenerationError,
-    LoopError,
-    NotReadyError,
     PermissionDeniedError,
     RateLimitError,
-    ThrottledError,
     UnavailableError,
-    UpstreamError,
     UpstreamRefusalError,
 )
 from outrider.gateway.contract.schema.completions import CompletionRequest
@@ -228,18 +223,7 @@ def _kind_of(error: Exception) -> FallbackKind | str | None:
             return None if error.code == "invalid_json" else "capability"
         case RateLimitError() | BudgetError():
             return None if error.tier is None else "failure"
-        case EngineError():
-            return "failure" if may_go_on(error, "local") else None
-        case (
-            UpstreamError()
-            | UnavailableError()
-            | ThrottledError()
-            | NotReadyError()
-            | GenerationError()
-            | LoopError()
-        ):
-            return "failure" if may_go_on(error, "local") else None
-    return None
+    return "failure" if is_passing(error) else None
 
 
 def _refused_for(error: UpstreamRefusalError) -> FallbackKind | None:
@@ -249,7 +233,7 @@ def _refused_for(error: UpstreamRefusalError) -> FallbackKind | None:
         return "content_filter"
     if any(word in told for word in _TOO_LONG):
         return "context_length"
-    return "failure" if may_go_on(error, "cloud") else None
+    return "failure" if is_passing(error) else None
 
 
 def told_together(errors: Sequence[GatewayError | EngineError]) -> Exception:

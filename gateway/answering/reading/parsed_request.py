@@ -26,7 +26,6 @@ from outrider.gateway.upstream.dialects.base import Resume
 from outrider.gateway.upstream.dialects.openai_request import is_resumable, request_body
 
 _NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in tiers"
-_NO_OPTIONS: Final = OutriderOptions()
 _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 ApiRequest = ChatRequest | CompletionRequest
@@ -93,41 +92,73 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     ignored_fields: tuple[str, ...] = ()
 
 
-class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, parsed for every responder.
+class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the models of this process are asked it."""
 
-    `request` as the local models read it, None where they may not answer. `document`, without its
-    `outrider` object, and `meant` as an upstream tier gets them: only where there are such tiers;
-    `model` is the one to request from its server, `small_model` from the small model's. `options`:
-    its `outrider` object, with its arms'. `origin`: why no other tier may answer. `assignment`: its
-    arms of experiments. `falls_back_on`: why the next model of its chain would be tried; empty
-    where there is none. `ignored_fields`: those that the local models do not get.
-    """
+    request: ApiRequest
+    ignored_fields: tuple[str, ...] = ()
+    """The client's fields that these models do not get."""
+
+    def for_rest(self, body: bytes) -> ApiRequest:
+        """Return the request for the rest of an answer, for which the JSON in `body` asks."""
+        request = type(self.request).model_validate_json(body)
+        kept = {"model": self.request.model, "outrider": self.request.outrider}
+        return request.model_copy(update=kept)
+
+
+class UpstreamQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as a server is asked it: the request's `document`, for one of its models."""
+
+    tier: str
+    model: str | None
+    """The model to request from the server; None while it has not said which ones it has."""
+    meant: ResolvedModel
+    """What the client's `model` stands for."""
+    has_small_model: bool = False
+    """It is the small model's server, for which the router decides."""
+
+
+Query = LocalQuery | UpstreamQuery
+
+
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as every place reads it, and as each of them is asked it."""
 
     endpoint: Endpoint
     context: RequestContext
     constraints: PlacementConstraints
+    queries: tuple[Query, ...]
+    """One for each place, in their order; at least one."""
+    document: Mapping[str, Any]
+    """Its JSON without the `outrider` object."""
+    options: OutriderOptions
+    """Its `outrider` object, with its arms'."""
     is_streamed: bool
     num_choices: int
     token_limit: int | None = None
-    request: ApiRequest | None = None
-    meant: ResolvedModel | None = None
-    document: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    model: str | None = None
-    small_model: str | None = None
-    options: OutriderOptions = _NO_OPTIONS
-    max_cost_usd: float | None = None
     origin: RouteReason = DIRECT
+    """Why no other place may answer."""
     assignment: Assignment | None = None
     falls_back_on: frozenset[FallbackKind] = frozenset()
-    ignored_fields: tuple[str, ...] = ()
+    """Why the next model of its chain would be tried; empty where there is none."""
+
+    @property
+    def local(self) -> LocalQuery | None:
+        """Return what the local models are asked; None where they may not answer."""
+        return next((query for query in self.queries if isinstance(query, LocalQuery)), None)
+
+    @property
+    def upstream_model(self) -> str | None:
+        """Return the model of the upstream tier that may answer; None where none is known."""
+        asked = (q for q in self.queries if isinstance(q, UpstreamQuery) and not q.has_small_model)
+        return next((query.model for query in asked), None)
 
     def continues_elsewhere(self, rules: PlacementPolicy) -> bool:
         """Return whether another model may continue the answer if it breaks off."""
         wanted = rules.continue_on_failure
         if wanted is None:
             wanted = self.constraints.policy == "prefer_local" or bool(self.falls_back_on)
-        has_others = len(self.constraints.places) > 1 or bool(self.falls_back_on)
+        has_others = len(self.queries) > 1 or bool(self.falls_back_on)
         return wanted and has_others and self.is_continuable
 
     @property
@@ -151,25 +182,12 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
         return self.num_choices == 1 and best_of in (None, 1) and is_one_prompt
 
-    def for_small(self) -> "ParsedRequest":
-        """Return the request as it is sent to the small model's server."""
-        constraints = msgspec.structs.replace(self.constraints, cloud=self.constraints.small)
-        return msgspec.structs.replace(self, constraints=constraints, model=self.small_model)
-
-    def continued(self, unfinished: PartialAnswer) -> "ParsedRequest":
-        """Return the request for the rest of an answer that broke off."""
+    def rest_after(self, unfinished: PartialAnswer) -> bytes:
+        """Return the JSON that asks for the rest of an answer that broke off."""
         resume = Resume(
             text=unfinished.text, num_tokens=unfinished.num_tokens, strategy="final_message"
         )
-        body = request_body(self._call(), _AS_IT_IS, resume)
-        request = self.request
-        if request is not None:
-            request = type(request).model_validate_json(body)
-            assert self.request is not None
-            kept = {"model": self.request.model, "outrider": self.request.outrider}
-            request = request.model_copy(update=kept)
-        document = msgspec.json.decode(body)
-        return msgspec.structs.replace(self, document=document, request=request)
+        return request_body(self._call(), _AS_IT_IS, resume)
 
     def _call(self) -> UpstreamCall:
         return UpstreamCall(
@@ -195,12 +213,12 @@ def trace_request(parsed: ParsedRequest) -> None:
     context = parsed.context
     if not context.span.is_recording:
         return
-    request, document = parsed.request, parsed.document
+    request = None if parsed.local is None else parsed.local.request
     record_request(
         context.span,
         RequestMarks(
             request_id=context.request_id,
-            model=str(document.get("model", "")) if request is None else request.model,
+            model=str(parsed.document.get("model", "")) if request is None else request.model,
             operation="chat" if parsed.endpoint == "chat" else "text_completion",
             key_id=context.principal.key_id,
             team_id=context.principal.team_id,

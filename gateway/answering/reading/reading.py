@@ -26,9 +26,11 @@ from outrider.gateway.answering.reading.misplaced_options import (
 from outrider.gateway.answering.reading.model_catalog import AUTO, ResolvedModel
 from outrider.gateway.answering.reading.parsed_request import (
     ApiRequest,
+    LocalQuery,
     ParsedRequest,
     PlacementConstraints,
     RequestContext,
+    UpstreamQuery,
     check_model,
     constraints_of,
     permitted_places,
@@ -39,7 +41,7 @@ from outrider.gateway.answering.reading.required_capabilities import (
     required_capabilities,
 )
 from outrider.gateway.answering.reading.tier_checks import TierChecks
-from outrider.gateway.contract.answers.responder import RouteReason
+from outrider.gateway.contract.answers.responder import Place, RouteReason
 from outrider.gateway.contract.errors.tree import GatewayError, LoopError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.common import OutriderOptions
@@ -131,18 +133,18 @@ class RequestReader:
         if assignment is not None:
             context = with_arms(context, assignment, request.outrider)
             request = overlaid(request, assignment)
+        options = request.outrider or _NO_OPTIONS
         return ParsedRequest(
             endpoint=endpoint,
             context=context,
-            constraints=self._constraints(
-                request.outrider or _NO_OPTIONS, request.model, None, context
-            ),
-            request=request,
+            constraints=self._constraints(options, request.model, None, context),
+            queries=(LocalQuery(request=request, ignored_fields=ignored),),
+            document={},
+            options=options,
             is_streamed=bool(request.stream),
             num_choices=request.n or 1,
             token_limit=request.token_limit,
             assignment=assignment,
-            ignored_fields=ignored,
         )
 
     async def _read_for_tiers(
@@ -208,34 +210,52 @@ class RequestReader:
             endpoint=endpoint,
             context=context,
             constraints=self._constraints(options, envelope.model, meant, context),
+            queries=(),
+            document=read.outward(),
+            options=options,
             is_streamed=envelope.is_streamed,
             num_choices=envelope.num_choices,
             token_limit=envelope.token_limit,
-            meant=meant,
-            document=read.outward(),
-            options=options,
-            max_cost_usd=options.max_cost_usd,
             assignment=assignment,
         )
-        parsed = self._without_impossible(parsed)
+        upstream = await self._upstream_queries(parsed.constraints, meant)
+        parsed = self._without_impossible(parsed, upstream)
         await end_turn(body)
-        if "local" in parsed.constraints.places:
-            request, ignored = read_known(
-                _REQUESTS[endpoint], read.document, body, self.ignores_unknown
-            )
-            if assignment is not None:
-                request = overlaid(request, assignment)
-            if meant.named == "cloud":  # a name that no local model has
-                request = _for_any(request)
-            parsed = msgspec.structs.replace(parsed, request=request, ignored_fields=ignored)
-        if "cloud" in parsed.constraints.places:
-            names = await self.names.current()
-            parsed = msgspec.structs.replace(parsed, model=self.checks.model(parsed, names))
-        if parsed.constraints.small is not None:
-            names = await self.names.current()
-            small = names.usual_model(parsed.constraints.small)
-            parsed = msgspec.structs.replace(parsed, small_model=small)
-        return parsed
+        queries = tuple(
+            upstream.get(place) or self._local_query(parsed, body, read, meant)
+            for place in parsed.constraints.places
+        )
+        return msgspec.structs.replace(parsed, queries=queries)
+
+    async def _upstream_queries(
+        self, constraints: PlacementConstraints, meant: ResolvedModel
+    ) -> dict[Place, UpstreamQuery]:
+        """Return what the upstream tiers among the places are asked."""
+        queries: dict[Place, UpstreamQuery] = {}
+        tiers: dict[Place, str | None] = {"server": constraints.small, "cloud": constraints.cloud}
+        for place, tier in tiers.items():
+            if tier is not None:
+                names = await self.names.current()
+                queries[place] = UpstreamQuery(
+                    tier=tier,
+                    model=meant.model if tier == meant.tier else names.usual_model(tier),
+                    meant=meant,
+                    has_small_model=tier == constraints.small,
+                )
+        return queries
+
+    def _local_query(
+        self, parsed: ParsedRequest, body: bytes, read: ReadRequest, meant: ResolvedModel
+    ) -> LocalQuery:
+        """Return what the local models are asked. Raises BadRequestError."""
+        request, ignored = read_known(
+            _REQUESTS[parsed.endpoint], read.document, body, self.ignores_unknown
+        )
+        if parsed.assignment is not None:
+            request = overlaid(request, parsed.assignment)
+        if meant.tier is not None:  # a name that no local model has
+            request = _for_any(request)
+        return LocalQuery(request=request, ignored_fields=ignored)
 
     def note_left_out(
         self, assignment: Assignment, error: Exception, context: RequestContext
@@ -289,12 +309,12 @@ class RequestReader:
         )
         return permitted_places(context.principal, constraints, self.local_tiers)
 
-    def _without_impossible(self, parsed: ParsedRequest) -> ParsedRequest:
+    def _without_impossible(
+        self, parsed: ParsedRequest, upstream: Mapping[Place, UpstreamQuery]
+    ) -> ParsedRequest:
         """Leave out the places that cannot answer this request, as long as one is left."""
-        for place in ("server", "cloud"):
-            if place not in parsed.constraints.places:
-                continue
-            complaint = self.checks.complaint(parsed.for_small() if place == "server" else parsed)
+        for place, query in upstream.items():
+            complaint = self.checks.complaint(parsed, query)
             if complaint is None:
                 continue
             left = tuple(other for other in parsed.constraints.places if other != place)

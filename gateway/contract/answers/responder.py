@@ -197,12 +197,15 @@ SecondOpinionFn = Callable[[DraftAnswer], None]
 """Has another tier write the beginning of an answer that is kept, to see how far it agrees."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamEscalation:
-    """An upstream tier in the large model's part for a request: it gets what is too hard for the
-    small model.
-    """
+class Escalation(Protocol):
+    """Models in the large one's part for a request: they get what is too hard for the small one."""
 
-    name: str
-    take_over: EscalateFn
-    second_opinion: SecondOpinionFn = lambda kept: None
+    @property
+    def tier(self) -> str:
+        """The name of their tier."""
+
+    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+        """Answer in the place of a weak answer. As EscalateFn has it."""
+
+    def second_opinion(self, kept: DraftAnswer) -> None:
+        """Write the beginning of an answer that is kept, and compare."""

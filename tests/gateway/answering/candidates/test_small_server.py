@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.responses import UpstreamChunk, UpstreamCompletion
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
@@ -359,6 +362,22 @@ def test_the_route_is_told_without_an_answer(make: Make) -> None:
         assert (report["tier"], report["quality"]) == ("device", 0.4)
         assert report["cascade"]["hold_back_tokens"] == 16
         assert not asked(world)
+
+
+def test_the_route_of_a_key_without_the_local_models_ends_upstream(
+    make: Make, tmp_path: Path
+) -> None:
+    database = {"database_url": f"sqlite:///{tmp_path}/keys.db", "keys": {"refresh_s": 0.02}}
+    with make(local=("large",), **database) as world:
+        scopes = Scopes(tiers=frozenset({"device", "cloud"}))
+        key = world.context.tenancy.keys.store.create(KeyOrder(name="k", scopes=scopes))
+        mine = {"authorization": f"Bearer {key.text}"}
+        wait_for(lambda: world.http.get("/v1/models").status_code == 401)
+        world.policy.tier = "large"
+        body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
+        report = world.http.post("/v1/route", json=body, headers=mine)
+        assert report.status_code == 200, report.text
+        assert report.json()["tier"] == world.chat(headers=mine).json()["outrider"]["tier"]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from starlette.types import Message
 
-from outrider.gateway.answering.candidates.fallback import AnswerCandidate, FallbackChain, Lineup
+from outrider.gateway.answering.candidates.candidate import unbounded
+from outrider.gateway.answering.candidates.fallback import FallbackChain, Lineup
+from outrider.gateway.answering.candidates.local_calls import LocalCandidate
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.streaming.generation import Generation
@@ -83,11 +86,14 @@ def answered(
         with_trace=options.get("with_trace", False),
     )
 
-    async def open_leg(origin: RouteReason) -> Responder:
-        ticket = LocalLoad(time.monotonic).admit()
-        return LocalResponder(generation, writing, origin, ticket)
+    class OneLeg(LocalCandidate):
+        async def open(self, origin: RouteReason) -> Responder:
+            ticket = LocalLoad(time.monotonic).admit()
+            return LocalResponder(generation, writing, origin, ticket)
 
-    lineup = Lineup(candidates=[AnswerCandidate(name="local", open=open_leg)])
+    missing: Any = SimpleNamespace(context=SimpleNamespace(ignored_fields=()), ignored_fields=())
+    leg = OneLeg(parts=missing, parsed=missing, query=missing, strong=None, patience_s=unbounded)
+    lineup = Lineup(candidates=[leg])
     answering = FallbackChain(lineup, is_streamed=writing.is_streamed)
     response = AnswerResponse(answering, clock=time.monotonic)
     sent: list[Message] = []

@@ -1,0 +1,54 @@
+"""The interface of models that may answer a request."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self
+
+from outrider.engine.errors import EngineError
+from outrider.gateway.contract.answers.responder import Place, Responder, RouteReason
+from outrider.gateway.contract.errors.tree import GatewayError
+from outrider.gateway.contract.schema.routing import RouteReport
+
+Patience = Callable[[], float | None]
+"""Returns the seconds in which a candidate must begin to answer; None: no bound."""
+
+
+def unbounded() -> None:
+    """Return no bound: the patience with the last candidate."""
+
+
+class Candidate(Protocol):
+    """Models of one kind that may answer one request: this process's, or a server's."""
+
+    @property
+    def place(self) -> Place:
+        """The kind."""
+
+    @property
+    def words(self) -> str:
+        """The kind, for messages."""
+
+    @property
+    def ignored_fields(self) -> Sequence[str]:
+        """The client's fields that these models do not get."""
+
+    @property
+    def patience_s(self) -> Patience:
+        """Returns the seconds in which they must begin: others must still have time to answer."""
+
+    def expected_s(self) -> float | None:
+        """Return the seconds of an answer; 0 or None while nothing was measured."""
+
+    async def open(self, origin: RouteReason) -> Responder:
+        """Make a responder, not yet begun. Raises HandOffError where others are to answer."""
+
+    async def route_report(self, origin: RouteReason) -> RouteReport:
+        """Return the report of a request that they begin. Raises as `open` does."""
+
+    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+        """Return whether another candidate may answer after this error of theirs."""
+
+    def after(self, origin: RouteReason, error: Exception) -> RouteReason:
+        """Return why the next candidate is tried after this error."""
+
+    def by_itself(self) -> Self:
+        """Return the same models, for when those that they handed over to have failed."""
