@@ -1,10 +1,12 @@
-"""The interface of models that may answer a request."""
+"""The interface of models that may answer a request, and a line of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
+import msgspec
+
 from outrider.engine.errors import EngineError
-from outrider.gateway.contract.answers.responder import Place, Responder, RouteReason
+from outrider.gateway.contract.answers.responder import DIRECT, Place, Responder, RouteReason
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.routing import RouteReport
 
@@ -52,3 +54,19 @@ class Candidate(Protocol):
 
     def by_itself(self) -> Self:
         """Return the same models, for when those that they handed over to have failed."""
+
+
+class Lineup(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidates that may answer a request, in order.
+
+    `candidates`, one a place, are tried as long as nothing was sent. `origin`: why the first is.
+    continues_on_failure: another candidate may continue a broken answer. `on_begin` gets
+    the reason of a responder that begins in place of the first choice, and its tier. `arm`: the
+    request's arms of experiments.
+    """
+
+    candidates: Sequence[Candidate]
+    origin: RouteReason = DIRECT
+    continues_on_failure: bool = False
+    on_begin: Callable[[RouteReason, str], None] = msgspec.field(default=lambda origin, tier: None)
+    arm: str = ""

@@ -96,7 +96,11 @@ class ModelChain:
 
     def falls_back_on(self, index: int) -> frozenset[FallbackKind]:
         """Return why the link after this one would be tried; empty where there is none."""
-        return self.links[index].falls_back_on if index + 1 < len(self.links) else frozenset()
+        return frozenset() if self.is_last(index) else self.links[index].falls_back_on
+
+    def is_last(self, index: int) -> bool:
+        """Return whether no link is behind this one."""
+        return index + 1 >= len(self.links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

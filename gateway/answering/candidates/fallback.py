@@ -2,18 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.basis import AnswerBasis
-from outrider.gateway.answering.candidates.candidate import Candidate
+from outrider.gateway.answering.candidates.candidate import Candidate, Lineup
 from outrider.gateway.answering.candidates.cut_short import CutShortError
 from outrider.gateway.answering.candidates.failures import name_of, summary
+from outrider.gateway.answering.candidates.walk import RequestWalk
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
     DIRECT,
     AnswerFacts,
@@ -33,29 +32,6 @@ _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
 
 
-class Lineup(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidates that may answer a request, in order.
-
-    `candidates`, one a place, are tried as long as nothing was sent. `origin`: why the first is.
-    continues_on_failure: another candidate may continue a broken answer. `on_begin` gets
-    the reason of a responder that begins in place of the first choice, and its tier. `arm`: the
-    request's arms of experiments.
-    """
-
-    candidates: Sequence[Candidate]
-    origin: RouteReason = DIRECT
-    continues_on_failure: bool = False
-    on_begin: Callable[[RouteReason, str], None] = msgspec.field(default=lambda origin, tier: None)
-    arm: str = ""
-
-
-Instead = Callable[[Exception], Awaitable[Lineup | None]]
-"""The lineup that follows one that has led to this error: without experiments, or the next model's.
-
-None where there is none. May raise its own error, in place of this one.
-"""
-
-
 class FallbackChain:
     """One API request while it is answered. Use `parts` once."""
 
@@ -66,14 +42,13 @@ class FallbackChain:
         is_streamed: bool,
         is_private: bool = False,
         deadline_s: float | None = None,
-        instead: Instead | None = None,
-        basis: AnswerBasis | None = None,
+        walk: RequestWalk | None = None,
+        basis: ParsedRequest | None = None,
     ) -> None:
         """`is_private`: only the local models may see the request. `deadline_s`: on the clock.
 
-        `instead` is called with the error that would be raised, to get another lineup in place of
-        the current one: before the first part, and where an answer broke off that can continue.
-        `basis`: what the answer follows from.
+        `walk` has the lineups that follow this one: before the first part, and where an answer
+        broke off that can continue. `basis`: the request as it was read for its first model.
         """
         self.is_streamed = is_streamed
         self.is_private = is_private
@@ -83,7 +58,7 @@ class FallbackChain:
         self.headers: dict[str, str] = {}
         """Headers of the response; complete once an answer has begun."""
         self._lineup = lineup
-        self._instead = instead
+        self._walk = walk
         self._failures: dict[Place, Exception] = {}
         self._current: Candidate | None = None
         self._cut_short: tuple[CutShortError, Responder] | None = None
@@ -130,28 +105,22 @@ class FallbackChain:
                 return await self._begin_with(self._lineup)
             except (GatewayError, EngineError) as error:
                 try:
-                    is_followed = await self._follow(error)
+                    await self._follow(error)
                 except (GatewayError, EngineError):
                     if self._cut_short is None:
                         raise
-                    is_followed = False
-                if not is_followed and self._cut_short is not None:
                     # It was withheld for an answer that no other model gives.
                     short, self.responder = self._cut_short
                     return _nothing(), short.ending
-                if not is_followed:
-                    raise
 
-    async def _follow(self, error: GatewayError | EngineError) -> bool:
-        """Take the lineup that follows after this error; False where there is none."""
+    async def _follow(self, error: GatewayError | EngineError) -> None:
+        """Take the lineup that follows after this error. Raises where there is none."""
         if isinstance(error, CutShortError) and self.responder is not None:
             self._cut_short = error, self.responder
-        other = None if self._instead is None else await self._instead(error)
-        if other is None:
-            return False
-        self._lineup, self.responder = other, None
+        if self._walk is None:
+            raise error
+        self._lineup, self.responder = await self._walk.lineup_after(error), None
         self._failures, self._current = {}, None
-        return True
 
     async def _begin_with(self, lineup: Lineup) -> _Begun:
         """Return the body of the first responder that begins, and its first part."""
@@ -225,10 +194,10 @@ class FallbackChain:
     ) -> tuple[Candidate | None, RouteReason]:
         """Return the first candidate of the lineup that follows, and why it is tried."""
         try:
-            is_followed = await self._follow(error)
+            await self._follow(error)
         except (GatewayError, EngineError):
             return None, origin
-        return (self._next_candidate(), self._lineup.origin) if is_followed else (None, origin)
+        return self._next_candidate(), self._lineup.origin
 
     async def _first_part(self, candidate: Candidate, origin: RouteReason) -> _Begun:
         patience_s = candidate.patience_s()

@@ -4,17 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
-
 from outrider.engine.errors import EngineError, PromptTooLongError
-from outrider.gateway.answering.candidates.arm_models import ArmedRequest, ArmWalk, with_arms_model
-from outrider.gateway.answering.candidates.candidate import Candidate, Patience, unbounded
-from outrider.gateway.answering.candidates.chain_walk import ChainWalk
+from outrider.gateway.answering.candidates.candidate import Candidate, Lineup, Patience, unbounded
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.cloud_calls import CloudCalls, UpstreamCandidate
-from outrider.gateway.answering.candidates.fallback import FallbackChain, Lineup
+from outrider.gateway.answering.candidates.fallback import FallbackChain
 from outrider.gateway.answering.candidates.local_calls import LocalCandidate, LocalParts
 from outrider.gateway.answering.candidates.small_calls import SmallParts, SmallServerCandidate
+from outrider.gateway.answering.candidates.walk import RequestWalk
 from outrider.gateway.answering.reading.parsed_request import (
     LocalQuery,
     ParsedRequest,
@@ -62,7 +59,7 @@ class Planner:
 
     async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> FallbackChain:
         """Plan the answer. Raises GatewayError or EngineError."""
-        walk = self._walk(endpoint, body, context)
+        walk = RequestWalk(self.reader, self.chains, self._lineup, endpoint, body, context)
         await end_turn(body)
         parsed = await walk.begin()
         trace_request(parsed)
@@ -71,32 +68,9 @@ class Planner:
             is_streamed=parsed.is_streamed,
             is_private=parsed.constraints.is_private,
             deadline_s=parsed.constraints.deadline_s,
-            instead=walk.instead,
-            basis=walk.basis(parsed),
+            walk=walk,
+            basis=parsed,
         )
-
-    def _walk(
-        self, endpoint: Endpoint, body: bytes, context: RequestContext
-    ) -> ChainWalk | ArmWalk:
-        """Return the way of a request along the models that its arm, its alias or itself names."""
-
-        def along(body: bytes, context: RequestContext) -> ChainWalk:
-            chain = self.chains.chain_of(endpoint, body, context.principal)
-            return ChainWalk(self.reader, self._lineup, endpoint, body, context, chain)
-
-        armed = self._armed(endpoint, body, context)
-        if isinstance(armed, RequestContext):
-            return along(body, armed)
-        return ArmWalk(along, self._lineup, armed, body, self.reader.note_left_out)
-
-    def _armed(
-        self, endpoint: Endpoint, body: bytes, context: RequestContext
-    ) -> ArmedRequest | RequestContext:
-        """Find the arms of a request before its chain, where either may name another model."""
-        experiments = self.reader.experiments
-        if not experiments.registry.sets_models and not self.chains.aliases:
-            return context
-        return with_arms_model(experiments, endpoint, body, context)
 
     def _lineup(self, parsed: ParsedRequest, before: RouteReason = DIRECT) -> Lineup:
         """Line up the candidates that may answer; `before`: why the model before did not."""
@@ -116,20 +90,12 @@ class Planner:
         self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> RouteReport:
         """Return where the request would go. Raises what the request would."""
-        armed = self._armed(endpoint, body, context)
-        if isinstance(armed, RequestContext):
-            context = armed
-        else:
-            body, context = armed.body, armed.context
-        chain = self.chains.chain_of(endpoint, body, context.principal)
-        if chain is not None:
-            body = chain.body(0)
-            context = msgspec.structs.replace(context, is_named_by_chain=True)
-        parsed = await self.reader.read(endpoint, body, context)
+        walk = RequestWalk(self.reader, self.chains, self._lineup, endpoint, body, context)
+        parsed = await walk.read()
         try:
             return await self._route_of(parsed)
         except (GatewayError, EngineError) as error:
-            plain = await self.reader.without_arms(parsed, body, context, error)
+            plain = await walk.without_arms(error)
             if plain is None:
                 raise
             return await self._route_of(plain)

@@ -118,11 +118,12 @@ def with_arms(
     return msgspec.structs.replace(context, arm=assignment.label, has_arms_slo=has_arms_slo)
 
 
-def forget_arms(context: RequestContext) -> None:
-    """Note in the request's account that it is in no arm after all."""
+def unarmed(context: RequestContext) -> RequestContext:
+    """Return the context in no arm, and note in the request's account that it is in none."""
     if context.meter is not None:
         context.meter.arm = ""
         context.meter.arms = ()
+    return msgspec.structs.replace(context, is_assigned=True, assignment=None)
 
 
 def overlaid(request: ApiRequest, assignment: Assignment) -> ApiRequest:

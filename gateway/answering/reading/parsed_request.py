@@ -129,8 +129,10 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraints: PlacementConstraints
     queries: tuple[Query, ...]
     """One for each place, in their order; at least one."""
+    body: bytes
+    """Its JSON."""
     document: Mapping[str, Any]
-    """Its JSON without the `outrider` object."""
+    """What it says, without its `outrider` object."""
     options: OutriderOptions
     """Its `outrider` object, with its arms'."""
     is_streamed: bool
@@ -141,6 +143,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     assignment: Assignment | None = None
     falls_back_on: frozenset[FallbackKind] = frozenset()
     """Why the next model of its chain would be tried; empty where there is none."""
+    models_behind: tuple[str, ...] = ()
+    """The further models of its chain."""
 
     @property
     def local(self) -> LocalQuery | None:

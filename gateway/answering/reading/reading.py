@@ -11,10 +11,10 @@ from outrider.engine.errors import EngineError
 from outrider.gateway.answering.reading.arms import (
     assignment_of,
     choosing_of,
-    forget_arms,
     may_be_arms_fault,
     overlaid,
     sampled,
+    unarmed,
     with_arms,
 )
 from outrider.gateway.answering.reading.cloud_parts import CloudParts
@@ -100,7 +100,7 @@ class RequestReader:
         refuse_doubled_names(body)
         _check_model(context, request.model)
         assignment = self._assigned(request, body, endpoint, context)
-        parsing = partial(self._parsed_for_local, endpoint, request, context, ignored)
+        parsing = partial(self._parsed_for_local, endpoint, body, request, context, ignored)
         return await self._in_its_arms(assignment, parsing, context)
 
     async def _in_its_arms(
@@ -117,7 +117,7 @@ class RequestReader:
                 raise
             if assignment.overlay.model is not None:
                 raise  # the body names the arm's model: the planner has the client's
-            forget_arms(context)
+            unarmed(context)
             parsed = await parsing(None)
             self.note_left_out(assignment, error, context)
             return parsed
@@ -125,6 +125,7 @@ class RequestReader:
     async def _parsed_for_local(
         self,
         endpoint: Endpoint,
+        body: bytes,
         request: ApiRequest,
         context: RequestContext,
         ignored: tuple[str, ...],
@@ -139,6 +140,7 @@ class RequestReader:
             context=context,
             constraints=self._constraints(options, request.model, None, context),
             queries=(LocalQuery(request=request, ignored_fields=ignored),),
+            body=body,
             document={},
             options=options,
             is_streamed=bool(request.stream),
@@ -165,30 +167,6 @@ class RequestReader:
         parsing = partial(self._parsed_for_tiers, endpoint, body, read, context)
         return await self._in_its_arms(assignment, parsing, context)
 
-    async def without_arms(
-        self, parsed: ParsedRequest, body: bytes, context: RequestContext, error: Exception
-    ) -> ParsedRequest | None:
-        """Return the request without experiments if its arm may have led to this error.
-
-        None where the arm is not at fault. Raises GatewayError.
-        """
-        assignment = parsed.assignment
-        if assignment is None or not may_be_arms_fault(assignment, error):
-            return None
-        if assignment.overlay.model is not None:
-            return None  # the body names the arm's model: the planner has the client's
-        forget_arms(context)
-        if not self.cloud.tiers:
-            request, ignored = read_known(
-                _REQUESTS[parsed.endpoint], None, body, self.ignores_unknown
-            )
-            plain = await self._parsed_for_local(parsed.endpoint, request, context, ignored, None)
-        else:
-            read = read_request(body, parsed.endpoint)
-            plain = await self._parsed_for_tiers(parsed.endpoint, body, read, context, None)
-        self.note_left_out(assignment, error, context)
-        return plain
-
     async def _parsed_for_tiers(
         self,
         endpoint: Endpoint,
@@ -211,6 +189,7 @@ class RequestReader:
             context=context,
             constraints=self._constraints(options, envelope.model, meant, context),
             queries=(),
+            body=body,
             document=read.outward(),
             options=options,
             is_streamed=envelope.is_streamed,

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from outrider.gateway.answering.candidates.candidate import unbounded
-from outrider.gateway.answering.candidates.fallback import FallbackChain, Lineup
+from outrider.gateway.answering.candidates.candidate import Lineup, unbounded
+from outrider.gateway.answering.candidates.fallback import FallbackChain
 from outrider.gateway.answering.candidates.local_calls import LocalCandidate
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.jobs.job import Job
