@@ -79,9 +79,9 @@ class AnswerCache:
         Raises BadRequestError for a cache that is asked for and cannot be had.
         """
         basis = chain.basis
-        if basis is None or (self.store is None and not _may_ask(basis.body)):
+        if basis is None or (self.store is None and not _may_ask(basis.body.raw)):
             return chain
-        document = decoded(basis.body)
+        document = basis.body.document
         wish = _wish(document)
         if self.store is None:
             if wish == "on":
@@ -339,10 +339,3 @@ def answer_key(basis: ParsedRequest, document: dict[str, Any], version: bytes) -
         principal.cache_salt,
     )
     return hashlib.blake2b(_encode(shaped), key=version, digest_size=32).digest()
-
-
-def decoded(body: bytes) -> dict[str, Any]:
-    """Return the JSON of a request that was read before."""
-    document = msgspec.json.decode(body)
-    assert isinstance(document, dict)
-    return document

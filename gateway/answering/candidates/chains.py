@@ -22,7 +22,7 @@ from outrider.gateway.contract.errors.tree import (
 )
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.kinds import Endpoint, FallbackKind
-from outrider.gateway.contract.schema.parsing import refuse_doubled_names
+from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.tenancy.keys.keys import Principal
 
@@ -71,7 +71,7 @@ class ModelChain:
     document: Mapping[str, Any]
     endpoint: Endpoint
 
-    def body(self, index: int) -> bytes:
+    def body(self, index: int) -> RequestJson:
         """Return the request as one that names the link's model. Raises BadRequestError."""
         link = self.links[index]
         document = {name: value for name, value in self.document.items() if name != _FIELD}
@@ -88,7 +88,7 @@ class ModelChain:
                 document[name] = value
         document["model"] = link.model
         try:
-            return msgspec.json.encode(document)
+            return RequestJson(msgspec.json.encode(document), document)
         except (OverflowError, RecursionError, ValueError):
             raise BadRequestError(
                 "The request has a number of more than 64 bits or is nested too deeply."
@@ -110,29 +110,29 @@ class ChainBook:
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
     rng: random.Random = field(default_factory=random.Random)
 
-    def chain_of(self, endpoint: Endpoint, body: bytes, principal: Principal) -> ModelChain | None:
+    def chain_of(
+        self, endpoint: Endpoint, body: RequestJson, principal: Principal
+    ) -> ModelChain | None:
         """Return the request's chain; None where it names one model that is no alias.
 
         Raises BadRequestError for `models` that is no list of names, and PermissionDeniedError for
         a name that the key may not use.
         """
-        if not self.aliases and b'"models"' not in body:
+        if not self.aliases and b'"models"' not in body.raw:
             return None
         try:
-            named = msgspec.json.decode(body, type=_Named)
+            named = msgspec.json.decode(body.raw, type=_Named)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # the reader of requests says what is wrong
         if named.models is None and (
             not isinstance(named.model, str) or named.model not in self.aliases
         ):
             return None
-        refuse_doubled_names(body)
+        refuse_doubled_names(body.raw)
         names = self.names_in(named.model, named.models)
         for name in names:
             check_model(principal, name)
-        return ModelChain(
-            links=self.links_of(names), document=msgspec.json.decode(body), endpoint=endpoint
-        )
+        return ModelChain(links=self.links_of(names), document=body.document, endpoint=endpoint)
 
     @staticmethod
     def requested(body: bytes) -> str:

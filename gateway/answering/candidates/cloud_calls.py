@@ -86,8 +86,8 @@ class CloudCalls:
         if origin.continues is not None:
             if tier.traits.continuation == "none":
                 raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
-            rest = msgspec.json.decode(parsed.rest_after(origin.continues))
-            parsed = msgspec.structs.replace(parsed, document=rest)
+            rest = parsed.rest_after(origin.continues)
+            parsed = msgspec.structs.replace(parsed, outward=rest)
         model = query.model or await self.names.usual_model(tier.name)
         if model is None:
             raise UnavailableError(

@@ -24,6 +24,7 @@ from outrider.gateway.answering.reading.reading import RequestReader
 from outrider.gateway.contract.answers.responder import DIRECT, HandOffError, RouteReason
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.contract.schema.turns import end_turn
 from outrider.gateway.engines.backends.client import EngineClient
@@ -59,7 +60,7 @@ class Planner:
 
     async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> FallbackChain:
         """Plan the answer. Raises GatewayError or EngineError."""
-        walk = RequestWalk(self.reader, self.chains, self._lineup, endpoint, body, context)
+        walk = self._walk(endpoint, body, context)
         await end_turn(body)
         parsed = await walk.begin()
         trace_request(parsed)
@@ -70,6 +71,11 @@ class Planner:
             deadline_s=parsed.constraints.deadline_s,
             walk=walk,
             basis=parsed,
+        )
+
+    def _walk(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> RequestWalk:
+        return RequestWalk(
+            self.reader, self.chains, self._lineup, endpoint, RequestJson(body), context
         )
 
     def _lineup(self, parsed: ParsedRequest, before: RouteReason = DIRECT) -> Lineup:
@@ -90,7 +96,7 @@ class Planner:
         self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> RouteReport:
         """Return where the request would go. Raises what the request would."""
-        walk = RequestWalk(self.reader, self.chains, self._lineup, endpoint, body, context)
+        walk = self._walk(endpoint, body, context)
         parsed = await walk.read()
         try:
             return await self._route_of(parsed)

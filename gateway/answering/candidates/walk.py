@@ -33,7 +33,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError,
 from outrider.gateway.contract.schema.envelope import read_request
 from outrider.gateway.contract.schema.header_text import header_text
 from outrider.gateway.contract.schema.kinds import Endpoint
-from outrider.gateway.contract.schema.parsing import refuse_doubled_names
+from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
 from outrider.gateway.settings.arm_overlay import MODEL, MODELS
 
@@ -49,7 +49,7 @@ class RequestWalk:
         chains: ChainBook,
         line_up: Callable[[ParsedRequest, RouteReason], Lineup],
         endpoint: Endpoint,
-        body: bytes,
+        body: RequestJson,
         context: RequestContext,
     ) -> None:
         """Find the arm and the chain. Raises GatewayError as `assignment_of` and `chain_of` do."""
@@ -112,7 +112,7 @@ class RequestWalk:
         self._reader.note_left_out(arms, error, self._context)
         return msgspec.structs.replace(plain, falls_back_on=parsed.falls_back_on)
 
-    def _as_armed(self) -> bytes:
+    def _as_armed(self) -> RequestJson:
         """Return the request as its arms name the model; as it was sent where they name none.
 
         The context keeps the arms, which were found by what the client named: an alias, for
@@ -127,16 +127,16 @@ class RequestWalk:
             read = read_request(body, self._endpoint)
         except BadRequestError:
             return body  # its reader says what is wrong
-        refuse_doubled_names(body)
+        refuse_doubled_names(body.raw)
         arms = assignment_of(experiments, choosing_of(read), body, self._endpoint, context)
         self._context = msgspec.structs.replace(context, is_assigned=True, assignment=arms)
         if arms is None or arms.overlay.model is None:
             return body
         self._arms = arms
         document = {name: value for name, value in read.document.items() if name != MODELS}
-        return msgspec.json.encode(document | {MODEL: arms.overlay.model})
+        return RequestJson(document=document | {MODEL: arms.overlay.model})
 
-    def _follow(self, body: bytes) -> None:
+    def _follow(self, body: RequestJson) -> None:
         """Go to the first model that this body names."""
         chain = self._chains.chain_of(self._endpoint, body, self._context.principal)
         self._body, self._chain, self._index = body, chain, 0

@@ -15,6 +15,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.kinds import Endpoint, FallbackKind, Policy
+from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.experiments.assigner import Assignment
 from outrider.gateway.settings.server_traits import ServerTraits
 from outrider.gateway.telemetry.spans import RequestMarks, record_request
@@ -99,9 +100,9 @@ class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):
     ignored_fields: tuple[str, ...] = ()
     """The client's fields that these models do not get."""
 
-    def for_rest(self, body: bytes) -> ApiRequest:
-        """Return the request for the rest of an answer, for which the JSON in `body` asks."""
-        request = type(self.request).model_validate_json(body)
+    def for_rest(self, rest: RequestJson) -> ApiRequest:
+        """Return the request for the rest of an answer, for which this JSON asks."""
+        request = type(self.request).model_validate_json(rest.raw)
         kept = {"model": self.request.model, "outrider": self.request.outrider}
         return request.model_copy(update=kept)
 
@@ -129,10 +130,10 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraints: PlacementConstraints
     queries: tuple[Query, ...]
     """One for each place, in their order; at least one."""
-    body: bytes
-    """Its JSON."""
-    document: Mapping[str, Any]
-    """What it says, without its `outrider` object."""
+    body: RequestJson
+    """As the client sent it, but for the model's name where its arm or its alias names one."""
+    outward: RequestJson
+    """As servers get it, without its `outrider` object; the same where there are no servers."""
     options: OutriderOptions
     """Its `outrider` object, with its arms'."""
     is_streamed: bool
@@ -145,6 +146,11 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Why the next model of its chain would be tried; empty where there is none."""
     models_behind: tuple[str, ...] = ()
     """The further models of its chain."""
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """Return what it says, as servers get it."""
+        return self.outward.document
 
     @property
     def local(self) -> LocalQuery | None:
@@ -186,12 +192,12 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
         return self.num_choices == 1 and best_of in (None, 1) and is_one_prompt
 
-    def rest_after(self, unfinished: PartialAnswer) -> bytes:
+    def rest_after(self, unfinished: PartialAnswer) -> RequestJson:
         """Return the JSON that asks for the rest of an answer that broke off."""
         resume = Resume(
             text=unfinished.text, num_tokens=unfinished.num_tokens, strategy="final_message"
         )
-        return request_body(self._call(), _AS_IT_IS, resume)
+        return RequestJson(request_body(self._call(), _AS_IT_IS, resume))
 
     def _call(self) -> UpstreamCall:
         return UpstreamCall(

@@ -48,7 +48,7 @@ from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.envelope import ReadRequest, read_request
 from outrider.gateway.contract.schema.kinds import Endpoint
-from outrider.gateway.contract.schema.parsing import refuse_doubled_names
+from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.contract.schema.template_variables import FIELD, read_variables
 from outrider.gateway.contract.schema.turns import end_turn
 from outrider.gateway.contract.schema.unknown_fields import read_known
@@ -76,7 +76,9 @@ class RequestReader:
     local_tiers: tuple[str, ...]
     ignores_unknown: bool = False
 
-    async def read(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> ParsedRequest:
+    async def read(
+        self, endpoint: Endpoint, body: RequestJson, context: RequestContext
+    ) -> ParsedRequest:
         """Parse a request. Raises GatewayError.
 
         A request that cannot be served as its arm wants it is put in no arm.
@@ -92,12 +94,12 @@ class RequestReader:
         return await self._read_for_tiers(endpoint, body, context)
 
     async def _read_for_local(
-        self, endpoint: Endpoint, body: bytes, context: RequestContext
+        self, endpoint: Endpoint, body: RequestJson, context: RequestContext
     ) -> ParsedRequest:
         """Parse a request where there are no upstream tiers."""
-        request, ignored = read_known(_REQUESTS[endpoint], None, body, self.ignores_unknown)
-        await end_turn(body)
-        refuse_doubled_names(body)
+        request, ignored = read_known(_REQUESTS[endpoint], None, body.raw, self.ignores_unknown)
+        await end_turn(body.raw)
+        refuse_doubled_names(body.raw)
         _check_model(context, request.model)
         assignment = self._assigned(request, body, endpoint, context)
         parsing = partial(self._parsed_for_local, endpoint, body, request, context, ignored)
@@ -125,7 +127,7 @@ class RequestReader:
     async def _parsed_for_local(
         self,
         endpoint: Endpoint,
-        body: bytes,
+        body: RequestJson,
         request: ApiRequest,
         context: RequestContext,
         ignored: tuple[str, ...],
@@ -141,7 +143,7 @@ class RequestReader:
             constraints=self._constraints(options, request.model, None, context),
             queries=(LocalQuery(request=request, ignored_fields=ignored),),
             body=body,
-            document={},
+            outward=body,
             options=options,
             is_streamed=bool(request.stream),
             num_choices=request.n or 1,
@@ -150,17 +152,17 @@ class RequestReader:
         )
 
     async def _read_for_tiers(
-        self, endpoint: Endpoint, body: bytes, context: RequestContext
+        self, endpoint: Endpoint, body: RequestJson, context: RequestContext
     ) -> ParsedRequest:
         read = read_request(body, endpoint)
         envelope = read.envelope
-        await end_turn(body)
-        refuse_doubled_names(body)
+        await end_turn(body.raw)
+        refuse_doubled_names(body.raw)
         if envelope.options.privacy is None:
             refuse_privacy_header(context.headers)
-        await end_turn(body)
+        await end_turn(body.raw)
         refuse_misplaced_options(read.document)
-        await end_turn(body)
+        await end_turn(body.raw)
         read_variables(read.document.get(FIELD))
         _check_model(context, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
@@ -170,7 +172,7 @@ class RequestReader:
     async def _parsed_for_tiers(
         self,
         endpoint: Endpoint,
-        body: bytes,
+        body: RequestJson,
         read: ReadRequest,
         context: RequestContext,
         assignment: Assignment | None,
@@ -190,7 +192,7 @@ class RequestReader:
             constraints=self._constraints(options, envelope.model, meant, context),
             queries=(),
             body=body,
-            document=read.outward(),
+            outward=RequestJson(document=read.outward()),
             options=options,
             is_streamed=envelope.is_streamed,
             num_choices=envelope.num_choices,
@@ -199,7 +201,7 @@ class RequestReader:
         )
         upstream = await self._upstream_queries(parsed.constraints, meant)
         parsed = self._without_impossible(parsed, upstream)
-        await end_turn(body)
+        await end_turn(body.raw)
         queries = tuple(
             upstream.get(place) or self._local_query(parsed, body, read, meant)
             for place in parsed.constraints.places
@@ -224,11 +226,11 @@ class RequestReader:
         return queries
 
     def _local_query(
-        self, parsed: ParsedRequest, body: bytes, read: ReadRequest, meant: ResolvedModel
+        self, parsed: ParsedRequest, body: RequestJson, read: ReadRequest, meant: ResolvedModel
     ) -> LocalQuery:
         """Return what the local models are asked. Raises BadRequestError."""
         request, ignored = read_known(
-            _REQUESTS[parsed.endpoint], read.document, body, self.ignores_unknown
+            _REQUESTS[parsed.endpoint], read.document, body.raw, self.ignores_unknown
         )
         if parsed.assignment is not None:
             request = overlaid(request, parsed.assignment)
@@ -246,7 +248,7 @@ class RequestReader:
     def _assigned(
         self,
         parsed: ApiRequest | ReadRequest,
-        body: bytes,
+        body: RequestJson,
         endpoint: Endpoint,
         context: RequestContext,
     ) -> Assignment | None:

@@ -134,7 +134,7 @@ class Tokenizing:
         """
         link = self.chains.first_link(document["model"])
         chain = ModelChain(links=(link,), document=document, endpoint="chat")
-        return parse(ChatRequest, chain.body(0))
+        return parse(ChatRequest, chain.body(0).raw)
 
     def _refuse_upstream(self, name: str) -> None:
         """Raise BadRequestError for text that only an upstream server can tokenise."""
