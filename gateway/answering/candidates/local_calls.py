@@ -9,9 +9,9 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.candidate import Patience, unbounded
-from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
+from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.reading.model_catalog import AUTO
@@ -50,7 +50,7 @@ class LocalParts:
     engine: EngineClient
     jobs: JobBuilder
     load: LocalLoad
-    calls: CloudCalls
+    calls: UpstreamCalls
     """Of the upstream tiers, which take over and get copies."""
     metrics: GatewayMetrics
     local_tiers: Collection[str]
@@ -62,7 +62,7 @@ class LocalParts:
         if fleet is not None and fleet.is_asleep:
             fleet.wake(self.jobs.tokenizers)
             return "load: no engine runs; one is being started"
-        max_queue_s = self.calls.cloud.rules.max_queue_s
+        max_queue_s = self.calls.upstream.rules.max_queue_s
         busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
         if busy is None and parsed.constraints.deadline_s is not None:
             busy = self.load.would_miss(parsed.constraints.deadline_s, self.likely_tokens(parsed))
@@ -99,8 +99,8 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     async def open(self, origin: RouteReason) -> Responder:
         """Make a responder, not yet begun. Raises HandOffError where `strong` is to answer."""
         parts, parsed, context = self.parts, self.parsed, self.parsed.context
-        cloud = parts.calls.cloud
-        if cloud.tiers and "failure" in parsed.falls_back_on:
+        upstream = parts.calls.upstream
+        if upstream.tiers and "failure" in parsed.falls_back_on:
             parts.jobs.models.require_ready()  # the chain's next model need not wait for a restart
         request, strong = self.query.request, self.strong
         if origin.continues is not None:
@@ -130,7 +130,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             origin,
             ticket,
             on_answered=partial(self._mirror, generation) if self._is_mirrored else None,
-            is_continuable=parsed.continues_elsewhere(cloud.rules),
+            is_continuable=parsed.continues_elsewhere(upstream.rules),
         )
 
     async def _admitted_job(self, request: ApiRequest, strong: Escalation | None) -> Job:
@@ -139,7 +139,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         Raises RateLimitError or BudgetError.
         """
         parts, context = self.parts, self.parsed.context
-        principal, cloud = context.principal, self.parsed.constraints.cloud
+        principal, upstream = context.principal, self.parsed.constraints.upstream
         while True:
             if principal is not context.principal:
                 context = msgspec.structs.replace(context, principal=principal)
@@ -147,17 +147,17 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             if context.meter is None:
                 return job
             try:
-                credit = await _reserved(context.meter, job, cloud)
+                credit = await _reserved(context.meter, job, upstream)
                 return msgspec.structs.replace(job, credit=credit, work=LocalWork(parts.clock))
             except (RateLimitError, BudgetError) as error:
                 is_named = request.outrider is not None and request.outrider.tier is not None
                 if error.tier is None or request.model != AUTO or is_named:
                     raise
                 left = without_tier(principal, error.tier, parts.local_tiers)
-                if left is None and error.tier != cloud:
+                if left is None and error.tier != upstream:
                     raise
-                if error.tier == cloud:
-                    cloud = strong = None
+                if error.tier == upstream:
+                    upstream = strong = None
                 else:
                     principal = left or principal
 
@@ -166,7 +166,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether it may be copied: requests for this machine only never leave it."""
         wants_local = self.parsed.options.policy == "local_only"
         is_private = self.parsed.constraints.is_private or wants_local
-        return self.parts.calls.cloud.mirror is not None and not is_private
+        return self.parts.calls.upstream.mirror is not None and not is_private
 
     def _mirror(self, generation: Generation, texts: tuple[str, ...]) -> None:
         """Offer a local answer's request for a second opinion."""
@@ -219,8 +219,8 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, strong=None, patience_s=unbounded)
 
 
-async def _reserved(meter: RequestMeter, job: Job, cloud: str | None) -> TokenAllowance | None:
-    """Reserve the job; `cloud` takes it over, or answers if it fails.
+async def _reserved(meter: RequestMeter, job: Job, upstream: str | None) -> TokenAllowance | None:
+    """Reserve the job; `upstream` takes it over, or answers if it fails.
 
     Raises RateLimitError or BudgetError.
     """
@@ -229,8 +229,8 @@ async def _reserved(meter: RequestMeter, job: Job, cloud: str | None) -> TokenAl
     tiers: list[str] = [job.tier]
     if job.escalation is not None:
         tiers.append(job.escalation.tier)
-    if cloud is not None:
-        tiers.append(cloud)
+    if upstream is not None:
+        tiers.append(upstream)
     return await meter.admit(
         UsageEstimate(
             tiers=tuple(tiers),

@@ -7,10 +7,10 @@ from typing import Final
 from outrider.engine.errors import EngineError, PromptTooLongError
 from outrider.gateway.answering.candidates.candidate import Candidate, Lineup, Patience, unbounded
 from outrider.gateway.answering.candidates.chains import ChainBook
-from outrider.gateway.answering.candidates.cloud_calls import CloudCalls, UpstreamCandidate
 from outrider.gateway.answering.candidates.fallback import FallbackChain
 from outrider.gateway.answering.candidates.local_calls import LocalCandidate, LocalParts
 from outrider.gateway.answering.candidates.small_calls import SmallParts, SmallServerCandidate
+from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls, UpstreamCandidate
 from outrider.gateway.answering.candidates.walk import RequestWalk
 from outrider.gateway.answering.reading.parsed_request import (
     LocalQuery,
@@ -52,7 +52,7 @@ class Planner:
 
     engine: EngineClient
     local: LocalParts
-    calls: CloudCalls
+    calls: UpstreamCalls
     small: SmallParts
     reader: RequestReader
     chains: ChainBook
@@ -87,7 +87,7 @@ class Planner:
         return Lineup(
             candidates=self._candidates(parsed, order.queries),
             origin=order.origin,
-            continues_on_failure=parsed.continues_elsewhere(self.calls.cloud.rules),
+            continues_on_failure=parsed.continues_elsewhere(self.calls.upstream.rules),
             on_begin=self.calls.count_origin,
             arm=parsed.context.arm,
         )
@@ -139,7 +139,7 @@ class Planner:
         origin = DIRECT
         is_upstream = isinstance(first, UpstreamQuery) and not first.has_small_model
         if is_upstream and constraints.reason != "requested":
-            has_local = self.calls.cloud.rules.has_local  # else there was no model to hand it off
+            has_local = self.calls.upstream.rules.has_local  # else no model handed it off
             origin = RouteReason(
                 hand_off="policy" if has_local else None, reason=constraints.reason
             )

@@ -8,8 +8,8 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.candidate import unbounded
-from outrider.gateway.answering.candidates.cloud_calls import UpstreamCandidate
 from outrider.gateway.answering.candidates.failures import after_failure, with_reason
+from outrider.gateway.answering.candidates.upstream_calls import UpstreamCandidate
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch
 from outrider.gateway.answering.jobs.route_report import cascade_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
@@ -102,7 +102,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
             ) from None
 
     async def _watch(self, route: Route, strong: Escalation) -> SmallWatch | None:
-        small = self.calls.cloud.small
+        small = self.calls.upstream.small
         assert small is not None, "a request for it has come"
         if route.cascade is None:
             return None

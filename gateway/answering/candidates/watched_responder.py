@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
+from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.contract.answers.responder import (
     AnswerFacts,
@@ -48,17 +48,17 @@ class SmallWatch:
     on_untrusted: Callable[[str], None] = lambda complaint: None
 
 
-class WatchedResponder(CloudResponder):
+class WatchedResponder(UpstreamResponder):
     """Answers by a server's small model, or passes on the answer of the tier that took over."""
 
     def __init__(self, *arguments: Any, watch: SmallWatch, **options: Any) -> None:
-        """`arguments` and `options`: those of CloudResponder."""
+        """`arguments` and `options`: those of UpstreamResponder."""
         super().__init__(*arguments, **options)
         self._watch = watch
         self._taken: TakenOver | None = None
 
     async def parts(self) -> AsyncGenerator[bytes]:
-        """Yield the body. Raises as CloudResponder does."""
+        """Yield the body. Raises as UpstreamResponder does."""
         try:
             async with aclosing(super().parts()) as own:
                 async for part in own:

@@ -26,7 +26,7 @@ from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.dialects.base import Resume
 from outrider.gateway.upstream.dialects.openai_request import is_resumable, request_body
 
-_NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in tiers"
+_NO_UPSTREAM: Final = "this server has no upstream tier; its operator sets one in tiers"
 _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 ApiRequest = ChatRequest | CompletionRequest
@@ -35,7 +35,7 @@ ApiRequest = ChatRequest | CompletionRequest
 class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """The places that may answer one request.
 
-    `places` in the order in which they are tried. `cloud`: the upstream tier that is meant where
+    `places` in the order in which they are tried. `upstream`: the upstream tier that is meant where
     "cloud" is among them; else None. `small`: the server's tier, where "server" is. `strong`: the
     place for what the router finds too hard for the small model. `deadline_s` is on the gateway's
     clock. `reason`: why the first place is the first, one line of ASCII.
@@ -44,7 +44,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     is_private: bool
     places: tuple[Place, ...]
-    cloud: str | None
+    upstream: str | None
     strong: Place
     deadline_s: float | None
     reason: str
@@ -56,7 +56,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
             self,
             places=places,
             strong=self.strong if self.strong in places else places[0],
-            cloud=self.cloud if "cloud" in places else None,
+            upstream=self.upstream if "cloud" in places else None,
             small=self.small if "server" in places else None,
         )
 
@@ -247,21 +247,21 @@ def constraints_of(
     *,
     arrival_s: float,
     named: Named,
-    cloud: str | None = None,
+    upstream: str | None = None,
 ) -> PlacementConstraints:
-    """Return the constraints of a request; `cloud` is the upstream tier that it names, if any.
+    """Return the constraints of a request; `upstream` is the upstream tier that it names, if any.
 
     A model that is named answers alone, unless the request itself says prefer_local or
     prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
     that does not exist.
     """
-    tier = cloud if named == "cloud" else rules.cloud
+    tier = upstream if named == "cloud" else rules.upstream
     is_private = options.privacy == "private"
     if is_private:
-        _check_private(options, rules, named, cloud)
+        _check_private(options, rules, named, upstream)
     policy = _policy(options, rules, named)
     if options.policy is not None:
-        _check_policy(options.policy, rules, named, cloud)
+        _check_policy(options.policy, rules, named, upstream)
     stays_here = is_private or policy == "local_only"
     exists: dict[Place, bool] = {
         "server": named == "auto"
@@ -282,7 +282,7 @@ def constraints_of(
         policy=policy,
         is_private=is_private,
         places=places,
-        cloud=tier if "cloud" in places else None,
+        upstream=tier if "cloud" in places else None,
         small=rules.small if "server" in places else None,
         strong=rules.strong if named == "auto" and rules.strong in places else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
@@ -304,7 +304,7 @@ def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> P
 
 
 def _check_private(
-    options: OutriderOptions, rules: PlacementPolicy, named: Named, cloud: str | None
+    options: OutriderOptions, rules: PlacementPolicy, named: Named, upstream: str | None
 ) -> None:
     """Raise BadRequestError where a private request names a place that is not this machine."""
     if options.policy == "cloud_only":
@@ -313,28 +313,30 @@ def _check_private(
             "a private request stays on this machine, which outrider.policy "
             "cloud_only does not allow",
         )
-    if named == "cloud" and cloud not in rules.on_device:
+    if named == "cloud" and upstream not in rules.on_device:
         _contradicts(
             "privacy",
-            f"a private request stays on this machine, and the {cloud} tier is an upstream server "
-            f"that is not marked as local (tiers.{cloud}.local)",
+            f"a private request stays on this machine, and the {upstream} tier is an upstream "
+            f"server that is not marked as local (tiers.{upstream}.local)",
         )
     if not rules.answers_here:
         _contradicts("privacy", f"a private request stays on this machine, but {NO_LOCAL}")
 
 
-def _check_policy(policy: Policy, rules: PlacementPolicy, named: Named, cloud: str | None) -> None:
+def _check_policy(
+    policy: Policy, rules: PlacementPolicy, named: Named, upstream: str | None
+) -> None:
     """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
-    is_here = cloud is not None and cloud in rules.on_device
+    is_here = upstream is not None and upstream in rules.on_device
     if policy == "local_only" and named == "cloud" and not is_here:
-        _contradicts("policy", f"local_only contradicts the model, which means the {cloud} tier")
+        _contradicts("policy", f"local_only contradicts the model, which means the {upstream} tier")
     if policy == "cloud_only" and named == "local":
         _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
     answers_first = rules.answers_here or (policy == "prefer_local" and rules.small is not None)
     if policy in ("local_only", "prefer_local") and not answers_first:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
-    if PLACES[policy][0] == "cloud" and rules.cloud is None and named != "cloud":
-        _contradicts("policy", f"{policy}, but {_NO_CLOUD}")
+    if PLACES[policy][0] == "cloud" and rules.upstream is None and named != "cloud":
+        _contradicts("policy", f"{policy}, but {_NO_UPSTREAM}")
 
 
 def _contradicts(option: str, complaint: str) -> NoReturn:
@@ -400,12 +402,12 @@ def permitted_places(
             any(scopes.allows_tier(tier) for tier in local)
             if place == "local"
             else scopes.allows_tier(
-                (constraints.small if place == "server" else constraints.cloud) or ""
+                (constraints.small if place == "server" else constraints.upstream) or ""
             )
         )
     )
     if not places:
-        raise tier_not_allowed(constraints.cloud or constraints.small or " or ".join(local))
+        raise tier_not_allowed(constraints.upstream or constraints.small or " or ".join(local))
     return constraints.restricted(places)
 
 

@@ -17,7 +17,6 @@ from outrider.gateway.answering.reading.arms import (
     unarmed,
     with_arms,
 )
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
@@ -41,6 +40,7 @@ from outrider.gateway.answering.reading.required_capabilities import (
     required_capabilities,
 )
 from outrider.gateway.answering.reading.tier_checks import TierChecks
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.answers.responder import Place, RouteReason
 from outrider.gateway.contract.errors.tree import GatewayError, LoopError
 from outrider.gateway.contract.schema.chat import ChatRequest
@@ -68,7 +68,7 @@ _MAX_HOPS: Final = 8
 class RequestReader:
     """Reads requests. Keeps nothing of them."""
 
-    cloud: CloudParts
+    upstream: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     experiments: Experiments
@@ -83,13 +83,13 @@ class RequestReader:
 
         A request that cannot be served as its arm wants it is put in no arm.
         """
-        if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
+        if self.upstream.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError(
                 "The request has come through this gateway before: its tiers point at each other."
-                if self.cloud.gateway_id in context.hops
+                if self.upstream.gateway_id in context.hops
                 else f"The request has come through {len(context.hops)} gateways."
             )
-        if not self.cloud.tiers:
+        if not self.upstream.tiers:
             return await self._read_for_local(endpoint, body, context)
         return await self._read_for_tiers(endpoint, body, context)
 
@@ -213,7 +213,10 @@ class RequestReader:
     ) -> dict[Place, UpstreamQuery]:
         """Return what the upstream tiers among the places are asked."""
         queries: dict[Place, UpstreamQuery] = {}
-        tiers: dict[Place, str | None] = {"server": constraints.small, "cloud": constraints.cloud}
+        tiers: dict[Place, str | None] = {
+            "server": constraints.small,
+            "cloud": constraints.upstream,
+        }
         for place, tier in tiers.items():
             if tier is not None:
                 names = await self.names.current()
@@ -284,9 +287,13 @@ class RequestReader:
         context: RequestContext,
     ) -> PlacementConstraints:
         named = meant.named if meant else ("auto" if model == AUTO else "local")
-        cloud = meant.tier if meant else None
+        upstream = meant.tier if meant else None
         constraints = constraints_of(
-            options, self.cloud.rules, arrival_s=context.arrival_s, named=named, cloud=cloud
+            options,
+            self.upstream.rules,
+            arrival_s=context.arrival_s,
+            named=named,
+            upstream=upstream,
         )
         return permitted_places(context.principal, constraints, self.local_tiers)
 
@@ -305,9 +312,9 @@ class RequestReader:
                 parsed, constraints=parsed.constraints.restricted(left)
             )
         constraints = parsed.constraints
-        if constraints.places and "local" in constraints.places and constraints.cloud is not None:
+        if "local" in constraints.places and constraints.upstream is not None:
             needs = required_capabilities(parsed.document, parsed.endpoint)
-            supports = self.cloud.tiers[constraints.cloud].settings.supports
+            supports = self.upstream.tiers[constraints.upstream].settings.supports
             if needs and not lacking(needs, supports):
                 return msgspec.structs.replace(
                     parsed,

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.documents import num_answers, speaks_in_ids
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest, UpstreamQuery
 from outrider.gateway.answering.reading.required_capabilities import uses_of
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError
 from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from outrider.gateway.upstream.tier import UpstreamTier
@@ -21,13 +21,13 @@ class TierChecks:
     default_max_tokens: of answers whose requests set no bound. typical: the usual lengths.
     """
 
-    cloud: CloudParts
+    upstream: UpstreamParts
     default_max_tokens: int | None
     typical: TypicalRequest
 
     def tier(self, query: UpstreamQuery) -> UpstreamTier:
         """Return the upstream tier that is asked."""
-        return self.cloud.tiers[query.tier]
+        return self.upstream.tiers[query.tier]
 
     def complaint(self, parsed: ParsedRequest, query: UpstreamQuery) -> GatewayError | None:
         """Return why the upstream tier cannot be sent this request; None where it can."""

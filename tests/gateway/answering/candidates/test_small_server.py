@@ -212,7 +212,7 @@ def test_what_the_server_tells_is_known_from_the_start(
     make: Make, script: MockScript, words: str
 ) -> None:
     with make(PlannedWatch("commit", at=1), device=script) as world:
-        small = world.context.cloud.small
+        small = world.context.upstream.small
         assert small is not None
         wait_for(lambda: small.tells_logprobs is not None)
         assert small.tells_logprobs is (words == "")
@@ -227,7 +227,7 @@ def test_a_server_that_is_down_at_the_start_is_asked_again(make: Make) -> None:
     fails = iter([True])
     broken = MockScript(toxic=Toxic(kind="status", status=503))
     with make(device=lambda _: broken if next(fails, False) else DEVICE) as world:
-        small = world.context.cloud.small
+        small = world.context.upstream.small
         assert small is not None
         wait_for(lambda: small.tells_logprobs is True)
 
@@ -347,7 +347,7 @@ def test_a_client_that_leaves_while_text_is_held_leaves_nothing_running(make: Ma
         thread = threading.Thread(target=leave)
         thread.start()
         thread.join(10)
-        tier = world.context.cloud.tiers["device"]
+        tier = world.context.upstream.tiers["device"]
         deadline_s = time.monotonic() + 10
         while any(replica.in_flight for replica in tier.replicas.replicas):
             assert time.monotonic() < deadline_s

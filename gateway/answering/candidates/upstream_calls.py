@@ -11,15 +11,15 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.candidate import Patience
-from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
+from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch, WatchedResponder
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.documents import beginning, num_answers
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest, UpstreamQuery
 from outrider.gateway.answering.reading.tier_checks import TierChecks
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.answers.responder import (
     DraftAnswer,
     Place,
@@ -57,10 +57,10 @@ _LONGEST_ANSWER: Final = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloudCalls:
+class UpstreamCalls:
     """Makes upstream calls and their responders. `local_tiers` are those with a tokenizer."""
 
-    cloud: CloudParts
+    upstream: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     routing: RoutingParts
@@ -77,7 +77,7 @@ class CloudCalls:
         *,
         watch: SmallWatch | None = None,
         weak: DraftAnswer | None = None,
-    ) -> CloudResponder:
+    ) -> UpstreamResponder:
         """Make a responder, not yet begun. Raises UnavailableError if no model is known.
 
         `watch`: the answer is the small model's, and is judged. `weak`: the one that it replaces.
@@ -111,7 +111,7 @@ class CloudCalls:
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=parsed.context.arrival_s,
-            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            hops=(*parsed.context.hops, self.upstream.gateway_id),
             deadline_s=parsed.constraints.deadline_s,
             affinity=self._affinity(parsed, tier),
             prediction=prediction,
@@ -119,14 +119,14 @@ class CloudCalls:
             span=parsed.context.span,
             wants_logprobs=watch is not None and watch.tells_logprobs,
         )
-        make = CloudResponder if watch is None else partial(WatchedResponder, watch=watch)
+        make = UpstreamResponder if watch is None else partial(WatchedResponder, watch=watch)
         made = make(
             tier,
             call,
             origin,
-            secrets=self.cloud.secrets,
+            secrets=self.upstream.secrets,
             on_answered=partial(self._answered, parsed, weak),
-            is_continuable=parsed.continues_elsewhere(self.cloud.rules),
+            is_continuable=parsed.continues_elsewhere(self.upstream.rules),
             falls_back_on=parsed.falls_back_on,
             credit=credit,
             is_bounded=parsed.token_limit is not None,
@@ -191,7 +191,7 @@ class CloudCalls:
         except (GatewayError, EngineError, TimeoutError):
             if parts is not None:
                 await parts.aclose()
-            self.cloud.metrics.degraded()
+            self.upstream.metrics.degraded()
             return None
         except BaseException:
             if parts is not None:
@@ -203,19 +203,19 @@ class CloudCalls:
     def count_origin(self, origin: RouteReason, tier: str) -> None:
         """Count why an answer has begun on this tier."""
         if origin.hand_off is not None:
-            self.cloud.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
+            self.upstream.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
         if origin.is_degraded:
-            self.cloud.metrics.degraded()
+            self.upstream.metrics.degraded()
 
     def mirror(self, parsed: ParsedRequest, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
-        mirror = self.cloud.mirror
+        mirror = self.upstream.mirror
         if mirror is None or parsed.constraints.is_private or not parsed.document:
             return
         if not parsed.context.principal.scopes.allows_tier(mirror.tier):
             return  # requests that may not be answered there are not mirrored there either
         try:
-            call = self.copy(parsed, self.cloud.tiers[mirror.tier], parsed.document, "")
+            call = self.copy(parsed, self.upstream.tiers[mirror.tier], parsed.document, "")
         except BadRequestError:
             return  # the copy would differ from the request
         mirror.offer(call, answer)
@@ -230,12 +230,12 @@ class CloudCalls:
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=self.clock(),
-            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            hops=(*parsed.context.hops, self.upstream.gateway_id),
             on_attempt=None if parsed.context.meter is None else parsed.context.meter.on_attempt,
         )
 
     def _answered(
-        self, parsed: ParsedRequest, weak: DraftAnswer | None, responder: CloudResponder
+        self, parsed: ParsedRequest, weak: DraftAnswer | None, responder: UpstreamResponder
     ) -> None:
         facts = responder.facts
         if weak is not None and responder.texts:
@@ -296,7 +296,7 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     place: ClassVar[Place] = "cloud"
     words: ClassVar[str] = "upstream tier"
-    calls: CloudCalls
+    calls: UpstreamCalls
     parsed: ParsedRequest
     query: UpstreamQuery
     patience_s: Patience
