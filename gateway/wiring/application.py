@@ -14,7 +14,6 @@ from outrider.gateway.answering.candidates.local_calls import LocalParts
 from outrider.gateway.answering.candidates.local_responder import LocalLoad
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner
-from outrider.gateway.answering.candidates.small_calls import SmallParts
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.tier_choice import TierChooser
@@ -268,26 +267,11 @@ def _build_planner(
         ignores_unknown=parts.unknown_fields == "ignore",
     )
     return Planner(
-        engine=parts.engine,
-        local=LocalParts(
-            engine=parts.engine,
-            jobs=jobs,
-            load=LocalLoad(parts.clock),
-            calls=calls,
-            metrics=parts.metrics,
-            local_tiers=tuple(parts.tokenizers),
-            clock=parts.clock,
-        ),
+        local=LocalParts(jobs=jobs, load=LocalLoad(parts.clock), calls=calls),
         calls=calls,
-        small=SmallParts(
-            router=parts.router,
-            guard=parts.routing.guard,
-            metrics=parts.metrics,
-            clock=parts.clock,
-        ),
+        router=parts.router,
         reader=reader,
         chains=chains,
-        clock=parts.clock,
     )
 
 

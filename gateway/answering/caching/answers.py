@@ -78,8 +78,8 @@ class AnswerCache:
 
         Raises BadRequestError for a cache that is asked for and cannot be had.
         """
-        basis = chain.basis
-        if basis is None or (self.store is None and not _may_ask(basis.body.raw)):
+        basis = chain.parsed
+        if self.store is None and not _may_ask(basis.body.raw):
             return chain
         document = basis.body.document
         wish = _wish(document)
@@ -130,8 +130,7 @@ class AnswerCache:
             and facts.outcome == "stop"
             and not facts.is_degraded
             and not facts.is_cut_by_limit
-            and chain.basis is not None
-            and chain.arm == chain.basis.context.arm  # else it was answered in no arm
+            and chain.arm == chain.parsed.context.arm  # else it was answered in no arm
             and self.rules.keeps(facts.tier)
             and sum(map(len, parts)) <= self.rules.max_entry_bytes
             and not any(_WITHHELD.search(part) for part in parts[-8:])
@@ -235,13 +234,11 @@ class CachedAnswer:
 
     def _entry(self, parts: Collection[bytes]) -> CachedEntry:
         facts = self._chain.facts
-        basis = self._chain.basis
         assert facts is not None
-        assert basis is not None
         return CachedEntry(
             parts=tuple(parts),
             tier=facts.tier,
-            model=basis.upstream_model or "",
+            model=self._chain.parsed.upstream_model or "",
             num_prompt_tokens=facts.num_prompt_tokens,
             num_completion_tokens=facts.num_tokens,
             made_at=self._cache.wall_clock(),
@@ -251,9 +248,7 @@ class CachedAnswer:
 
     async def _admit(self, entry: CachedEntry) -> None:
         """Book the hit. Raises RateLimitError or BudgetError where its charge has no room."""
-        basis = self._chain.basis
-        assert basis is not None
-        meter = basis.context.meter
+        meter = self._chain.parsed.context.meter
         if meter is None:
             return
         await meter.serve_cached(
@@ -271,13 +266,10 @@ class CachedAnswer:
         self._set_status(status)
         age_s = max(self._cache.wall_clock() - entry.made_at, 0.0)
         self._headers["age"] = str(int(age_s))
-        basis = self._chain.basis
-        assert basis is not None
-        context = basis.context
         self._facts = AnswerFacts(
             tier=entry.tier,
             reason="cache",
-            job_id=context.request_id,
+            job_id=self._chain.parsed.context.request_id,
             outcome="stop",
             num_tokens=entry.num_completion_tokens,
             num_prompt_tokens=entry.num_prompt_tokens,

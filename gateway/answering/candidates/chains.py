@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from outrider.engine.errors import EngineError, PromptTooLongError
-from outrider.gateway.answering.candidates.cut_short import CutShortError
-from outrider.gateway.answering.candidates.failures import is_passing
+from outrider.gateway.answering.candidates.failures import CutShortError, is_passing, together
 from outrider.gateway.answering.reading.parsed_request import check_model
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
@@ -17,7 +16,6 @@ from outrider.gateway.contract.errors.tree import (
     GatewayError,
     PermissionDeniedError,
     RateLimitError,
-    UnavailableError,
     UpstreamRefusalError,
 )
 from outrider.gateway.contract.schema.completions import CompletionRequest
@@ -120,10 +118,7 @@ class ChainBook:
         """
         if not self.aliases and b'"models"' not in body.raw:
             return None
-        try:
-            named = msgspec.json.decode(body.raw, type=_Named)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None  # the reader of requests says what is wrong
+        named = _named_in(body.raw)
         if named.models is None and (
             not isinstance(named.model, str) or named.model not in self.aliases
         ):
@@ -137,10 +132,7 @@ class ChainBook:
     @staticmethod
     def requested(body: bytes) -> str:
         """Return the name that a request gives first; empty where it gives none."""
-        try:
-            named = msgspec.json.decode(body, type=_Named)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return ""
+        named = _named_in(body)
         several = named.models if isinstance(named.models, list) else ()
         first = next((name for name in (named.model, *several) if name is not None), None)
         return first if isinstance(first, str) else ""
@@ -208,6 +200,14 @@ class ChainBook:
         return (first, *(model for model in alias.models if model != first))
 
 
+def _named_in(body: bytes) -> _Named:
+    """Return the names in a body; none in what is no request: its reader says what is wrong."""
+    try:
+        return msgspec.json.decode(body, type=_Named)
+    except (ValueError, RecursionError):
+        return _Named()
+
+
 def goes_on(error: Exception, kinds: frozenset[FallbackKind]) -> bool:
     """Return whether the next model of a chain may answer after this error of the one before."""
     kind = _kind_of(error)
@@ -248,12 +248,7 @@ def told_together(errors: Sequence[GatewayError | EngineError]) -> Exception:
     passing = [error for error in errors if _kind_of(error) == "failure"]
     if not passing:
         return first
-    waits = [getattr(error, "retry_after_s", None) or 1.0 for error in passing]
-    said = " ".join(f"[{number}] {error}" for number, error in enumerate(errors, 1))
-    return UnavailableError(
-        f"No model of the chain can answer at the moment; try again soon. {said}",
-        retry_after_s=min(waits),
-    )
+    return together("model of the chain", dict(enumerate(errors, 1)), passing)
 
 
 def _is_given(name: str, document: Mapping[str, Any]) -> bool:

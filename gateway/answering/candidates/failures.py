@@ -1,8 +1,8 @@
 """Failures of models: whether others may still answer, and why the next ones are tried."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from outrider.engine.errors import (
     CrashSuspectError,
@@ -17,6 +17,7 @@ from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     BudgetError,
     EngineLostTwiceError,
+    GatewayError,
     GenerationError,
     LoopError,
     NotReadyError,
@@ -26,9 +27,23 @@ from outrider.gateway.contract.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
+from outrider.gateway.contract.schema.kinds import FallbackKind
 
 # The model's name or the path is wrong: an error in the settings, not in the request.
 _NOT_FOUND: Final = frozenset({404, 405})
+
+
+class CutShortError(GatewayError):
+    """Raised by a responder whose server ended the answer early; another model may go on.
+
+    `kind`: content_filter or context_length. `ending`: the parts that end the answer as the server
+    did, for where no other model goes on.
+    """
+
+    def __init__(self, kind: FallbackKind, ending: bytes) -> None:
+        super().__init__(f"The answer was ended early ({kind}).", code=kind)
+        self.kind: FallbackKind = kind
+        self.ending = ending
 
 
 def is_passing(error: Exception) -> bool:
@@ -84,8 +99,15 @@ def summary(failures: Mapping[Place, Exception]) -> Exception:
     """Return one error for all failures: the original one if there was a single place."""
     if len(failures) == 1:
         return next(iter(failures.values()))
-    waits = [getattr(error, "retry_after_s", None) or 1.0 for error in failures.values()]
-    said = " ".join(f"[{place}] {error}" for place, error in failures.items())
+    return together("tier", failures, failures.values())
+
+
+def together(
+    kind: str, errors: Mapping[Any, Exception], passing: Iterable[Exception]
+) -> UnavailableError:
+    """Return one error for several by their names; those that pass say when to try again."""
+    waits = [getattr(error, "retry_after_s", None) or 1.0 for error in passing]
+    said = " ".join(f"[{name}] {error}" for name, error in errors.items())
     return UnavailableError(
-        f"No tier can answer at the moment; try again soon. {said}", retry_after_s=min(waits)
+        f"No {kind} can answer at the moment; try again soon. {said}", retry_after_s=min(waits)
     )

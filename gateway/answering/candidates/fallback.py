@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol, Self
+
+import msgspec
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.candidate import Candidate, Lineup
-from outrider.gateway.answering.candidates.cut_short import CutShortError
-from outrider.gateway.answering.candidates.failures import name_of, summary
+from outrider.gateway.answering.candidates.failures import CutShortError, name_of, summary
 from outrider.gateway.answering.candidates.walk import RequestWalk
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
@@ -22,6 +22,7 @@ from outrider.gateway.contract.answers.responder import (
     RouteReason,
 )
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.contract.schema.routing import RouteReport
 
 log = logging.getLogger(__name__)
 
@@ -32,33 +33,84 @@ _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
 
 
+Patience = Callable[[], float | None]
+"""Returns the seconds in which a candidate must begin to answer; None: no bound."""
+
+
+def unbounded() -> None:
+    """Return no bound: the patience with the last candidate."""
+
+
+class Candidate(Protocol):
+    """Models of one kind that may answer one request: this process's, or a server's."""
+
+    @property
+    def place(self) -> Place:
+        """The kind."""
+
+    @property
+    def words(self) -> str:
+        """The kind, for messages."""
+
+    @property
+    def ignored_fields(self) -> Sequence[str]:
+        """The client's fields that these models do not get."""
+
+    @property
+    def patience_s(self) -> Patience:
+        """Returns the seconds in which they must begin: others must still have time to answer."""
+
+    def expected_s(self) -> float | None:
+        """Return the seconds of an answer; 0 or None while nothing was measured."""
+
+    async def open(self, origin: RouteReason) -> Responder:
+        """Make a responder, not yet begun. Raises HandOffError where others are to answer."""
+
+    async def route_report(self, origin: RouteReason) -> RouteReport:
+        """Return the report of a request that they begin. Raises as `open` does."""
+
+    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+        """Return whether another candidate may answer after this error of theirs."""
+
+    def after(self, origin: RouteReason, error: Exception) -> RouteReason:
+        """Return why the next candidate is tried after this error."""
+
+    def by_itself(self) -> Self:
+        """Return the same models, for when those that they handed over to have failed."""
+
+
+class Lineup(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidates that may answer a request, as long as nothing was sent."""
+
+    candidates: Sequence[Candidate]
+    """One a place, in order."""
+    origin: RouteReason = DIRECT
+    """Why the first one is tried."""
+    continues_on_failure: bool = False
+    """Another candidate may continue a broken answer."""
+    on_begin: Callable[[RouteReason, str], None] = msgspec.field(default=lambda origin, tier: None)
+    """Gets the reason of a responder that begins in place of the first choice, and its tier."""
+    arm: str = ""
+    """The request's arms of experiments."""
+
+
 class FallbackChain:
     """One API request while it is answered. Use `parts` once."""
 
     def __init__(
-        self,
-        lineup: Lineup,
-        *,
-        is_streamed: bool,
-        is_private: bool = False,
-        deadline_s: float | None = None,
-        walk: RequestWalk | None = None,
-        basis: ParsedRequest | None = None,
+        self, parsed: ParsedRequest, walk: RequestWalk, line_up: Callable[[ParsedRequest], Lineup]
     ) -> None:
-        """`is_private`: only the local models may see the request. `deadline_s`: on the clock.
-
-        `walk` has the lineups that follow this one: before the first part, and where an answer
-        broke off that can continue. `basis`: the request as it was read for its first model.
-        """
-        self.is_streamed = is_streamed
-        self.is_private = is_private
-        self.deadline_s = deadline_s
-        self.basis = basis
+        """`parsed`: as it was read for its first model; `walk` reads it for the further ones."""
+        self.parsed = parsed
+        self.is_streamed = parsed.is_streamed
+        self.is_private = parsed.constraints.is_private
+        self.deadline_s = parsed.constraints.deadline_s
         self.responder: Responder | None = None
         self.headers: dict[str, str] = {}
         """Headers of the response; complete once an answer has begun."""
-        self._lineup = lineup
         self._walk = walk
+        self._line_up = line_up
+        self._lineup = line_up(parsed)
         self._failures: dict[Place, Exception] = {}
         self._current: Candidate | None = None
         self._cut_short: tuple[CutShortError, Responder] | None = None
@@ -117,9 +169,7 @@ class FallbackChain:
         """Take the lineup that follows after this error. Raises where there is none."""
         if isinstance(error, CutShortError) and self.responder is not None:
             self._cut_short = error, self.responder
-        if self._walk is None:
-            raise error
-        self._lineup, self.responder = await self._walk.lineup_after(error), None
+        self._lineup, self.responder = self._line_up(await self._walk.after(error)), None
         self._failures, self._current = {}, None
 
     async def _begin_with(self, lineup: Lineup) -> _Begun:

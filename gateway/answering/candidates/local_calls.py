@@ -1,6 +1,6 @@
 """The models of this process as a candidate, and the parts behind them."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -8,8 +8,8 @@ from typing import ClassVar
 import msgspec
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.candidate import Patience, unbounded
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
+from outrider.gateway.answering.candidates.fallback import Patience, unbounded
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
@@ -34,10 +34,8 @@ from outrider.gateway.contract.answers.responder import (
 )
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
 from outrider.gateway.contract.schema.routing import RouteReport
-from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.tenancy.metering.local_work import LocalWork
 from outrider.gateway.tenancy.metering.meter import RequestMeter
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
 from outrider.gateway.upstream.mirror import MirroredAnswer
@@ -47,14 +45,10 @@ from outrider.gateway.upstream.mirror import MirroredAnswer
 class LocalParts:
     """The parts behind the models of this process. `load` is measured."""
 
-    engine: EngineClient
     jobs: JobBuilder
     load: LocalLoad
     calls: UpstreamCalls
     """Of the upstream tiers, which take over and get copies."""
-    metrics: GatewayMetrics
-    local_tiers: Collection[str]
-    clock: Callable[[], float]
 
     def busy_reason(self, parsed: ParsedRequest) -> str | None:
         """Return why these models would answer too late; None where they would not."""
@@ -112,10 +106,10 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             job = job.traced()
         ticket = parts.load.admit()
         generation = Generation(
-            parts.engine,
+            parts.jobs.models.engine,
             msgspec.structs.replace(job, on_prefill=ticket.began),
-            parts.metrics,
-            parts.clock,
+            parts.jobs.metrics,
+            parts.jobs.clock,
         )
         if context.meter is not None and job.work is not None:
             context.meter.follow_local(job.work, partial(usage_summary, generation, origin))
@@ -148,12 +142,12 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
                 return job
             try:
                 credit = await _reserved(context.meter, job, upstream)
-                return msgspec.structs.replace(job, credit=credit, work=LocalWork(parts.clock))
+                return msgspec.structs.replace(job, credit=credit, work=LocalWork(parts.jobs.clock))
             except (RateLimitError, BudgetError) as error:
                 is_named = request.outrider is not None and request.outrider.tier is not None
                 if error.tier is None or request.model != AUTO or is_named:
                     raise
-                left = without_tier(principal, error.tier, parts.local_tiers)
+                left = without_tier(principal, error.tier, parts.calls.local_tiers)
                 if left is None and error.tier != upstream:
                     raise
                 if error.tier == upstream:
@@ -200,7 +194,9 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             token_ids = await job.tokenizer.encode_answer(kept.text, 2 * kept.num_tokens)
             share = None
             if token_ids:
-                share = await shared_tokens(self.parts.engine, job.choices[0].request, token_ids)
+                share = await shared_tokens(
+                    self.parts.jobs.models.engine, job.choices[0].request, token_ids
+                )
             if share is not None:
                 kept.agrees(share)
 

@@ -1,18 +1,19 @@
 """The small model's server as a candidate: routed as a local small model is, and watched."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.candidate import unbounded
 from outrider.gateway.answering.candidates.failures import after_failure, with_reason
+from outrider.gateway.answering.candidates.fallback import unbounded
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCandidate
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch
 from outrider.gateway.answering.jobs.route_report import cascade_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
     Escalation,
     HandOffError,
@@ -26,20 +27,9 @@ from outrider.gateway.contract.errors.tree import (
     UpstreamRefusalError,
 )
 from outrider.gateway.contract.schema.routing import RouteReport
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.router.conversations import is_tool_loop
-from outrider.router.guard import GuardOutcome, RouteGuard
+from outrider.router.guard import GuardOutcome
 from outrider.router.policy import Route, RouteConstraintError, RoutePolicy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallParts:
-    """The parts behind the small model's server. `guard`: the router's, where it has one."""
-
-    router: RoutePolicy
-    guard: RouteGuard | None
-    metrics: GatewayMetrics
-    clock: Callable[[], float]
 
 
 class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
@@ -47,7 +37,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
 
     place: ClassVar[Place] = "server"
     words: ClassVar[str] = "small model's server"
-    parts: SmallParts
+    router: RoutePolicy
     strong: Escalation | None
 
     async def open(self, origin: RouteReason) -> Responder:
@@ -92,10 +82,10 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         constraints = replace(
             requested_constraints(parsed.options),
             is_whole=not parsed.is_streamed,
-            may_watch=parsed.has_one_answer,
+            may_watch=_has_one_answer(parsed),
         )
         try:
-            return self.parts.router.route(parsed.text, constraints)
+            return self.router.route(_judged_text(parsed.document), constraints)
         except RouteConstraintError as error:
             raise BadRequestError(
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
@@ -109,17 +99,16 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         return SmallWatch(
             plan=route.cascade,
             quality=route.quality,
-            take_over=strong.take_over,
-            second_opinion=strong.second_opinion,
+            strong=strong,
             tells_logprobs=await small.until_known(),
-            metrics=self.parts.metrics,
-            clock=self.parts.clock,
+            metrics=self.calls.metrics,
+            clock=self.calls.clock,
             on_untrusted=small.distrust,
         )
 
     def _note(self, route: Route) -> None:
         """Report to the router's guard; a watched answer is reported by its watch."""
-        guard = self.parts.guard
+        guard = self.calls.routing.guard
         if guard and route.is_own and not route.cascade and route.quality is not None:
             guard.saw(GuardOutcome(quality=route.quality, is_strong=route.tier == "large"))
 
@@ -152,3 +141,28 @@ def _is_tool_loop(messages: list[Any]) -> bool:
         for message in messages
         if isinstance(message, dict)
     )
+
+
+def _judged_text(document: Mapping[str, Any]) -> str:
+    """Return the text that the router judges: the user's last message, or the first prompt."""
+    messages = document.get("messages")
+    if isinstance(messages, list):
+        asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+        return _text_of(asked[-1].get("content") if asked else None)
+    return _text_of(document.get("prompt"))
+
+
+def _text_of(content: object) -> str:
+    """Return a message's text, or a prompt's; of one in parts, the texts of all of them."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _has_one_answer(parsed: ParsedRequest) -> bool:
+    """Return whether one answer is wanted, which can be held back as a whole."""
+    prompt, best_of = parsed.document.get("prompt"), parsed.document.get("best_of")
+    is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
+    return parsed.num_choices == 1 and best_of in (None, 1) and is_one_prompt

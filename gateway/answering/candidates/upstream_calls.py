@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.candidate import Patience
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
+from outrider.gateway.answering.candidates.fallback import Patience
 from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch, WatchedResponder
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
@@ -107,7 +107,7 @@ class UpstreamCalls:
                 meter.continued()
         call = UpstreamCall(
             endpoint=parsed.endpoint,
-            document=self._outgoing(tier, document, parsed),
+            document=tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt),
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=parsed.context.arrival_s,
@@ -133,13 +133,6 @@ class UpstreamCalls:
         )
         made.arm = parsed.context.arm
         return made
-
-    @staticmethod
-    def _outgoing(
-        tier: UpstreamTier, document: Mapping[str, Any], parsed: ParsedRequest
-    ) -> dict[str, Any]:
-        """The body that is sent to the tier. Raises BadRequestError."""
-        return tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt)
 
     async def _admitted(
         self, meter: RequestMeter, parsed: ParsedRequest, query: UpstreamQuery
@@ -210,7 +203,7 @@ class UpstreamCalls:
     def mirror(self, parsed: ParsedRequest, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
         mirror = self.upstream.mirror
-        if mirror is None or parsed.constraints.is_private or not parsed.document:
+        if mirror is None or parsed.constraints.is_private:
             return
         if not parsed.context.principal.scopes.allows_tier(mirror.tier):
             return  # requests that may not be answered there are not mirrored there either
@@ -226,7 +219,7 @@ class UpstreamCalls:
         """Return a call whose answer no client waits for. Raises BadRequestError."""
         return UpstreamCall(
             endpoint=parsed.endpoint,
-            document=self._outgoing(tier, document, parsed),
+            document=tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt),
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=self.clock(),

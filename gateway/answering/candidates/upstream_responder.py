@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.answering.candidates.cut_short import CutShortError
+from outrider.gateway.answering.candidates.failures import CutShortError
 from outrider.gateway.answering.streaming.sse import DONE, event, rounded
 from outrider.gateway.contract.answers.responder import (
     AnswerFacts,

@@ -6,13 +6,11 @@ it, in no arm. Each model is read only when it is needed.
 """
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.candidate import Lineup
 from outrider.gateway.answering.candidates.chains import (
     ChainBook,
     ModelChain,
@@ -28,7 +26,7 @@ from outrider.gateway.answering.reading.arms import (
 )
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest, RequestContext
 from outrider.gateway.answering.reading.reading import RequestReader
-from outrider.gateway.contract.answers.responder import DIRECT, RouteReason
+from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError, NotReadyError
 from outrider.gateway.contract.schema.envelope import read_request
 from outrider.gateway.contract.schema.header_text import header_text
@@ -47,7 +45,6 @@ class RequestWalk:
         self,
         reader: RequestReader,
         chains: ChainBook,
-        line_up: Callable[[ParsedRequest, RouteReason], Lineup],
         endpoint: Endpoint,
         body: RequestJson,
         context: RequestContext,
@@ -55,7 +52,6 @@ class RequestWalk:
         """Find the arm and the chain. Raises GatewayError as `assignment_of` and `chain_of` do."""
         self._reader = reader
         self._chains = chains
-        self._line_up = line_up
         self._endpoint = endpoint
         self._sent = body
         self._arms: Assignment | None = None
@@ -75,16 +71,16 @@ class RequestWalk:
         except (GatewayError, EngineError) as error:
             return await self._leave_arms(error)
 
-    async def lineup_after(self, error: GatewayError | EngineError) -> Lineup:
-        """Return the lineup that follows one that has led to this error.
+    async def after(self, error: GatewayError | EngineError) -> ParsedRequest:
+        """Read the request anew after this error.
 
-        The request without its experiments, where they may be at fault; then the next models.
-        Raises one error for all models where there is none.
+        Without its experiments, where they may be at fault; then for the next models. Raises one
+        error for all models where there is none.
         """
         try:
             return await self._next(error)
         except (GatewayError, EngineError) as last:
-            return self._line_up(await self._leave_arms(last), DIRECT)
+            return await self._leave_arms(last)
 
     async def read(self) -> ParsedRequest:
         """Read the request for the current model. Raises GatewayError or EngineError."""
@@ -160,10 +156,10 @@ class RequestWalk:
             with suppress(NotReadyError, EngineError):
                 await self._reader.names.resolve(link.model, None, self._context.principal.scopes)
 
-    async def _next(self, error: GatewayError | EngineError) -> Lineup:
+    async def _next(self, error: GatewayError | EngineError) -> ParsedRequest:
         plain = await self.without_arms(error)
         if plain is not None:
-            return self._line_up(plain, DIRECT)
+            return plain
         while True:
             failed = self._advance(error)
             log.info("next model of the chain failed=%s why=%s", failed, name_of(error))
@@ -173,7 +169,8 @@ class RequestWalk:
                 error = another
                 continue
             why = f"{header_text(failed)}: {name_of(error)}"
-            return self._line_up(read, RouteReason(hand_off="failure", reason=why))
+            before = RouteReason(hand_off="failure", reason=why)
+            return msgspec.structs.replace(read, before=before)
 
     def _advance(self, error: GatewayError | EngineError) -> str:
         """Go to the next model; return the name of the one before.

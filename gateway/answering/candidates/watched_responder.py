@@ -15,10 +15,9 @@ from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.contract.answers.responder import (
     AnswerFacts,
     DraftAnswer,
-    EscalateFn,
+    Escalation,
     HandedOverError,
     PartialAnswer,
-    SecondOpinionFn,
     TakenOver,
 )
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
@@ -40,8 +39,7 @@ class SmallWatch:
 
     plan: CascadePlan
     quality: float | None
-    take_over: EscalateFn
-    second_opinion: SecondOpinionFn
+    strong: Escalation
     tells_logprobs: bool
     metrics: GatewayMetrics
     clock: Callable[[], float]
@@ -110,9 +108,9 @@ class WatchedResponder(UpstreamResponder):
             on_agreement=watch.plan.on_agreement,
         )
         if action == "commit" and watch.plan.is_explored:
-            watch.second_opinion(draft)
+            watch.strong.second_opinion(draft)
         if action == "escalate":
-            taken = await watch.take_over(draft)
+            taken = await watch.strong.take_over(draft)
             if taken is None:
                 action, reason = "refuse", f"{reason}; {_REFUSED}"
         watch.metrics.cascade_decided(action, tier, judging.held_s, judging.num_tokens)

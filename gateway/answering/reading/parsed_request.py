@@ -140,7 +140,9 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_choices: int
     token_limit: int | None = None
     origin: RouteReason = DIRECT
-    """Why no other place may answer."""
+    """Why the first place is the first."""
+    before: RouteReason = DIRECT
+    """Why the model before it in its chain did not answer."""
     assignment: Assignment | None = None
     falls_back_on: frozenset[FallbackKind] = frozenset()
     """Why the next model of its chain would be tried; empty where there is none."""
@@ -160,8 +162,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def upstream_model(self) -> str | None:
         """Return the model of the upstream tier that may answer; None where none is known."""
-        asked = (q for q in self.queries if isinstance(q, UpstreamQuery) and not q.has_small_model)
-        return next((query.model for query in asked), None)
+        asked = (query for query in self.queries if isinstance(query, UpstreamQuery))
+        return next((query.model for query in asked if not query.has_small_model), None)
 
     def continues_elsewhere(self, rules: PlacementPolicy) -> bool:
         """Return whether another model may continue the answer if it breaks off."""
@@ -169,28 +171,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         if wanted is None:
             wanted = self.constraints.policy == "prefer_local" or bool(self.falls_back_on)
         has_others = len(self.queries) > 1 or bool(self.falls_back_on)
-        return wanted and has_others and self.is_continuable
-
-    @property
-    def is_continuable(self) -> bool:
-        """Return whether another model can continue in the middle of the answer."""
-        return self.is_streamed and is_resumable(self._call(), "final_message")
-
-    @property
-    def text(self) -> str:
-        """Return the text that the router judges: the user's last message, or the first prompt."""
-        messages = self.document.get("messages")
-        if isinstance(messages, list):
-            asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-            return _text_of(asked[-1].get("content") if asked else None)
-        return _text_of(self.document.get("prompt"))
-
-    @property
-    def has_one_answer(self) -> bool:
-        """Return whether one answer is wanted, which can be held back as a whole."""
-        prompt, best_of = self.document.get("prompt"), self.document.get("best_of")
-        is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
-        return self.num_choices == 1 and best_of in (None, 1) and is_one_prompt
+        may_be = wanted and has_others and self.is_streamed
+        return may_be and is_resumable(self._call(), "final_message")
 
     def rest_after(self, unfinished: PartialAnswer) -> RequestJson:
         """Return the JSON that asks for the rest of an answer that broke off."""
@@ -207,15 +189,6 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
             request_id=self.context.request_id,
             arrival_s=self.context.arrival_s,
         )
-
-
-def _text_of(content: object) -> str:
-    """Return a message's text, or a prompt's; of one in parts, the texts of all of them."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
-    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def trace_request(parsed: ParsedRequest) -> None:
@@ -395,16 +368,15 @@ def permitted_places(
     scopes = principal.scopes
     if scopes.tiers is None:
         return constraints
+    tiers: Mapping[Place, Sequence[str | None]] = {
+        "local": local,
+        "server": (constraints.small,),
+        "cloud": (constraints.upstream,),
+    }
     places = tuple(
         place
         for place in constraints.places
-        if (
-            any(scopes.allows_tier(tier) for tier in local)
-            if place == "local"
-            else scopes.allows_tier(
-                (constraints.small if place == "server" else constraints.upstream) or ""
-            )
-        )
+        if any(scopes.allows_tier(tier or "") for tier in tiers[place])
     )
     if not places:
         raise tier_not_allowed(constraints.upstream or constraints.small or " or ".join(local))

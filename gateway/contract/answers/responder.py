@@ -1,6 +1,6 @@
 """The interface of a responder, the reason why it answers, and the hand-over to another."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -189,14 +189,6 @@ class HandedOverError(Exception):
         self.taken = taken
 
 
-EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
-"""Lets another tier answer; returns None where it cannot, within the time that is left."""
-
-
-SecondOpinionFn = Callable[[DraftAnswer], None]
-"""Has another tier write the beginning of an answer that is kept, to see how far it agrees."""
-
-
 class Escalation(Protocol):
     """Models in the large one's part for a request: they get what is too hard for the small one."""
 
@@ -205,7 +197,7 @@ class Escalation(Protocol):
         """The name of their tier."""
 
     async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
-        """Answer in the place of a weak answer. As EscalateFn has it."""
+        """Answer in the place of a weak answer; None where it cannot, in the time that is left."""
 
     def second_opinion(self, kept: DraftAnswer) -> None:
-        """Write the beginning of an answer that is kept, and compare."""
+        """Write the beginning of an answer that is kept, to see how far it agrees."""

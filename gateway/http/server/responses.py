@@ -153,17 +153,21 @@ class TimeLimit:
 
     def __init__(self, left_s: float | None) -> None:
         """`left_s`: seconds until the deadline; None: it has none."""
-        self.error: GatewayError = DeadlineExceededError(
+        self.timeout = asyncio.timeout(left_s)
+        self._key_error: AuthenticationError | None = None
+        self._is_lifted = False
+
+    @property
+    def error(self) -> GatewayError:
+        """Return why the time is up, once it is."""
+        return self._key_error or DeadlineExceededError(
             "The answer was not complete at the request's deadline."
         )
-        """Why the time is up, where it is."""
-        self.timeout = asyncio.timeout(left_s)
-        self._is_lifted = False
 
     def end_key(self, error: AuthenticationError) -> None:
         """End the answer, unless it is about to end by itself: its key is not valid any more."""
         if not self._is_lifted and not self.timeout.expired():
-            self.error = error
+            self._key_error = error
             self.timeout.reschedule(asyncio.get_running_loop().time())
 
     async def lift(self, *, is_answered: bool) -> None:

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from outrider.gateway.answering.candidates.candidate import Lineup, unbounded
-from outrider.gateway.answering.candidates.fallback import FallbackChain
+from outrider.gateway.answering.candidates.fallback import FallbackChain, Lineup, unbounded
 from outrider.gateway.answering.candidates.local_calls import LocalCandidate
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.jobs.job import Job
@@ -91,10 +90,14 @@ def answered(
             ticket = LocalLoad(time.monotonic).admit()
             return LocalResponder(generation, writing, origin, ticket)
 
-    missing: Any = SimpleNamespace(context=SimpleNamespace(ignored_fields=()), ignored_fields=())
-    leg = OneLeg(parts=missing, parsed=missing, query=missing, strong=None, patience_s=unbounded)
-    lineup = Lineup(candidates=[leg])
-    answering = FallbackChain(lineup, is_streamed=writing.is_streamed)
+    parsed: Any = SimpleNamespace(
+        context=SimpleNamespace(ignored_fields=()),
+        constraints=SimpleNamespace(is_private=False, deadline_s=None),
+        is_streamed=writing.is_streamed,
+    )
+    none: Any = SimpleNamespace(ignored_fields=())
+    leg = OneLeg(parts=none, parsed=parsed, query=none, strong=None, patience_s=unbounded)
+    answering = FallbackChain(parsed, none, lambda *_: Lineup(candidates=[leg]))
     response = AnswerResponse(answering, clock=time.monotonic)
     sent: list[Message] = []
 
