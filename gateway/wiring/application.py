@@ -10,7 +10,7 @@ from outrider.gateway.answering.caching.answers import AnswerCache
 from outrider.gateway.answering.caching.metrics import CacheMetrics
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
-from outrider.gateway.answering.candidates.local_calls import LocalParts
+from outrider.gateway.answering.candidates.local_candidate import LocalParts
 from outrider.gateway.answering.candidates.local_responder import LocalLoad
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner

@@ -15,8 +15,8 @@ from outrider.gateway.answering.candidates.fallback import (
     Patience,
     unbounded,
 )
-from outrider.gateway.answering.candidates.local_calls import LocalCandidate, LocalParts
-from outrider.gateway.answering.candidates.small_calls import SmallServerCandidate
+from outrider.gateway.answering.candidates.local_candidate import LocalCandidate, LocalParts
+from outrider.gateway.answering.candidates.small_candidate import SmallServerCandidate
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls, UpstreamCandidate
 from outrider.gateway.answering.candidates.walk import RequestWalk
 from outrider.gateway.answering.reading.parsed_request import (

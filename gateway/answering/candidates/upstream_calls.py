@@ -1,4 +1,4 @@
-"""Requests for upstream tiers: the body that is sent, the most it may cost, the responder."""
+"""Upstream tiers as candidates: the body that is sent, the most it may cost, the responder."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Message
 
 from outrider.gateway.answering.candidates.fallback import FallbackChain, Lineup, unbounded
-from outrider.gateway.answering.candidates.local_calls import LocalCandidate
+from outrider.gateway.answering.candidates.local_candidate import LocalCandidate
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.streaming.generation import Generation
