@@ -102,25 +102,24 @@ class RequestReader:
         refuse_doubled_names(body.raw)
         _check_model(context, request.model)
         assignment = self._assigned(request, body, endpoint, context)
-        parsing = partial(self._parsed_for_local, endpoint, body, request, context, ignored)
+        parsing = partial(self._parsed_for_local, endpoint, body, request, ignored)
         return await self._in_its_arms(assignment, parsing, context)
 
     async def _in_its_arms(
         self,
         assignment: Assignment | None,
-        parsing: Callable[[Assignment | None], Awaitable[ParsedRequest]],
+        parsing: Callable[[RequestContext, Assignment | None], Awaitable[ParsedRequest]],
         context: RequestContext,
     ) -> ParsedRequest:
         """Parse the request in its arms, or in none where it cannot be served in them."""
         try:
-            return await parsing(assignment)
+            return await parsing(context, assignment)
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
             if assignment.overlay.model is not None:
                 raise  # the body names the arm's model: the planner has the client's
-            unarmed(context)
-            parsed = await parsing(None)
+            parsed = await parsing(unarmed(context), None)
             self.note_left_out(assignment, error, context)
             return parsed
 
@@ -129,8 +128,8 @@ class RequestReader:
         endpoint: Endpoint,
         body: RequestJson,
         request: ApiRequest,
-        context: RequestContext,
         ignored: tuple[str, ...],
+        context: RequestContext,
         assignment: Assignment | None,
     ) -> ParsedRequest:
         if assignment is not None:
@@ -166,7 +165,7 @@ class RequestReader:
         read_variables(read.document.get(FIELD))
         _check_model(context, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
-        parsing = partial(self._parsed_for_tiers, endpoint, body, read, context)
+        parsing = partial(self._parsed_for_tiers, endpoint, body, read)
         return await self._in_its_arms(assignment, parsing, context)
 
     async def _parsed_for_tiers(
