@@ -111,7 +111,7 @@ class AnswerForm:
 
     def __init__(self, veil: Veil | None = None, writer: AnswerWriter | None = None) -> None:
         self.hides_tiers = None if veil is None else veil.hides_tiers
-        """Whether errors may name tiers; None where nothing but the key decides it."""
+        """Whether errors name no tiers; None where the key alone decides it."""
         self._veil = veil
         self._writer = writer
 

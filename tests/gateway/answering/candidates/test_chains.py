@@ -12,6 +12,7 @@ import pytest
 from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.contract.schema import parsing
 from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
@@ -81,6 +82,23 @@ def test_an_alias_works_without_upstream_tiers(
     with hybrid(tokenizer, encode, clouds=(), tiers={}, aliases=chain("large")) as world:
         answer = world.chat(model="gpt-4o-mini")
         assert answer.headers["x-outrider-tier"] == "large"
+
+
+def test_a_request_is_decoded_once_along_its_chain(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded = parsing._decode_object, list[bytes]()
+
+    def noting(raw: bytes) -> dict[str, Any]:
+        decoded.append(raw)
+        return decode(raw)
+
+    with make(DOWN, aliases=chain("cloud", "second"), cache={"store": "memory"}) as world:
+        monkeypatch.setattr(parsing, "_decode_object", noting)
+        answer = world.chat(model="gpt-4o-mini", temperature=0, outrider={"cache": "on"})
+        assert content(answer) == TWO_TEXT
+        assert answer.headers["x-outrider-cache"] == "miss"
+    assert len(decoded) == 1
 
 
 @pytest.mark.parametrize("has_clouds", [True, False])
