@@ -10,11 +10,11 @@ from outrider.gateway.answering.caching.answers import AnswerCache
 from outrider.gateway.answering.caching.metrics import CacheMetrics
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
-from outrider.gateway.answering.candidates.cloud_calls import CloudCalls
+from outrider.gateway.answering.candidates.local_candidate import LocalParts
 from outrider.gateway.answering.candidates.local_responder import LocalLoad
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner
-from outrider.gateway.answering.candidates.small_calls import SmallCalls
+from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.tier_choice import TierChooser
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
@@ -68,7 +68,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     jobs = build_jobs(parts, adapters)
     chains = ChainBook(aliases=parts.aliases)
     catalog = LiveModelCatalog(
-        parts.cloud, jobs.models, _local_formats(parts), chains.first_models()
+        parts.upstream, jobs.models, _local_formats(parts), chains.first_models()
     )
     planner = _build_planner(parts, jobs, catalog, chains)
     recent = RecentOutcomes(clock=parts.clock)
@@ -78,7 +78,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         jobs=jobs,
         catalog=catalog,
         chains=chains,
-        cloud=parts.cloud,
+        upstream=parts.upstream,
         tenancy=parts.tenancy,
         metrics=parts.metrics,
         fleet=jobs.models.fleet,
@@ -141,10 +141,10 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             authenticate=keys.authenticator.authenticate,
             foreign_pages=ForeignPages.of(parts.http),
             has_open_metrics=keys.has_open_metrics,
-            has_upstream_tiers=bool(parts.cloud.tiers),
+            has_upstream_tiers=bool(parts.upstream.tiers),
             passing=PassThroughEndpoints(
                 intake=intake,
-                passing=PassThrough(cloud=parts.cloud, names=catalog, chains=chains),
+                passing=PassThrough(upstream=parts.upstream, names=catalog, chains=chains),
             ),
         )
     )
@@ -193,7 +193,7 @@ def build_adapters(parts: GatewayParts) -> AdapterRegistry:
     return AdapterRegistry(
         parts.engine,
         max_named=parts.adapters.max_named,
-        taken=frozenset({*RESERVED_NAMES, *parts.cloud.tiers, *parts.aliases}),
+        taken=frozenset({*RESERVED_NAMES, *parts.upstream.tiers, *parts.aliases}),
         initial=[parse_adapter(each) for each in parts.adapters.lora],
     )
 
@@ -232,7 +232,7 @@ def build_tokenizing(parts: GatewayParts, jobs: JobBuilder, chains: ChainBook) -
     ignores_unknown = parts.unknown_fields == "ignore"
     return Tokenizing(
         jobs=jobs,
-        cloud=parts.cloud,
+        upstream=parts.upstream,
         tokenizers=parts.tokenizers,
         chains=chains,
         messages_api=MessagesApi(has_upstream_tiers=False, ignores_unknown=ignores_unknown),
@@ -244,12 +244,12 @@ def _build_planner(
     parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCatalog, chains: ChainBook
 ) -> Planner:
     checks = TierChecks(
-        cloud=parts.cloud,
+        upstream=parts.upstream,
         default_max_tokens=parts.limits.default_max_tokens,
         typical=parts.routing.typical,
     )
-    calls = CloudCalls(
-        cloud=parts.cloud,
+    calls = UpstreamCalls(
+        upstream=parts.upstream,
         names=catalog,
         checks=checks,
         routing=parts.routing,
@@ -258,7 +258,7 @@ def _build_planner(
         clock=parts.clock,
     )
     reader = RequestReader(
-        cloud=parts.cloud,
+        upstream=parts.upstream,
         names=catalog,
         checks=checks,
         experiments=parts.experiments,
@@ -267,25 +267,11 @@ def _build_planner(
         ignores_unknown=parts.unknown_fields == "ignore",
     )
     return Planner(
-        engine=parts.engine,
-        cloud=parts.cloud,
-        jobs=jobs,
-        load=LocalLoad(parts.clock),
+        local=LocalParts(jobs=jobs, load=LocalLoad(parts.clock), calls=calls),
         calls=calls,
-        small=SmallCalls(
-            calls=calls,
-            jobs=jobs,
-            router=parts.router,
-            guard=parts.routing.guard,
-            metrics=parts.metrics,
-            clock=parts.clock,
-        ),
+        router=parts.router,
         reader=reader,
         chains=chains,
-        routing=parts.routing,
-        metrics=parts.metrics,
-        local_tiers=tuple(parts.tokenizers),
-        clock=parts.clock,
     )
 
 
@@ -313,7 +299,7 @@ def _build_answers(
     jobs: JobBuilder,
     chains: ChainBook,
 ) -> AnswerEndpoints:
-    has_tiers = bool(parts.cloud.tiers)
+    has_tiers = bool(parts.upstream.tiers)
     ignores_unknown = parts.unknown_fields == "ignore"
     idempotent = IdempotentAnswers.of(
         parts.http, parts.clock, parts.edge_metrics, elsewhere=parts.siblings
@@ -387,7 +373,7 @@ def _build_lifespan(
     return Lifespan(
         engine=parts.engine,
         jobs=jobs,
-        cloud=parts.cloud,
+        upstream=parts.upstream,
         tenancy=parts.tenancy,
         experiments=parts.experiments,
         dashboard=dashboard,

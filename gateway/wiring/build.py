@@ -112,12 +112,14 @@ def build_parts(
     from outrider.gateway.wiring.parts import GatewayParts
     from outrider.gateway.wiring.routing import build_routing
     from outrider.gateway.wiring.tenancy import build_tenancy
-    from outrider.gateway.wiring.upstream import build_cloud
+    from outrider.gateway.wiring.upstream import build_upstream
 
     models = named_models(settings)
     metrics = GatewayMetrics()
     tenancy = build_tenancy(settings, metrics.registry)
-    cloud = build_cloud(settings, os.environ, tuple(models), UpstreamMetrics(metrics.registry))
+    upstream = build_upstream(
+        settings, os.environ, tuple(models), UpstreamMetrics(metrics.registry)
+    )
 
     tokenizers = {}
     for tier, path in models.items():
@@ -139,8 +141,8 @@ def build_parts(
     router, routing = build_routing(
         settings,
         models,
-        has_upstream_strong=cloud.rules.strong == "cloud",
-        has_small_server=cloud.rules.small is not None,
+        has_upstream_strong=upstream.rules.strong == "cloud",
+        has_small_server=upstream.rules.small is not None,
     )
     traces = settings.telemetry.traces
     tracer = build_tracer(
@@ -152,7 +154,7 @@ def build_parts(
         tokenizers=tokenizers,
         router=router,
         routing=routing,
-        cloud=cloud,
+        upstream=upstream,
         adapters=settings.adapters,
         aliases=checked_aliases(settings),
         unknown_fields=settings.unknown_fields,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from outrider.gateway.answering.caching.answers import CacheRules
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptSlots
 from outrider.gateway.contract.schema.kinds import UnknownFields
@@ -56,7 +56,7 @@ class GatewayParts:
     router: RoutePolicy
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     routing: RoutingParts = field(default_factory=RoutingParts)
-    cloud: CloudParts = field(default_factory=CloudParts)
+    upstream: UpstreamParts = field(default_factory=UpstreamParts)
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     tenancy: Tenancy = field(default_factory=Tenancy)
     http: HttpSettings = field(default_factory=HttpSettings)

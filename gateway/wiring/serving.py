@@ -251,12 +251,12 @@ async def _routing(parts: GatewayParts) -> str:
     summary = parts.routing.summary
     if isinstance(parts.engine, EnginePool) and parts.engine.is_asleep:
         summary += "; no engine runs now, the first request has one started"
-    small, rules = parts.cloud.small, parts.cloud.rules
+    small, rules = parts.upstream.small, parts.upstream.rules
     if small is not None:
         await small.until_known(_SMALL_KNOWN_S)
         return f"{summary}; small: {small.tier.name}, {small.summary}"
     if not rules.has_local:
-        return f"all to {rules.cloud}: no model here (--small MODEL, a server's URL, or demo)"
+        return f"all to {rules.upstream}: no model here (--small MODEL, a server's URL, or demo)"
     return summary
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.placement import PlacementPolicy
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.answering.text.token_counts import TokenCounter
 from outrider.gateway.settings.server_traits import TRAITS
 from outrider.gateway.settings.tiers import MirrorSettings, UpstreamSettings
@@ -90,12 +90,12 @@ def build_upstreams(
     return tiers
 
 
-def build_cloud(
+def build_upstream(
     settings: Settings,
     environ: Mapping[str, str],
     local: Collection[Tier],
     metrics: UpstreamMetrics,
-) -> CloudParts:
+) -> UpstreamParts:
     """Build all parts for upstream tiers, beside the `local` tiers that are loaded.
 
     Raises SettingsError, as `build_upstreams` does.
@@ -120,7 +120,7 @@ def build_cloud(
             clock=time.monotonic,
             on_untrusted=metrics.untrusted,
         )
-    return CloudParts(
+    return UpstreamParts(
         small=small,
         gateway_id=gateway_id,
         tiers=tiers,

@@ -25,7 +25,7 @@ from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.caching import build_cache
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy
-from outrider.gateway.wiring.upstream import build_cloud
+from outrider.gateway.wiring.upstream import build_upstream
 from outrider.router.cascade import CascadePlan
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from outrider.verifier.params import Tier
@@ -191,7 +191,7 @@ def hybrid(
             tiers["shadow"] = {"url": second.url, "model": "mock-model"}
         settings = Settings.model_validate({"tiers": tiers, **sections})
         metrics = GatewayMetrics()
-        cloud = build_cloud(settings, environ or {}, local, UpstreamMetrics(metrics.registry))
+        cloud = build_upstream(settings, environ or {}, local, UpstreamMetrics(metrics.registry))
         engine = ScriptedClient(
             vocab_size=420, script=lambda _: Script(), tiers=local or ("large",)
         )
@@ -202,7 +202,7 @@ def hybrid(
             tokenizers=dict.fromkeys(local, tokenizer),
             router=router,
             limits=GatewayLimits(default_max_tokens=64),
-            cloud=cloud,
+            upstream=cloud,
             aliases=settings.aliases,
             unknown_fields=settings.unknown_fields,
             cache=build_cache(settings),

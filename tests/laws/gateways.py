@@ -51,7 +51,7 @@ class Gateway:
 
     def heal(self) -> None:
         """Close all breakers, as successful requests between failures would."""
-        for tier in self.context.cloud.tiers.values():
+        for tier in self.context.upstream.tiers.values():
             for replica in tier.replicas.replicas:
                 for _ in range(3):
                     replica.begin(is_streamed=False).succeeded()

@@ -458,7 +458,7 @@ def test_a_second_try_gives_the_same_answer(clouds: Clouds, front: Gateway) -> N
 def test_a_hedge_gives_the_same_answer(clouds: Clouds) -> None:
     """Whoever is faster; and the hedge, where the first one says nothing at all."""
     with clouds.front(tiers__cloud__hedge_share=1.0) as front:
-        tier = front.context.cloud.tiers["cloud"]
+        tier = front.context.upstream.tiers["cloud"]
         ways = (({}, tier._state.whole), (STREAMED, tier.first_token))
         races: tuple[tuple[Cut, ...], ...] = ((), (Cut(0, how="stall"),))
         for home, options in itertools.product((PLAIN, DRAFTING), (GREEDY, HOT)):

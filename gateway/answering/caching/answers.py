@@ -13,8 +13,8 @@ import msgspec
 
 from outrider.gateway.answering.caching.entry import CachedEntry, CacheStore
 from outrider.gateway.answering.caching.metrics import CacheMetrics, CacheStatus
-from outrider.gateway.answering.candidates.basis import AnswerBasis
 from outrider.gateway.answering.candidates.fallback import FallbackChain
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import AnswerFacts
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.tenancy.keys.keys import Principal
@@ -78,10 +78,10 @@ class AnswerCache:
 
         Raises BadRequestError for a cache that is asked for and cannot be had.
         """
-        basis = chain.basis
-        if basis is None or (self.store is None and not _may_ask(basis.body)):
+        basis = chain.parsed
+        if self.store is None and not _may_ask(basis.body.raw):
             return chain
-        document = decoded(basis.body)
+        document = basis.body.document
         wish = _wish(document)
         if self.store is None:
             if wish == "on":
@@ -105,15 +105,15 @@ class AnswerCache:
             return self._passed_by(chain)
         return CachedAnswer(self, self.store, answer_key(basis, document, version), chain)
 
-    def _obstacle(self, basis: AnswerBasis, document: Mapping[str, Any]) -> str:
+    def _obstacle(self, basis: ParsedRequest, document: Mapping[str, Any]) -> str:
         """Return why this answer cannot be kept; empty where it can."""
-        context = basis.parsed.context
-        request = basis.parsed.request
-        temperature = document.get("temperature") if request is None else request.temperature
-        seed = document.get("seed") if request is None else request.seed
+        context = basis.context
+        local = basis.local
+        temperature = document.get("temperature") if local is None else local.request.temperature
+        seed = document.get("seed") if local is None else local.request.seed
         if temperature != 0 and seed is None:
             return "sampled"
-        if basis.parsed.constraints.is_private or context.with_trace:
+        if basis.constraints.is_private or context.with_trace:
             return "private"
         return "" if self.rules.allows(context.principal) else "key"
 
@@ -130,8 +130,7 @@ class AnswerCache:
             and facts.outcome == "stop"
             and not facts.is_degraded
             and not facts.is_cut_by_limit
-            and chain.basis is not None
-            and chain.arm == chain.basis.parsed.context.arm  # else it was answered in no arm
+            and chain.arm == chain.parsed.context.arm  # else it was answered in no arm
             and self.rules.keeps(facts.tier)
             and sum(map(len, parts)) <= self.rules.max_entry_bytes
             and not any(_WITHHELD.search(part) for part in parts[-8:])
@@ -235,13 +234,11 @@ class CachedAnswer:
 
     def _entry(self, parts: Collection[bytes]) -> CachedEntry:
         facts = self._chain.facts
-        basis = self._chain.basis
         assert facts is not None
-        assert basis is not None
         return CachedEntry(
             parts=tuple(parts),
             tier=facts.tier,
-            model=basis.parsed.model or "",
+            model=self._chain.parsed.upstream_model or "",
             num_prompt_tokens=facts.num_prompt_tokens,
             num_completion_tokens=facts.num_tokens,
             made_at=self._cache.wall_clock(),
@@ -251,9 +248,7 @@ class CachedAnswer:
 
     async def _admit(self, entry: CachedEntry) -> None:
         """Book the hit. Raises RateLimitError or BudgetError where its charge has no room."""
-        basis = self._chain.basis
-        assert basis is not None
-        meter = basis.parsed.context.meter
+        meter = self._chain.parsed.context.meter
         if meter is None:
             return
         await meter.serve_cached(
@@ -271,13 +266,10 @@ class CachedAnswer:
         self._set_status(status)
         age_s = max(self._cache.wall_clock() - entry.made_at, 0.0)
         self._headers["age"] = str(int(age_s))
-        basis = self._chain.basis
-        assert basis is not None
-        context = basis.parsed.context
         self._facts = AnswerFacts(
             tier=entry.tier,
             reason="cache",
-            job_id=context.request_id,
+            job_id=self._chain.parsed.context.request_id,
             outcome="stop",
             num_tokens=entry.num_completion_tokens,
             num_prompt_tokens=entry.num_prompt_tokens,
@@ -314,14 +306,14 @@ _FREE_OPTIONS: Final = frozenset({"cache", "deadline_ms", "slo"})
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-def answer_key(basis: AnswerBasis, document: dict[str, Any], version: bytes) -> bytes:
+def answer_key(basis: ParsedRequest, document: dict[str, Any], version: bytes) -> bytes:
     """Return 32 bytes that are equal for requests whose answers are distributed alike.
 
     They cover the request without its labels, whatever the order of its fields; the models behind
     its first one; its arms of experiments; the tiers that its key may use; the tenant's salt; and
     `version`, which stands for the gateway's models and settings.
     """
-    context = basis.parsed.context
+    context = basis.context
     principal = context.principal
     kept = {name: value for name, value in document.items() if name not in _LABELS}
     options = kept.get(_OPTIONS)
@@ -331,7 +323,7 @@ def answer_key(basis: AnswerBasis, document: dict[str, Any], version: bytes) -> 
             del kept[_OPTIONS]
     tiers = principal.scopes.tiers
     shaped = (
-        basis.parsed.endpoint,
+        basis.endpoint,
         kept,
         basis.models_behind,
         context.arm,
@@ -339,10 +331,3 @@ def answer_key(basis: AnswerBasis, document: dict[str, Any], version: bytes) -> 
         principal.cache_salt,
     )
     return hashlib.blake2b(_encode(shaped), key=version, digest_size=32).digest()
-
-
-def decoded(body: bytes) -> dict[str, Any]:
-    """Return the JSON of a request that was read before."""
-    document = msgspec.json.decode(body)
-    assert isinstance(document, dict)
-    return document

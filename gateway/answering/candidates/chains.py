@@ -8,26 +8,19 @@ from typing import Any, Final
 import msgspec
 
 from outrider.engine.errors import EngineError, PromptTooLongError
-from outrider.gateway.answering.candidates.cut_short import CutShortError
-from outrider.gateway.answering.candidates.fallback import may_go_on
+from outrider.gateway.answering.candidates.failures import CutShortError, is_passing, together
 from outrider.gateway.answering.reading.parsed_request import check_model
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     BudgetError,
     GatewayError,
-    GenerationError,
-    LoopError,
-    NotReadyError,
     PermissionDeniedError,
     RateLimitError,
-    ThrottledError,
-    UnavailableError,
-    UpstreamError,
     UpstreamRefusalError,
 )
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.kinds import Endpoint, FallbackKind
-from outrider.gateway.contract.schema.parsing import refuse_doubled_names
+from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.tenancy.keys.keys import Principal
 
@@ -76,7 +69,7 @@ class ModelChain:
     document: Mapping[str, Any]
     endpoint: Endpoint
 
-    def body(self, index: int) -> bytes:
+    def body(self, index: int) -> RequestJson:
         """Return the request as one that names the link's model. Raises BadRequestError."""
         link = self.links[index]
         document = {name: value for name, value in self.document.items() if name != _FIELD}
@@ -93,7 +86,7 @@ class ModelChain:
                 document[name] = value
         document["model"] = link.model
         try:
-            return msgspec.json.encode(document)
+            return RequestJson(msgspec.json.encode(document), document)
         except (OverflowError, RecursionError, ValueError):
             raise BadRequestError(
                 "The request has a number of more than 64 bits or is nested too deeply."
@@ -101,7 +94,11 @@ class ModelChain:
 
     def falls_back_on(self, index: int) -> frozenset[FallbackKind]:
         """Return why the link after this one would be tried; empty where there is none."""
-        return self.links[index].falls_back_on if index + 1 < len(self.links) else frozenset()
+        return frozenset() if self.is_last(index) else self.links[index].falls_back_on
+
+    def is_last(self, index: int) -> bool:
+        """Return whether no link is behind this one."""
+        return index + 1 >= len(self.links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,37 +108,31 @@ class ChainBook:
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
     rng: random.Random = field(default_factory=random.Random)
 
-    def chain_of(self, endpoint: Endpoint, body: bytes, principal: Principal) -> ModelChain | None:
+    def chain_of(
+        self, endpoint: Endpoint, body: RequestJson, principal: Principal
+    ) -> ModelChain | None:
         """Return the request's chain; None where it names one model that is no alias.
 
         Raises BadRequestError for `models` that is no list of names, and PermissionDeniedError for
         a name that the key may not use.
         """
-        if not self.aliases and b'"models"' not in body:
+        if not self.aliases and b'"models"' not in body.raw:
             return None
-        try:
-            named = msgspec.json.decode(body, type=_Named)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None  # the reader of requests says what is wrong
+        named = _named_in(body.raw)
         if named.models is None and (
             not isinstance(named.model, str) or named.model not in self.aliases
         ):
             return None
-        refuse_doubled_names(body)
+        refuse_doubled_names(body.raw)
         names = self.names_in(named.model, named.models)
         for name in names:
             check_model(principal, name)
-        return ModelChain(
-            links=self.links_of(names), document=msgspec.json.decode(body), endpoint=endpoint
-        )
+        return ModelChain(links=self.links_of(names), document=body.document, endpoint=endpoint)
 
     @staticmethod
     def requested(body: bytes) -> str:
         """Return the name that a request gives first; empty where it gives none."""
-        try:
-            named = msgspec.json.decode(body, type=_Named)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return ""
+        named = _named_in(body)
         several = named.models if isinstance(named.models, list) else ()
         first = next((name for name in (named.model, *several) if name is not None), None)
         return first if isinstance(first, str) else ""
@@ -209,6 +200,14 @@ class ChainBook:
         return (first, *(model for model in alias.models if model != first))
 
 
+def _named_in(body: bytes) -> _Named:
+    """Return the names in a body; none in what is no request: its reader says what is wrong."""
+    try:
+        return msgspec.json.decode(body, type=_Named)
+    except (ValueError, RecursionError):
+        return _Named()
+
+
 def goes_on(error: Exception, kinds: frozenset[FallbackKind]) -> bool:
     """Return whether the next model of a chain may answer after this error of the one before."""
     kind = _kind_of(error)
@@ -228,18 +227,7 @@ def _kind_of(error: Exception) -> FallbackKind | str | None:
             return None if error.code == "invalid_json" else "capability"
         case RateLimitError() | BudgetError():
             return None if error.tier is None else "failure"
-        case EngineError():
-            return "failure" if may_go_on(error, "local") else None
-        case (
-            UpstreamError()
-            | UnavailableError()
-            | ThrottledError()
-            | NotReadyError()
-            | GenerationError()
-            | LoopError()
-        ):
-            return "failure" if may_go_on(error, "local") else None
-    return None
+    return "failure" if is_passing(error) else None
 
 
 def _refused_for(error: UpstreamRefusalError) -> FallbackKind | None:
@@ -249,7 +237,7 @@ def _refused_for(error: UpstreamRefusalError) -> FallbackKind | None:
         return "content_filter"
     if any(word in told for word in _TOO_LONG):
         return "context_length"
-    return "failure" if may_go_on(error, "cloud") else None
+    return "failure" if is_passing(error) else None
 
 
 def told_together(errors: Sequence[GatewayError | EngineError]) -> Exception:
@@ -260,12 +248,7 @@ def told_together(errors: Sequence[GatewayError | EngineError]) -> Exception:
     passing = [error for error in errors if _kind_of(error) == "failure"]
     if not passing:
         return first
-    waits = [getattr(error, "retry_after_s", None) or 1.0 for error in passing]
-    said = " ".join(f"[{number}] {error}" for number, error in enumerate(errors, 1))
-    return UnavailableError(
-        f"No model of the chain can answer at the moment; try again soon. {said}",
-        retry_after_s=min(waits),
-    )
+    return together("model of the chain", dict(enumerate(errors, 1)), passing)
 
 
 def _is_given(name: str, document: Mapping[str, Any]) -> bool:

@@ -2,132 +2,117 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol, Self
 
 import msgspec
 
-from outrider.engine.errors import (
-    CrashSuspectError,
-    EngineError,
-    InfeasibleObjectiveError,
-    InvalidRequestError,
-    PromptTooLongError,
-    QueueFullError,
-)
-from outrider.gateway.answering.candidates.basis import AnswerBasis
-from outrider.gateway.answering.candidates.cut_short import CutShortError
+from outrider.engine.errors import EngineError
+from outrider.gateway.answering.candidates.failures import CutShortError, name_of, summary
+from outrider.gateway.answering.candidates.walk import RequestWalk
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
     DIRECT,
     AnswerFacts,
     HandOffError,
-    HandOffKind,
     Place,
     Responder,
     RouteReason,
 )
-from outrider.gateway.contract.errors.tree import (
-    BadRequestError,
-    BudgetError,
-    EngineLostTwiceError,
-    GatewayError,
-    GenerationError,
-    LoopError,
-    NotReadyError,
-    RateLimitError,
-    ThrottledError,
-    UnavailableError,
-    UpstreamError,
-    UpstreamRefusalError,
-)
+from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.contract.schema.routing import RouteReport
 
 log = logging.getLogger(__name__)
 
-# The model's name or the path is wrong: an error in the settings, not in the request.
-_NOT_FOUND: Final = frozenset({404, 405})
 _MAX_NAMES: Final = 16
 _MAX_NAME_CHARS: Final = 64
-
-_NAMES: Final[Mapping[Place, str]] = {
-    "server": "small model's server",
-    "local": "local models",
-    "cloud": "upstream tier",
-}
 
 _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
 
 
-class AnswerCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Local or upstream models that may answer. `open` makes the responder from the route reason.
+Patience = Callable[[], float | None]
+"""Returns the seconds in which a candidate must begin to answer; None: no bound."""
 
-    `patience_s` returns the seconds that the responder may take to begin, where the next candidate
-    must still have time to answer; None: no bound. `ignored_fields`: of the request, which these
-    models do not get.
-    """
 
-    name: Place
-    open: Callable[[RouteReason], Awaitable[Responder]]
-    patience_s: Callable[[], float | None] = msgspec.field(default=lambda: None)
-    ignored_fields: Sequence[str] = ()
+def unbounded() -> None:
+    """Return no bound: the patience with the last candidate."""
+
+
+class Candidate(Protocol):
+    """Models of one kind that may answer one request: this process's, or a server's."""
+
+    @property
+    def place(self) -> Place:
+        """The kind."""
+
+    @property
+    def words(self) -> str:
+        """The kind, for messages."""
+
+    @property
+    def ignored_fields(self) -> Sequence[str]:
+        """The client's fields that these models do not get."""
+
+    @property
+    def patience_s(self) -> Patience:
+        """Returns the seconds in which they must begin: others must still have time to answer."""
+
+    def expected_s(self) -> float | None:
+        """Return the seconds of an answer; 0 or None while nothing was measured."""
+
+    async def open(self, origin: RouteReason) -> Responder:
+        """Make a responder, not yet begun. Raises HandOffError where others are to answer."""
+
+    async def route_report(self, origin: RouteReason) -> RouteReport:
+        """Return the report of a request that they begin. Raises as `open` does."""
+
+    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+        """Return whether another candidate may answer after this error of theirs."""
+
+    def after(self, origin: RouteReason, error: Exception) -> RouteReason:
+        """Return why the next candidate is tried after this error."""
+
+    def by_itself(self) -> Self:
+        """Return the same models, for when those that they handed over to have failed."""
 
 
 class Lineup(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidates that may answer a request, in order.
+    """The candidates that may answer a request, as long as nothing was sent."""
 
-    `candidates` are tried as long as nothing was sent. One that is listed twice is tried again only
-    if it handed over before, and the one that took over failed. `origin`: why the first is tried.
-    continues_on_failure: another candidate may continue a broken answer. `on_begin` gets
-    the reason of a responder that begins in place of the first choice, and its tier. `arm`: the
-    request's arms of experiments.
-    """
-
-    candidates: Sequence[AnswerCandidate]
+    candidates: Sequence[Candidate]
+    """One a place, in order."""
     origin: RouteReason = DIRECT
+    """Why the first one is tried."""
     continues_on_failure: bool = False
+    """Another candidate may continue a broken answer."""
     on_begin: Callable[[RouteReason, str], None] = msgspec.field(default=lambda origin, tier: None)
+    """Gets the reason of a responder that begins in place of the first choice, and its tier."""
     arm: str = ""
-
-
-Instead = Callable[[Exception], Awaitable[Lineup | None]]
-"""The lineup that follows one that has led to this error: without experiments, or the next model's.
-
-None where there is none. May raise its own error, in place of this one.
-"""
+    """The request's arms of experiments."""
 
 
 class FallbackChain:
     """One API request while it is answered. Use `parts` once."""
 
     def __init__(
-        self,
-        lineup: Lineup,
-        *,
-        is_streamed: bool,
-        is_private: bool = False,
-        deadline_s: float | None = None,
-        instead: Instead | None = None,
-        basis: AnswerBasis | None = None,
+        self, parsed: ParsedRequest, walk: RequestWalk, line_up: Callable[[ParsedRequest], Lineup]
     ) -> None:
-        """`is_private`: only the local models may see the request. `deadline_s`: on the clock.
-
-        `instead` is called with the error that would be raised, to get another lineup in place of
-        the current one: before the first part, and where an answer broke off that can continue.
-        `basis`: what the answer follows from.
-        """
-        self.is_streamed = is_streamed
-        self.is_private = is_private
-        self.deadline_s = deadline_s
-        self.basis = basis
+        """`parsed`: as it was read for its first model; `walk` reads it for the further ones."""
+        self.parsed = parsed
+        self.is_streamed = parsed.is_streamed
+        self.is_private = parsed.constraints.is_private
+        self.deadline_s = parsed.constraints.deadline_s
         self.responder: Responder | None = None
         self.headers: dict[str, str] = {}
         """Headers of the response; complete once an answer has begun."""
-        self._lineup = lineup
-        self._instead = instead
+        self._walk = walk
+        self._line_up = line_up
+        self._lineup = line_up(parsed)
         self._failures: dict[Place, Exception] = {}
-        self._current: AnswerCandidate | None = None
+        self._current: Candidate | None = None
         self._cut_short: tuple[CutShortError, Responder] | None = None
 
     @property
@@ -141,8 +126,9 @@ class FallbackChain:
         Raises GatewayError or EngineError; before the first part, that of the most telling failure.
         """
         begun: _Begun | None = await self._begin()
-        if self._current is not None and self._current.ignored_fields:
-            self.headers["x-outrider-ignored-fields"] = _listed(self._current.ignored_fields)
+        ignored = () if self._current is None else self._current.ignored_fields
+        if ignored:
+            self.headers["x-outrider-ignored-fields"] = _listed(ignored)
         while begun is not None:
             parts, part = begun
             begun = None
@@ -171,113 +157,113 @@ class FallbackChain:
                 return await self._begin_with(self._lineup)
             except (GatewayError, EngineError) as error:
                 try:
-                    is_followed = await self._follow(error)
+                    await self._follow(error)
                 except (GatewayError, EngineError):
                     if self._cut_short is None:
                         raise
-                    is_followed = False
-                if not is_followed and self._cut_short is not None:
                     # It was withheld for an answer that no other model gives.
                     short, self.responder = self._cut_short
                     return _nothing(), short.ending
-                if not is_followed:
-                    raise
 
-    async def _follow(self, error: GatewayError | EngineError) -> bool:
-        """Take the lineup that follows after this error; False where there is none."""
+    async def _follow(self, error: GatewayError | EngineError) -> None:
+        """Take the lineup that follows after this error. Raises where there is none."""
         if isinstance(error, CutShortError) and self.responder is not None:
             self._cut_short = error, self.responder
-        other = None if self._instead is None else await self._instead(error)
-        if other is None:
-            return False
-        self._lineup, self.responder = other, None
+        self._lineup, self.responder = self._line_up(await self._walk.after(error)), None
         self._failures, self._current = {}, None
-        return True
 
     async def _begin_with(self, lineup: Lineup) -> _Begun:
         """Return the body of the first responder that begins, and its first part."""
         origin = lineup.origin
         failures = self._failures
-        for place in lineup.candidates:
-            if place.name in failures:
+        left = list(lineup.candidates)
+        for candidate in left:
+            if candidate.place in failures:
                 continue
-            self._current = place
+            self._current = candidate
             try:
-                begun = await self._first_part(place, origin)
+                begun = await self._first_part(candidate, origin)
                 if self.responder is not None and origin is not DIRECT:
                     lineup.on_begin(origin, self.responder.facts.tier)
                 return begun
             except HandOffError as handed:
                 origin = handed.origin
+                left.append(candidate.by_itself())  # tried if all that may take over fail
             except (GatewayError, EngineError) as error:
-                if isinstance(error, CutShortError) or not may_go_on(error, place.name):
+                if isinstance(error, CutShortError) or not candidate.may_go_on(error):
                     raise
-                failures[place.name] = error
-                log.warning("place failed place=%s error=%s", place.name, _name_of(error))
-                origin = _after_failure(origin, place.name, error)
-        raise _summary(failures)
+                failures[candidate.place] = error
+                log.warning("place failed place=%s error=%s", candidate.place, name_of(error))
+                origin = candidate.after(origin, error)
+        raise summary(failures)
 
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
         """Continue an answer that this error broke off, with a candidate that is left."""
         before, current = self.responder, self._current
         unfinished = None if before is None else before.unfinished
-        if before is None or unfinished is None or not self._lineup.continues_on_failure:
+        if (
+            before is None
+            or current is None
+            or unfinished is None
+            or not self._lineup.continues_on_failure
+        ):
             return None
-        assert current is not None
+        by = before.taken_over_by or current.place
+        broken = next(each for each in self._lineup.candidates if each.place == by)
         is_cut_short = isinstance(error, CutShortError)
-        name = before.taken_over_by or current.name
-        if not is_cut_short and not may_go_on(error, name):
+        if not is_cut_short and not broken.may_go_on(error):
             return None
-        self._failures[name] = error
-        origin = _after_failure(self._lineup.origin, name, error)
+        self._failures[broken.place] = error
+        origin = broken.after(self._lineup.origin, error)
         failed: GatewayError | EngineError = error
         while True:
-            place = None if is_cut_short else self._next_place()
-            if place is None:
+            following = None if is_cut_short else self._next_candidate()
+            if following is None:
                 # An answer that its server ended early is continued by the next model only.
                 is_cut_short = False
-                place, origin = await self._place_behind(failed, origin)
-            if place is None:
+                following, origin = await self._candidate_behind(failed, origin)
+            if following is None:
                 self.responder, self._current = before, current
                 return None
-            log.warning("trying to go on place=%s error=%s", place.name, _name_of(failed))
-            self._current = place
+            place = following.place
+            log.warning("trying to go on place=%s error=%s", place, name_of(failed))
+            self._current = following
             try:
-                return await self._first_part(place, replace(origin, continues=unfinished))
+                return await self._first_part(following, replace(origin, continues=unfinished))
             except (GatewayError, EngineError) as another:
-                log.warning("could not go on place=%s error=%s", place.name, _name_of(another))
-                self._failures[place.name] = failed = another
+                log.warning("could not go on place=%s error=%s", place, name_of(another))
+                self._failures[place] = failed = another
 
-    def _next_place(self) -> AnswerCandidate | None:
+    def _next_candidate(self) -> Candidate | None:
         """Return the first candidate of the lineup that has not failed."""
-        left = (place for place in self._lineup.candidates if place.name not in self._failures)
+        left = (each for each in self._lineup.candidates if each.place not in self._failures)
         return next(left, None)
 
-    async def _place_behind(
+    async def _candidate_behind(
         self, error: GatewayError | EngineError, origin: RouteReason
-    ) -> tuple[AnswerCandidate | None, RouteReason]:
+    ) -> tuple[Candidate | None, RouteReason]:
         """Return the first candidate of the lineup that follows, and why it is tried."""
         try:
-            is_followed = await self._follow(error)
+            await self._follow(error)
         except (GatewayError, EngineError):
             return None, origin
-        return (self._next_place(), self._lineup.origin) if is_followed else (None, origin)
+        return self._next_candidate(), self._lineup.origin
 
-    async def _first_part(self, place: AnswerCandidate, origin: RouteReason) -> _Begun:
-        patience_s = place.patience_s()
+    async def _first_part(self, candidate: Candidate, origin: RouteReason) -> _Begun:
+        patience_s = candidate.patience_s()
         try:
             if patience_s is None:  # by far the most requests
-                return await self._opened(place, origin)
+                return await self._opened(candidate, origin)
             async with asyncio.timeout(patience_s):
-                return await self._opened(place, origin)
+                return await self._opened(candidate, origin)
         except TimeoutError:
             raise UnavailableError(
-                f"The {_NAMES[place.name]} did not begin to answer in time for a fallback to "
+                f"The {candidate.words} did not begin to answer in time for a fallback to "
                 "another tier."
             ) from None
 
-    async def _opened(self, place: AnswerCandidate, origin: RouteReason) -> _Begun:
-        self.responder = responder = await place.open(origin)
+    async def _opened(self, candidate: Candidate, origin: RouteReason) -> _Begun:
+        self.responder = responder = await candidate.open(origin)
         parts = responder.parts()
         try:
             return parts, await anext(parts)
@@ -295,69 +281,3 @@ async def _nothing() -> AsyncGenerator[bytes]:
     """Yield no further part."""
     return
     yield b""
-
-
-def may_go_on(error: GatewayError | EngineError, place: Place) -> bool:
-    """Return whether another place may still answer: the request itself is not at fault."""
-    if isinstance(error, EngineLostTwiceError):
-        return False  # the request may be what crashes engines
-    if isinstance(error, EngineError):
-        return not isinstance(error, InvalidRequestError | CrashSuspectError)
-    if isinstance(error, UpstreamRefusalError):
-        # A small model's server may have too short a context; a larger tier has its own word.
-        return place == "server" or error.status in _NOT_FOUND
-    if isinstance(error, RateLimitError | BudgetError):
-        return place != "local" and error.tier is not None  # a limit of that tier alone
-    if isinstance(error, BadRequestError):
-        return place != "local"  # not expressible in that server's API, but perhaps in ours
-    return isinstance(
-        error,
-        UpstreamError
-        | UnavailableError
-        | ThrottledError
-        | NotReadyError
-        | GenerationError
-        | LoopError,
-    )
-
-
-def _after_failure(origin: RouteReason, place: Place, error: Exception) -> RouteReason:
-    """Return why the next place is tried."""
-    kind: HandOffKind = "failure"
-    match error:
-        case PromptTooLongError():
-            kind, why = "capability", "too long for the local models"
-        case QueueFullError():
-            kind, why = "load", "the queue of the local models is full"
-        case InfeasibleObjectiveError():
-            kind, why = "load", "the local models are too busy for its first token"
-        case BadRequestError():
-            kind, why = "capability", "the upstream tier does not support this request"
-        case RateLimitError() | BudgetError():
-            kind, why = "load", "the key's limit for the upstream tier is used up"
-        case UpstreamRefusalError() if place == "server":
-            kind, why = "capability", "the small model's server refuses it"
-        case _:
-            why = f"the {_NAMES[place]} failed: {_name_of(error)}"
-    return replace(
-        origin,
-        hand_off=kind,
-        reason=f"{origin.reason}; {why}" if origin.reason else why,
-        is_degraded=place == "cloud",
-    )
-
-
-def _name_of(error: Exception) -> str:
-    """A short stable word for an error."""
-    return str(getattr(error, "code", None) or type(error).__name__)
-
-
-def _summary(failures: Mapping[Place, Exception]) -> Exception:
-    """One error for all failures: the original one if there was a single place."""
-    if len(failures) == 1:
-        return next(iter(failures.values()))
-    waits = [getattr(error, "retry_after_s", None) or 1.0 for error in failures.values()]
-    said = " ".join(f"[{place}] {error}" for place, error in failures.items())
-    return UnavailableError(
-        f"No tier can answer at the moment; try again soon. {said}", retry_after_s=min(waits)
-    )

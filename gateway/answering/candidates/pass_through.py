@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 
 from outrider.gateway.answering.candidates.chains import ChainBook, goes_on, told_together
-from outrider.gateway.answering.candidates.cloud_responder import blot_out
 from outrider.gateway.answering.candidates.passed_work import (
     COUNTS,
     ELSEWHERE,
@@ -18,7 +17,7 @@ from outrider.gateway.answering.candidates.passed_work import (
     number_of_images,
     work_of,
 )
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
+from outrider.gateway.answering.candidates.upstream_responder import blot_out
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
@@ -30,6 +29,7 @@ from outrider.gateway.answering.reading.parsed_request import (
     check_model,
     tier_not_allowed,
 )
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     GatewayError,
@@ -115,13 +115,13 @@ class _Fields(msgspec.Struct):
 class PassThrough:
     """Passes requests on to tiers that have their endpoint."""
 
-    cloud: CloudParts
+    upstream: UpstreamParts
     names: LiveModelCatalog
     chains: ChainBook
 
     def is_available(self, route: PassedRoute) -> bool:
         """Return whether some tier has the endpoint."""
-        return any(self._has(tier, route) for tier in self.cloud.tiers.values())
+        return any(self._has(tier, route) for tier in self.upstream.tiers.values())
 
     async def answer(
         self,
@@ -137,7 +137,7 @@ class PassThrough:
 
         Raises GatewayError: one for all models, where none can.
         """
-        if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
+        if self.upstream.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError("The request has come through too many gateways, or through this one.")
         refuse_privacy_header(context.headers)
         form: _Form | _Json = (
@@ -172,7 +172,7 @@ class PassThrough:
         self, model: str, options: OutriderOptions, route: PassedRoute, principal: Principal
     ) -> ResolvedModel:
         """Return the tier and the model that a name means here. `auto`: the first tier that can."""
-        able = [name for name, t in self.cloud.tiers.items() if self._has(t, route)]
+        able = [name for name, t in self.upstream.tiers.items() if self._has(t, route)]
         if not able:
             raise BadRequestError(
                 f"/v1{route.path}: no tier of this server has it. Where a tier's server has it, "
@@ -204,7 +204,7 @@ class PassThrough:
         context: RequestContext,
     ) -> PassedAnswer:
         assert meant.tier is not None
-        tier = self.cloud.tiers[meant.tier]
+        tier = self.upstream.tiers[meant.tier]
         if not context.principal.scopes.allows_tier(tier.name):
             raise tier_not_allowed(tier.name)
         model = meant.model or await self.names.usual_model(tier.name)
@@ -239,7 +239,7 @@ class PassThrough:
             model=model,
             request_id=context.request_id,
             arrival_s=context.arrival_s,
-            hops=(*context.hops, self.cloud.gateway_id),
+            hops=(*context.hops, self.upstream.gateway_id),
             on_attempt=None if meter is None else meter.on_attempt,
             span=context.span,
             untold=work.usage(),
@@ -248,7 +248,7 @@ class PassThrough:
         try:
             whole = await answer.whole()
         except GatewayError as error:
-            blot_out(error, self.cloud.secrets)
+            blot_out(error, self.upstream.secrets)
             raise
         finally:
             await answer.aclose()

@@ -10,15 +10,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
+from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.contract.answers.responder import (
     AnswerFacts,
     DraftAnswer,
-    EscalateFn,
+    Escalation,
     HandedOverError,
     PartialAnswer,
-    SecondOpinionFn,
     TakenOver,
 )
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
@@ -40,25 +39,24 @@ class SmallWatch:
 
     plan: CascadePlan
     quality: float | None
-    take_over: EscalateFn
-    second_opinion: SecondOpinionFn
+    strong: Escalation
     tells_logprobs: bool
     metrics: GatewayMetrics
     clock: Callable[[], float]
     on_untrusted: Callable[[str], None] = lambda complaint: None
 
 
-class WatchedResponder(CloudResponder):
+class WatchedResponder(UpstreamResponder):
     """Answers by a server's small model, or passes on the answer of the tier that took over."""
 
     def __init__(self, *arguments: Any, watch: SmallWatch, **options: Any) -> None:
-        """`arguments` and `options`: those of CloudResponder."""
+        """`arguments` and `options`: those of UpstreamResponder."""
         super().__init__(*arguments, **options)
         self._watch = watch
         self._taken: TakenOver | None = None
 
     async def parts(self) -> AsyncGenerator[bytes]:
-        """Yield the body. Raises as CloudResponder does."""
+        """Yield the body. Raises as UpstreamResponder does."""
         try:
             async with aclosing(super().parts()) as own:
                 async for part in own:
@@ -110,9 +108,9 @@ class WatchedResponder(CloudResponder):
             on_agreement=watch.plan.on_agreement,
         )
         if action == "commit" and watch.plan.is_explored:
-            watch.second_opinion(draft)
+            watch.strong.second_opinion(draft)
         if action == "escalate":
-            taken = await watch.take_over(draft)
+            taken = await watch.strong.take_over(draft)
             if taken is None:
                 action, reason = "refuse", f"{reason}; {_REFUSED}"
         watch.metrics.cascade_decided(action, tier, judging.held_s, judging.num_tokens)

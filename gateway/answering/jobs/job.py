@@ -25,7 +25,7 @@ from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.answer_form import AnswerForm
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.tool_parser import ToolReading
-from outrider.gateway.contract.answers.responder import EscalateFn, SecondOpinionFn
+from outrider.gateway.contract.answers.responder import Escalation
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Endpoint
@@ -121,17 +121,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a whole answer is checked against."""
     second_looks: SecondLooks | None = None
     """Has the large model judge the small one's answer, though it may be kept."""
-    second_opinion: SecondOpinionFn | None = None
-    """The same, where an upstream tier is in the large model's part."""
     quality: float | None = None
     """The predicted quality of the small answer; None if the router did not judge."""
     cascade: CascadePlan | None = None
     """The watch of the small answers. Their requests say `may_escalate` and have log-probabilities.
 
-    With it goes one of `escalation` and `take_over`."""
+    With it goes one of `escalation` and `strong`."""
     escalation: EscalationTarget | None = None
-    take_over: EscalateFn | None = None
-    """Lets an upstream tier take a weak answer; there is one choice then."""
+    strong: Escalation | None = None
+    """An upstream tier in the large model's part; there is one choice then."""
     on_prefill: Callable[[float], None] | None = None
     """Called with the seconds that a choice queued; must not block."""
     on_answer: Callable[[Answer], None] | None = None
@@ -152,7 +150,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, choices=tuple(map(_traced, self.choices)))
 
     def __post_init__(self) -> None:
-        if self.cascade is not None and self.escalation is None and self.take_over is None:
+        if self.cascade is not None and self.escalation is None and self.strong is None:
             raise ValueError("a job with a cascade needs an escalation target")
 
 

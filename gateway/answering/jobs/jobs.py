@@ -32,7 +32,7 @@ from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext, permitted
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptSlots, PromptWork
-from outrider.gateway.contract.answers.responder import HandOffError, UpstreamEscalation
+from outrider.gateway.contract.answers.responder import Escalation, HandOffError
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.routing import RouteReport
@@ -86,7 +86,7 @@ class JobBuilder:
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: UpstreamEscalation | None = None,
+        upstream: Escalation | None = None,
     ) -> Job:
         """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
 
@@ -103,7 +103,7 @@ class JobBuilder:
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: UpstreamEscalation | None = None,
+        upstream: Escalation | None = None,
     ) -> RouteReport:
         """Return the request's route; nothing is counted or remembered.
 
@@ -123,7 +123,7 @@ class JobBuilder:
         return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
     async def _plan(
-        self, request: ApiRequest, context: RequestContext, upstream: UpstreamEscalation | None
+        self, request: ApiRequest, context: RequestContext, upstream: Escalation | None
     ) -> _Planned:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
@@ -171,7 +171,7 @@ class JobBuilder:
         prompts: Prompts,
         choice: TierChoice,
         context: RequestContext,
-        upstream: UpstreamEscalation | None,
+        upstream: Escalation | None,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
         request = prompts.request
@@ -249,8 +249,7 @@ class JobBuilder:
             quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,
-            take_over=upstream.take_over if upstream and choice.hands_over else None,
-            second_opinion=upstream.second_opinion if upstream and choice.hands_over else None,
+            strong=upstream if choice.hands_over else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
             on_answer=self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,

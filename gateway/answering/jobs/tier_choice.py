@@ -14,9 +14,9 @@ from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import (
+    Escalation,
     HandOffError,
     RouteReason,
-    UpstreamEscalation,
 )
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
@@ -73,7 +73,7 @@ class TierChooser:
         self,
         prompts: Prompts,
         candidates: CandidateTiers,
-        upstream: UpstreamEscalation | None,
+        upstream: Escalation | None,
         engine: EngineInfo,
     ) -> TierChoice:
         """Choose the tier of a request.
@@ -93,7 +93,7 @@ class TierChooser:
         if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
             if upstream is not None and small is not None:
-                return await self._shared(prompts, small, upstream.name)
+                return await self._shared(prompts, small, upstream.tier)
             return await self._routed(prompts, candidates)
         for name in ("min_quality", "threshold"):
             if getattr(prompts.options, name) is not None:

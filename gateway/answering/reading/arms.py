@@ -1,6 +1,5 @@
 """Experiments in the path of a request: what they look at, and what an assignment changes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from outrider.gateway.contract.errors.tree import BudgetError, RateLimitError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.envelope import ReadRequest
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.experiments.assigner import Assignment, Subject, conversation_unit
 from outrider.gateway.experiments.experiments import Experiments
 from outrider.gateway.settings.arm_overlay import MODEL, MODELS, SAMPLING_FIELDS, SERVICE_TIER
@@ -74,7 +74,7 @@ def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
 def assignment_of(
     experiments: Experiments,
     choosing: Choosing,
-    body: bytes,
+    body: RequestJson,
     endpoint: Endpoint,
     context: RequestContext,
 ) -> Assignment | None:
@@ -118,11 +118,12 @@ def with_arms(
     return msgspec.structs.replace(context, arm=assignment.label, has_arms_slo=has_arms_slo)
 
 
-def forget_arms(context: RequestContext) -> None:
-    """Note in the request's account that it is in no arm after all."""
+def unarmed(context: RequestContext) -> RequestContext:
+    """Return the context in no arm, and note in the request's account that it is in none."""
     if context.meter is not None:
         context.meter.arm = ""
         context.meter.arms = ()
+    return msgspec.structs.replace(context, is_assigned=True, assignment=None)
 
 
 def overlaid(request: ApiRequest, assignment: Assignment) -> ApiRequest:
@@ -170,11 +171,11 @@ def _kept(label: str) -> str:
     return label
 
 
-def _first_words(body: bytes) -> str:
+def _first_words(body: RequestJson) -> str:
     """The beginning of a conversation, or the whole prompt; empty for a body that is no request."""
     try:
-        document: Mapping[str, Any] = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # other parsers accept what JSON forbids
+        document = body.document
+    except ValueError:  # other parsers accept what JSON forbids
         return ""
     messages = document.get("messages")
     for message in messages if isinstance(messages, list) else ():

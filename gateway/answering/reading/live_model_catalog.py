@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from outrider.engine.errors import EngineError
 from outrider.engine.events import TierInfo
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.model_catalog import (
     AUTO,
@@ -15,6 +14,7 @@ from outrider.gateway.answering.reading.model_catalog import (
     ResolvedModel,
     TierModels,
 )
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.verifier.params import TIERS, Tier
@@ -38,7 +38,7 @@ class LiveModelCatalog:
 
     def __init__(
         self,
-        cloud: CloudParts,
+        upstream: UpstreamParts,
         models: LocalModels,
         formats: Mapping[Tier, LocalFormats],
         aliases: Mapping[str, str] | None = None,
@@ -48,7 +48,7 @@ class LiveModelCatalog:
         `aliases`: the model that each further name stands for first.
         """
         self._aliases = aliases or {}
-        self._cloud = cloud
+        self._upstream = upstream
         self._models = models
         self._formats = formats
         self._listed: dict[str, tuple[str, ...]] = {}
@@ -63,7 +63,7 @@ class LiveModelCatalog:
         Raises NotReadyError too: the names of checkpoints are unknown while the engine loads. A
         fleet's first engine is waited for, where no upstream tier could answer meanwhile.
         """
-        if not self._cloud.tiers:
+        if not self._upstream.tiers:
             await self._models.until_known()
         names = await self.current()
         if model not in names and self._asking:
@@ -81,7 +81,7 @@ class LiveModelCatalog:
 
     async def refreshed(self) -> ModelCatalog:
         """Return the catalog with the servers' current lists; fetch those that are stale."""
-        tiers = self._cloud.tiers
+        tiers = self._upstream.tiers
         listed = await asyncio.gather(*(tier.models() for tier in tiers.values()))
         self._listed = dict(zip(tiers, listed, strict=True))
         return await self.current()
@@ -89,13 +89,13 @@ class LiveModelCatalog:
     async def current(self) -> ModelCatalog:
         """Return the catalog as far as it is known."""
         local = await self._local()
-        tiers = self._cloud.tiers
+        tiers = self._upstream.tiers
         for name, tier in tiers.items():
             if tier.settings.model is None and not self._listed.get(name):
                 # Without a setting, only the server itself knows the name of its model.
                 self._ask(name)
         listed = tuple(self._listed.get(name, ()) for name in tiers)
-        is_known = not self._cloud.rules.has_local or all(local.values())
+        is_known = not self._upstream.rules.has_local or all(local.values())
         known = _Known(is_local_known=is_known, local=tuple(local.items()), listed=listed)
         if self._names is None or known != self._known:
             self._known = known
@@ -112,7 +112,7 @@ class LiveModelCatalog:
                     )
                     for (name, tier), ids in zip(tiers.items(), listed, strict=True)
                 ],
-                handoff=self._cloud.rules.cloud,
+                handoff=self._upstream.rules.upstream,
                 formats=self._formats,
                 aliases=self._aliases,
             )
@@ -133,20 +133,20 @@ class LiveModelCatalog:
 
     async def _learn(self, name: str) -> None:
         try:
-            self._listed[name] = await self._cloud.tiers[name].models()
+            self._listed[name] = await self._upstream.tiers[name].models()
         finally:
             del self._asking[name]
 
     async def _local(self) -> dict[str, tuple[TierInfo, ...]]:
         """Return the engine's names; while it is not ready, those that do not depend on it."""
-        rules = self._cloud.rules
+        rules = self._upstream.rules
         if not rules.has_local:
             return {AUTO: ()}
         try:
             self._last_local = await self._models.names()
             return self._last_local
         except (EngineError, GatewayError):
-            if not self._cloud.tiers:
+            if not self._upstream.tiers:
                 raise
             if self._last_local:  # the engine restarts with the same models
                 return self._last_local

@@ -15,6 +15,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.kinds import Endpoint, FallbackKind, Policy
+from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.experiments.assigner import Assignment
 from outrider.gateway.settings.server_traits import ServerTraits
 from outrider.gateway.telemetry.spans import RequestMarks, record_request
@@ -25,8 +26,7 @@ from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.dialects.base import Resume
 from outrider.gateway.upstream.dialects.openai_request import is_resumable, request_body
 
-_NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in tiers"
-_NO_OPTIONS: Final = OutriderOptions()
+_NO_UPSTREAM: Final = "this server has no upstream tier; its operator sets one in tiers"
 _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 ApiRequest = ChatRequest | CompletionRequest
@@ -35,7 +35,7 @@ ApiRequest = ChatRequest | CompletionRequest
 class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """The places that may answer one request.
 
-    `places` in the order in which they are tried. `cloud`: the upstream tier that is meant where
+    `places` in the order in which they are tried. `upstream`: the upstream tier that is meant where
     "cloud" is among them; else None. `small`: the server's tier, where "server" is. `strong`: the
     place for what the router finds too hard for the small model. `deadline_s` is on the gateway's
     clock. `reason`: why the first place is the first, one line of ASCII.
@@ -44,7 +44,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     is_private: bool
     places: tuple[Place, ...]
-    cloud: str | None
+    upstream: str | None
     strong: Place
     deadline_s: float | None
     reason: str
@@ -56,7 +56,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
             self,
             places=places,
             strong=self.strong if self.strong in places else places[0],
-            cloud=self.cloud if "cloud" in places else None,
+            upstream=self.upstream if "cloud" in places else None,
             small=self.small if "server" in places else None,
         )
 
@@ -93,83 +93,93 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     ignored_fields: tuple[str, ...] = ()
 
 
-class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, parsed for every responder.
+class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the models of this process are asked it."""
 
-    `request` as the local models read it, None where they may not answer. `document`, without its
-    `outrider` object, and `meant` as an upstream tier gets them: only where there are such tiers;
-    `model` is the one to request from its server, `small_model` from the small model's. `options`:
-    its `outrider` object, with its arms'. `origin`: why no other tier may answer. `assignment`: its
-    arms of experiments. `falls_back_on`: why the next model of its chain would be tried; empty
-    where there is none. `ignored_fields`: those that the local models do not get.
-    """
+    request: ApiRequest
+    ignored_fields: tuple[str, ...] = ()
+    """The client's fields that these models do not get."""
+
+    def for_rest(self, rest: RequestJson) -> ApiRequest:
+        """Return the request for the rest of an answer, for which this JSON asks."""
+        request = type(self.request).model_validate_json(rest.raw)
+        kept = {"model": self.request.model, "outrider": self.request.outrider}
+        return request.model_copy(update=kept)
+
+
+class UpstreamQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as a server is asked it: the request's `document`, for one of its models."""
+
+    tier: str
+    model: str | None
+    """The model to request from the server; None while it has not said which ones it has."""
+    meant: ResolvedModel
+    """What the client's `model` stands for."""
+    has_small_model: bool = False
+    """It is the small model's server, for which the router decides."""
+
+
+Query = LocalQuery | UpstreamQuery
+
+
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as every place reads it, and as each of them is asked it."""
 
     endpoint: Endpoint
     context: RequestContext
     constraints: PlacementConstraints
+    queries: tuple[Query, ...]
+    """One for each place, in their order; at least one."""
+    body: RequestJson
+    """As the client sent it, but for the model's name where its arm or its alias names one."""
+    outward: RequestJson
+    """As servers get it, without its `outrider` object; the same where there are no servers."""
+    options: OutriderOptions
+    """Its `outrider` object, with its arms'."""
     is_streamed: bool
     num_choices: int
     token_limit: int | None = None
-    request: ApiRequest | None = None
-    meant: ResolvedModel | None = None
-    document: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    model: str | None = None
-    small_model: str | None = None
-    options: OutriderOptions = _NO_OPTIONS
-    max_cost_usd: float | None = None
     origin: RouteReason = DIRECT
+    """Why the first place is the first."""
+    before: RouteReason = DIRECT
+    """Why the model before it in its chain did not answer."""
     assignment: Assignment | None = None
     falls_back_on: frozenset[FallbackKind] = frozenset()
-    ignored_fields: tuple[str, ...] = ()
+    """Why the next model of its chain would be tried; empty where there is none."""
+    models_behind: tuple[str, ...] = ()
+    """The further models of its chain."""
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """Return what it says, as servers get it."""
+        return self.outward.document
+
+    @property
+    def local(self) -> LocalQuery | None:
+        """Return what the local models are asked; None where they may not answer."""
+        return next((query for query in self.queries if isinstance(query, LocalQuery)), None)
+
+    @property
+    def upstream_model(self) -> str | None:
+        """Return the model of the upstream tier that may answer; None where none is known."""
+        asked = (query for query in self.queries if isinstance(query, UpstreamQuery))
+        return next((query.model for query in asked if not query.has_small_model), None)
 
     def continues_elsewhere(self, rules: PlacementPolicy) -> bool:
         """Return whether another model may continue the answer if it breaks off."""
         wanted = rules.continue_on_failure
         if wanted is None:
             wanted = self.constraints.policy == "prefer_local" or bool(self.falls_back_on)
-        has_others = len(self.constraints.places) > 1 or bool(self.falls_back_on)
-        return wanted and has_others and self.is_continuable
+        has_others = len(self.queries) > 1 or bool(self.falls_back_on)
+        may_be = wanted and has_others and self.is_streamed
+        return may_be and is_resumable(self._call(), "final_message")
 
-    @property
-    def is_continuable(self) -> bool:
-        """Return whether another model can continue in the middle of the answer."""
-        return self.is_streamed and is_resumable(self._call(), "final_message")
-
-    @property
-    def text(self) -> str:
-        """Return the text that the router judges: the user's last message, or the first prompt."""
-        messages = self.document.get("messages")
-        if isinstance(messages, list):
-            asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-            return _text_of(asked[-1].get("content") if asked else None)
-        return _text_of(self.document.get("prompt"))
-
-    @property
-    def has_one_answer(self) -> bool:
-        """Return whether one answer is wanted, which can be held back as a whole."""
-        prompt, best_of = self.document.get("prompt"), self.document.get("best_of")
-        is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
-        return self.num_choices == 1 and best_of in (None, 1) and is_one_prompt
-
-    def for_small(self) -> "ParsedRequest":
-        """Return the request as it is sent to the small model's server."""
-        constraints = msgspec.structs.replace(self.constraints, cloud=self.constraints.small)
-        return msgspec.structs.replace(self, constraints=constraints, model=self.small_model)
-
-    def continued(self, unfinished: PartialAnswer) -> "ParsedRequest":
-        """Return the request for the rest of an answer that broke off."""
+    def rest_after(self, unfinished: PartialAnswer) -> RequestJson:
+        """Return the JSON that asks for the rest of an answer that broke off."""
         resume = Resume(
             text=unfinished.text, num_tokens=unfinished.num_tokens, strategy="final_message"
         )
-        body = request_body(self._call(), _AS_IT_IS, resume)
-        request = self.request
-        if request is not None:
-            request = type(request).model_validate_json(body)
-            assert self.request is not None
-            kept = {"model": self.request.model, "outrider": self.request.outrider}
-            request = request.model_copy(update=kept)
-        document = msgspec.json.decode(body)
-        return msgspec.structs.replace(self, document=document, request=request)
+        return RequestJson(request_body(self._call(), _AS_IT_IS, resume))
 
     def _call(self) -> UpstreamCall:
         return UpstreamCall(
@@ -181,26 +191,17 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _text_of(content: object) -> str:
-    """Return a message's text, or a prompt's; of one in parts, the texts of all of them."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
-    return "\n".join(text for text in texts if isinstance(text, str))
-
-
 def trace_request(parsed: ParsedRequest) -> None:
     """Note on the request's span what it asks for, without any of its text."""
     context = parsed.context
     if not context.span.is_recording:
         return
-    request, document = parsed.request, parsed.document
+    request = None if parsed.local is None else parsed.local.request
     record_request(
         context.span,
         RequestMarks(
             request_id=context.request_id,
-            model=str(document.get("model", "")) if request is None else request.model,
+            model=str(parsed.document.get("model", "")) if request is None else request.model,
             operation="chat" if parsed.endpoint == "chat" else "text_completion",
             key_id=context.principal.key_id,
             team_id=context.principal.team_id,
@@ -219,21 +220,21 @@ def constraints_of(
     *,
     arrival_s: float,
     named: Named,
-    cloud: str | None = None,
+    upstream: str | None = None,
 ) -> PlacementConstraints:
-    """Return the constraints of a request; `cloud` is the upstream tier that it names, if any.
+    """Return the constraints of a request; `upstream` is the upstream tier that it names, if any.
 
     A model that is named answers alone, unless the request itself says prefer_local or
     prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
     that does not exist.
     """
-    tier = cloud if named == "cloud" else rules.cloud
+    tier = upstream if named == "cloud" else rules.upstream
     is_private = options.privacy == "private"
     if is_private:
-        _check_private(options, rules, named, cloud)
+        _check_private(options, rules, named, upstream)
     policy = _policy(options, rules, named)
     if options.policy is not None:
-        _check_policy(options.policy, rules, named, cloud)
+        _check_policy(options.policy, rules, named, upstream)
     stays_here = is_private or policy == "local_only"
     exists: dict[Place, bool] = {
         "server": named == "auto"
@@ -254,7 +255,7 @@ def constraints_of(
         policy=policy,
         is_private=is_private,
         places=places,
-        cloud=tier if "cloud" in places else None,
+        upstream=tier if "cloud" in places else None,
         small=rules.small if "server" in places else None,
         strong=rules.strong if named == "auto" and rules.strong in places else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
@@ -276,7 +277,7 @@ def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> P
 
 
 def _check_private(
-    options: OutriderOptions, rules: PlacementPolicy, named: Named, cloud: str | None
+    options: OutriderOptions, rules: PlacementPolicy, named: Named, upstream: str | None
 ) -> None:
     """Raise BadRequestError where a private request names a place that is not this machine."""
     if options.policy == "cloud_only":
@@ -285,28 +286,30 @@ def _check_private(
             "a private request stays on this machine, which outrider.policy "
             "cloud_only does not allow",
         )
-    if named == "cloud" and cloud not in rules.on_device:
+    if named == "cloud" and upstream not in rules.on_device:
         _contradicts(
             "privacy",
-            f"a private request stays on this machine, and the {cloud} tier is an upstream server "
-            f"that is not marked as local (tiers.{cloud}.local)",
+            f"a private request stays on this machine, and the {upstream} tier is an upstream "
+            f"server that is not marked as local (tiers.{upstream}.local)",
         )
     if not rules.answers_here:
         _contradicts("privacy", f"a private request stays on this machine, but {NO_LOCAL}")
 
 
-def _check_policy(policy: Policy, rules: PlacementPolicy, named: Named, cloud: str | None) -> None:
+def _check_policy(
+    policy: Policy, rules: PlacementPolicy, named: Named, upstream: str | None
+) -> None:
     """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
-    is_here = cloud is not None and cloud in rules.on_device
+    is_here = upstream is not None and upstream in rules.on_device
     if policy == "local_only" and named == "cloud" and not is_here:
-        _contradicts("policy", f"local_only contradicts the model, which means the {cloud} tier")
+        _contradicts("policy", f"local_only contradicts the model, which means the {upstream} tier")
     if policy == "cloud_only" and named == "local":
         _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
     answers_first = rules.answers_here or (policy == "prefer_local" and rules.small is not None)
     if policy in ("local_only", "prefer_local") and not answers_first:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
-    if PLACES[policy][0] == "cloud" and rules.cloud is None and named != "cloud":
-        _contradicts("policy", f"{policy}, but {_NO_CLOUD}")
+    if PLACES[policy][0] == "cloud" and rules.upstream is None and named != "cloud":
+        _contradicts("policy", f"{policy}, but {_NO_UPSTREAM}")
 
 
 def _contradicts(option: str, complaint: str) -> NoReturn:
@@ -365,19 +368,18 @@ def permitted_places(
     scopes = principal.scopes
     if scopes.tiers is None:
         return constraints
+    tiers: Mapping[Place, Sequence[str | None]] = {
+        "local": local,
+        "server": (constraints.small,),
+        "cloud": (constraints.upstream,),
+    }
     places = tuple(
         place
         for place in constraints.places
-        if (
-            any(scopes.allows_tier(tier) for tier in local)
-            if place == "local"
-            else scopes.allows_tier(
-                (constraints.small if place == "server" else constraints.cloud) or ""
-            )
-        )
+        if any(scopes.allows_tier(tier or "") for tier in tiers[place])
     )
     if not places:
-        raise tier_not_allowed(constraints.cloud or constraints.small or " or ".join(local))
+        raise tier_not_allowed(constraints.upstream or constraints.small or " or ".join(local))
     return constraints.restricted(places)
 
 

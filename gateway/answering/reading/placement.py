@@ -25,7 +25,7 @@ NO_LOCAL: Final = "no model is loaded on this machine, and no tier is marked as 
 class PlacementPolicy:
     """The settings for hand-offs.
 
-    `policy` is for requests that name none. `cloud`: the tier that takes hand-offs; None without
+    `policy` is for requests that name none. `upstream`: the tier that takes hand-offs; None without
     upstream tiers. `small`: the one in the small model's part. `on_device`: those that are servers
     on this device. has_local: this process runs a model. `strong`: the place for what is too hard
     for the small model. `max_queue_s`: requests that would wait longer for the local models are
@@ -35,7 +35,7 @@ class PlacementPolicy:
     """
 
     policy: Policy = "prefer_local"
-    cloud: str | None = None
+    upstream: str | None = None
     small: str | None = None
     on_device: Collection[str] = frozenset()
     has_local: bool = True
@@ -70,9 +70,9 @@ class PlacementPolicy:
         ValueError, with a message, for settings that cannot be met.
         """
         others = [name for name in tiers if name != settings.small]
-        cloud = settings.tier or next(iter(others), None)
-        if cloud is not None and cloud not in tiers:
-            raise ValueError(f"handoff.tier: unknown tier {cloud!r}; set tiers.{cloud}.url")
+        upstream = settings.tier or next(iter(others), None)
+        if upstream is not None and upstream not in tiers:
+            raise ValueError(f"handoff.tier: unknown tier {upstream!r}; set tiers.{upstream}.url")
         policy: Policy
         if settings.policy == "auto":
             policy = "prefer_local" if local or settings.small else "cloud_only"
@@ -80,20 +80,20 @@ class PlacementPolicy:
             policy = settings.policy
         if policy in ("local_only", "prefer_local") and not (local or on_device or settings.small):
             raise ValueError(f"handoff.policy: {policy}, but {NO_LOCAL}")
-        if PLACES[policy][0] == "cloud" and cloud is None:
+        if PLACES[policy][0] == "cloud" and upstream is None:
             raise ValueError(f"handoff.policy: {policy}, but there is no upstream tier")
-        if settings.strong == "cloud" and cloud is None:
+        if settings.strong == "cloud" and upstream is None:
             raise ValueError("handoff.strong: cloud, but there is no upstream tier")
         if settings.strong == "local" and not local:
             raise ValueError(f"handoff.strong: local, but {NO_LOCAL}")
         strong: Place
         if settings.strong == "auto":
-            strong = "local" if "large" in local or cloud is None else "cloud"
+            strong = "local" if "large" in local or upstream is None else "cloud"
         else:
             strong = settings.strong
         return cls(
             policy=policy,
-            cloud=cloud,
+            upstream=upstream,
             small=settings.small,
             on_device=frozenset(on_device),
             has_local=bool(local),

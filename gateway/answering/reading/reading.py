@@ -11,13 +11,12 @@ from outrider.engine.errors import EngineError
 from outrider.gateway.answering.reading.arms import (
     assignment_of,
     choosing_of,
-    forget_arms,
     may_be_arms_fault,
     overlaid,
     sampled,
+    unarmed,
     with_arms,
 )
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
@@ -26,9 +25,11 @@ from outrider.gateway.answering.reading.misplaced_options import (
 from outrider.gateway.answering.reading.model_catalog import AUTO, ResolvedModel
 from outrider.gateway.answering.reading.parsed_request import (
     ApiRequest,
+    LocalQuery,
     ParsedRequest,
     PlacementConstraints,
     RequestContext,
+    UpstreamQuery,
     check_model,
     constraints_of,
     permitted_places,
@@ -39,14 +40,15 @@ from outrider.gateway.answering.reading.required_capabilities import (
     required_capabilities,
 )
 from outrider.gateway.answering.reading.tier_checks import TierChecks
-from outrider.gateway.contract.answers.responder import RouteReason
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
+from outrider.gateway.contract.answers.responder import Place, RouteReason
 from outrider.gateway.contract.errors.tree import GatewayError, LoopError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.envelope import ReadRequest, read_request
 from outrider.gateway.contract.schema.kinds import Endpoint
-from outrider.gateway.contract.schema.parsing import refuse_doubled_names
+from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.contract.schema.template_variables import FIELD, read_variables
 from outrider.gateway.contract.schema.turns import end_turn
 from outrider.gateway.contract.schema.unknown_fields import read_known
@@ -66,7 +68,7 @@ _MAX_HOPS: Final = 8
 class RequestReader:
     """Reads requests. Keeps nothing of them."""
 
-    cloud: CloudParts
+    upstream: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     experiments: Experiments
@@ -74,123 +76,102 @@ class RequestReader:
     local_tiers: tuple[str, ...]
     ignores_unknown: bool = False
 
-    async def read(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> ParsedRequest:
+    async def read(
+        self, endpoint: Endpoint, body: RequestJson, context: RequestContext
+    ) -> ParsedRequest:
         """Parse a request. Raises GatewayError.
 
         A request that cannot be served as its arm wants it is put in no arm.
         """
-        if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
+        if self.upstream.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError(
                 "The request has come through this gateway before: its tiers point at each other."
-                if self.cloud.gateway_id in context.hops
+                if self.upstream.gateway_id in context.hops
                 else f"The request has come through {len(context.hops)} gateways."
             )
-        if not self.cloud.tiers:
+        if not self.upstream.tiers:
             return await self._read_for_local(endpoint, body, context)
         return await self._read_for_tiers(endpoint, body, context)
 
     async def _read_for_local(
-        self, endpoint: Endpoint, body: bytes, context: RequestContext
+        self, endpoint: Endpoint, body: RequestJson, context: RequestContext
     ) -> ParsedRequest:
         """Parse a request where there are no upstream tiers."""
-        request, ignored = read_known(_REQUESTS[endpoint], None, body, self.ignores_unknown)
-        await end_turn(body)
-        refuse_doubled_names(body)
+        request, ignored = read_known(_REQUESTS[endpoint], None, body.raw, self.ignores_unknown)
+        await end_turn(body.raw)
+        refuse_doubled_names(body.raw)
         _check_model(context, request.model)
         assignment = self._assigned(request, body, endpoint, context)
-        parsing = partial(self._parsed_for_local, endpoint, request, context, ignored)
+        parsing = partial(self._parsed_for_local, endpoint, body, request, ignored)
         return await self._in_its_arms(assignment, parsing, context)
 
     async def _in_its_arms(
         self,
         assignment: Assignment | None,
-        parsing: Callable[[Assignment | None], Awaitable[ParsedRequest]],
+        parsing: Callable[[RequestContext, Assignment | None], Awaitable[ParsedRequest]],
         context: RequestContext,
     ) -> ParsedRequest:
         """Parse the request in its arms, or in none where it cannot be served in them."""
         try:
-            return await parsing(assignment)
+            return await parsing(context, assignment)
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
             if assignment.overlay.model is not None:
                 raise  # the body names the arm's model: the planner has the client's
-            forget_arms(context)
-            parsed = await parsing(None)
+            parsed = await parsing(unarmed(context), None)
             self.note_left_out(assignment, error, context)
             return parsed
 
     async def _parsed_for_local(
         self,
         endpoint: Endpoint,
+        body: RequestJson,
         request: ApiRequest,
-        context: RequestContext,
         ignored: tuple[str, ...],
+        context: RequestContext,
         assignment: Assignment | None,
     ) -> ParsedRequest:
         if assignment is not None:
             context = with_arms(context, assignment, request.outrider)
             request = overlaid(request, assignment)
+        options = request.outrider or _NO_OPTIONS
         return ParsedRequest(
             endpoint=endpoint,
             context=context,
-            constraints=self._constraints(
-                request.outrider or _NO_OPTIONS, request.model, None, context
-            ),
-            request=request,
+            constraints=self._constraints(options, request.model, None, context),
+            queries=(LocalQuery(request=request, ignored_fields=ignored),),
+            body=body,
+            outward=body,
+            options=options,
             is_streamed=bool(request.stream),
             num_choices=request.n or 1,
             token_limit=request.token_limit,
             assignment=assignment,
-            ignored_fields=ignored,
         )
 
     async def _read_for_tiers(
-        self, endpoint: Endpoint, body: bytes, context: RequestContext
+        self, endpoint: Endpoint, body: RequestJson, context: RequestContext
     ) -> ParsedRequest:
         read = read_request(body, endpoint)
         envelope = read.envelope
-        await end_turn(body)
-        refuse_doubled_names(body)
+        await end_turn(body.raw)
+        refuse_doubled_names(body.raw)
         if envelope.options.privacy is None:
             refuse_privacy_header(context.headers)
-        await end_turn(body)
+        await end_turn(body.raw)
         refuse_misplaced_options(read.document)
-        await end_turn(body)
+        await end_turn(body.raw)
         read_variables(read.document.get(FIELD))
         _check_model(context, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
-        parsing = partial(self._parsed_for_tiers, endpoint, body, read, context)
+        parsing = partial(self._parsed_for_tiers, endpoint, body, read)
         return await self._in_its_arms(assignment, parsing, context)
-
-    async def without_arms(
-        self, parsed: ParsedRequest, body: bytes, context: RequestContext, error: Exception
-    ) -> ParsedRequest | None:
-        """Return the request without experiments if its arm may have led to this error.
-
-        None where the arm is not at fault. Raises GatewayError.
-        """
-        assignment = parsed.assignment
-        if assignment is None or not may_be_arms_fault(assignment, error):
-            return None
-        if assignment.overlay.model is not None:
-            return None  # the body names the arm's model: the planner has the client's
-        forget_arms(context)
-        if not self.cloud.tiers:
-            request, ignored = read_known(
-                _REQUESTS[parsed.endpoint], None, body, self.ignores_unknown
-            )
-            plain = await self._parsed_for_local(parsed.endpoint, request, context, ignored, None)
-        else:
-            read = read_request(body, parsed.endpoint)
-            plain = await self._parsed_for_tiers(parsed.endpoint, body, read, context, None)
-        self.note_left_out(assignment, error, context)
-        return plain
 
     async def _parsed_for_tiers(
         self,
         endpoint: Endpoint,
-        body: bytes,
+        body: RequestJson,
         read: ReadRequest,
         context: RequestContext,
         assignment: Assignment | None,
@@ -208,34 +189,56 @@ class RequestReader:
             endpoint=endpoint,
             context=context,
             constraints=self._constraints(options, envelope.model, meant, context),
+            queries=(),
+            body=body,
+            outward=RequestJson(document=read.outward()),
+            options=options,
             is_streamed=envelope.is_streamed,
             num_choices=envelope.num_choices,
             token_limit=envelope.token_limit,
-            meant=meant,
-            document=read.outward(),
-            options=options,
-            max_cost_usd=options.max_cost_usd,
             assignment=assignment,
         )
-        parsed = self._without_impossible(parsed)
-        await end_turn(body)
-        if "local" in parsed.constraints.places:
-            request, ignored = read_known(
-                _REQUESTS[endpoint], read.document, body, self.ignores_unknown
-            )
-            if assignment is not None:
-                request = overlaid(request, assignment)
-            if meant.named == "cloud":  # a name that no local model has
-                request = _for_any(request)
-            parsed = msgspec.structs.replace(parsed, request=request, ignored_fields=ignored)
-        if "cloud" in parsed.constraints.places:
-            names = await self.names.current()
-            parsed = msgspec.structs.replace(parsed, model=self.checks.model(parsed, names))
-        if parsed.constraints.small is not None:
-            names = await self.names.current()
-            small = names.usual_model(parsed.constraints.small)
-            parsed = msgspec.structs.replace(parsed, small_model=small)
-        return parsed
+        upstream = await self._upstream_queries(parsed.constraints, meant)
+        parsed = self._without_impossible(parsed, upstream)
+        await end_turn(body.raw)
+        queries = tuple(
+            upstream.get(place) or self._local_query(parsed, body, read, meant)
+            for place in parsed.constraints.places
+        )
+        return msgspec.structs.replace(parsed, queries=queries)
+
+    async def _upstream_queries(
+        self, constraints: PlacementConstraints, meant: ResolvedModel
+    ) -> dict[Place, UpstreamQuery]:
+        """Return what the upstream tiers among the places are asked."""
+        queries: dict[Place, UpstreamQuery] = {}
+        tiers: dict[Place, str | None] = {
+            "server": constraints.small,
+            "cloud": constraints.upstream,
+        }
+        for place, tier in tiers.items():
+            if tier is not None:
+                names = await self.names.current()
+                queries[place] = UpstreamQuery(
+                    tier=tier,
+                    model=meant.model if tier == meant.tier else names.usual_model(tier),
+                    meant=meant,
+                    has_small_model=tier == constraints.small,
+                )
+        return queries
+
+    def _local_query(
+        self, parsed: ParsedRequest, body: RequestJson, read: ReadRequest, meant: ResolvedModel
+    ) -> LocalQuery:
+        """Return what the local models are asked. Raises BadRequestError."""
+        request, ignored = read_known(
+            _REQUESTS[parsed.endpoint], read.document, body.raw, self.ignores_unknown
+        )
+        if parsed.assignment is not None:
+            request = overlaid(request, parsed.assignment)
+        if meant.tier is not None:  # a name that no local model has
+            request = _for_any(request)
+        return LocalQuery(request=request, ignored_fields=ignored)
 
     def note_left_out(
         self, assignment: Assignment, error: Exception, context: RequestContext
@@ -247,7 +250,7 @@ class RequestReader:
     def _assigned(
         self,
         parsed: ApiRequest | ReadRequest,
-        body: bytes,
+        body: RequestJson,
         endpoint: Endpoint,
         context: RequestContext,
     ) -> Assignment | None:
@@ -283,18 +286,22 @@ class RequestReader:
         context: RequestContext,
     ) -> PlacementConstraints:
         named = meant.named if meant else ("auto" if model == AUTO else "local")
-        cloud = meant.tier if meant else None
+        upstream = meant.tier if meant else None
         constraints = constraints_of(
-            options, self.cloud.rules, arrival_s=context.arrival_s, named=named, cloud=cloud
+            options,
+            self.upstream.rules,
+            arrival_s=context.arrival_s,
+            named=named,
+            upstream=upstream,
         )
         return permitted_places(context.principal, constraints, self.local_tiers)
 
-    def _without_impossible(self, parsed: ParsedRequest) -> ParsedRequest:
+    def _without_impossible(
+        self, parsed: ParsedRequest, upstream: Mapping[Place, UpstreamQuery]
+    ) -> ParsedRequest:
         """Leave out the places that cannot answer this request, as long as one is left."""
-        for place in ("server", "cloud"):
-            if place not in parsed.constraints.places:
-                continue
-            complaint = self.checks.complaint(parsed.for_small() if place == "server" else parsed)
+        for place, query in upstream.items():
+            complaint = self.checks.complaint(parsed, query)
             if complaint is None:
                 continue
             left = tuple(other for other in parsed.constraints.places if other != place)
@@ -304,9 +311,9 @@ class RequestReader:
                 parsed, constraints=parsed.constraints.restricted(left)
             )
         constraints = parsed.constraints
-        if constraints.places and "local" in constraints.places and constraints.cloud is not None:
+        if "local" in constraints.places and constraints.upstream is not None:
             needs = required_capabilities(parsed.document, parsed.endpoint)
-            supports = self.cloud.tiers[constraints.cloud].settings.supports
+            supports = self.upstream.tiers[constraints.upstream].settings.supports
             if needs and not lacking(needs, supports):
                 return msgspec.structs.replace(
                     parsed,

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.documents import num_answers, speaks_in_ids
-from outrider.gateway.answering.reading.model_catalog import ModelCatalog
-from outrider.gateway.answering.reading.parsed_request import ParsedRequest
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest, UpstreamQuery
 from outrider.gateway.answering.reading.required_capabilities import uses_of
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError
 from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from outrider.gateway.upstream.tier import UpstreamTier
@@ -22,23 +21,21 @@ class TierChecks:
     default_max_tokens: of answers whose requests set no bound. typical: the usual lengths.
     """
 
-    cloud: CloudParts
+    upstream: UpstreamParts
     default_max_tokens: int | None
     typical: TypicalRequest
 
-    def tier(self, parsed: ParsedRequest) -> UpstreamTier:
-        """Return the upstream tier that the request means."""
-        assert parsed.constraints.cloud is not None, "the upstream tier is among the places"
-        return self.cloud.tiers[parsed.constraints.cloud]
+    def tier(self, query: UpstreamQuery) -> UpstreamTier:
+        """Return the upstream tier that is asked."""
+        return self.upstream.tiers[query.tier]
 
-    def complaint(self, parsed: ParsedRequest) -> GatewayError | None:
+    def complaint(self, parsed: ParsedRequest, query: UpstreamQuery) -> GatewayError | None:
         """Return why the upstream tier cannot be sent this request; None where it can."""
-        named = parsed.meant is not None and parsed.meant.named == "cloud"
-        if not named and speaks_in_ids(parsed.document, parsed.endpoint):
+        if query.meant.tier is None and speaks_in_ids(parsed.document, parsed.endpoint):
             return BadRequestError(
                 "Token ids mean something for the models of this machine only; name a model."
             )
-        tier = self.tier(parsed)
+        tier = self.tier(query)
         missing = uses_of(parsed.document, parsed.endpoint) - set(tier.settings.supports)
         if missing:
             return BadRequestError(
@@ -48,12 +45,14 @@ class TierChecks:
             tier.fields.outgoing(parsed.document)
         except BadRequestError as refused:
             return refused
-        most = parsed.max_cost_usd
-        return None if most is None else self._too_dear(parsed, most)
+        most = parsed.options.max_cost_usd
+        return None if most is None else self._too_dear(parsed, query, most)
 
-    def _too_dear(self, parsed: ParsedRequest, most: float) -> BadRequestError | None:
-        tier, param = self.tier(parsed), "outrider.max_cost_usd"
-        cost_usd = self.cost_usd(parsed)
+    def _too_dear(
+        self, parsed: ParsedRequest, query: UpstreamQuery, most: float
+    ) -> BadRequestError | None:
+        tier, param = self.tier(query), "outrider.max_cost_usd"
+        cost_usd = self.cost_usd(parsed, query)
         if cost_usd is None and (tier.settings.local or tier.settings.has_price):
             return None  # this device's own work has no price; prices of 0 were set
         if cost_usd is None:
@@ -71,45 +70,41 @@ class TierChecks:
             f"{param}: the request may cost {told}; a smaller max_tokens costs less.", param=param
         )
 
-    def cost_usd(self, parsed: ParsedRequest) -> float | None:
-        """The most that the request may cost at its upstream tier; None where no price is set.
+    def cost_usd(self, parsed: ParsedRequest, query: UpstreamQuery) -> float | None:
+        """The most that the request may cost at an upstream tier; None where no price is set.
 
         The prompt is bounded by its size. Without `max_tokens` an answer of usual length counts.
         """
         return self._cost_of(
             parsed,
+            query,
             parsed.token_limit
             or self.default_max_tokens
             or round(self.typical.num_completion_tokens.value),
         )
 
-    def _cost_of(self, parsed: ParsedRequest, per_answer: int) -> float | None:
+    def _cost_of(
+        self, parsed: ParsedRequest, query: UpstreamQuery, per_answer: int
+    ) -> float | None:
         """The most that the request costs if each answer has this many tokens."""
         most = UpstreamUsage(
-            num_prompt_tokens=self.num_prompt_tokens(parsed),
+            num_prompt_tokens=self.num_prompt_tokens(parsed, query),
             num_completion_tokens=num_answers(parsed)
             * (per_answer + most_predicted_tokens(parsed.document)),
         )
-        return usage_cost_usd(most, self.tier(parsed).settings.price)
+        return usage_cost_usd(most, self.tier(query).settings.price)
 
-    def num_prompt_tokens(self, parsed: ParsedRequest) -> int:
+    def num_prompt_tokens(self, parsed: ParsedRequest, query: UpstreamQuery) -> int:
         """The most tokens that the prompt can have, by the size of all that is sent."""
-        return most_prompt_tokens(parsed.document, self.tier(parsed).settings.media_tokens)
+        return most_prompt_tokens(parsed.document, self.tier(query).settings.media_tokens)
 
-    def affordable(self, parsed: ParsedRequest) -> int | None:
+    def affordable(self, parsed: ParsedRequest, query: UpstreamQuery) -> int | None:
         """The tokens that `max_cost_usd` leaves each answer; None where it sets no bound."""
-        most = parsed.max_cost_usd
+        most = parsed.options.max_cost_usd
         if most is None or parsed.token_limit is not None:
             return None
-        price = self.tier(parsed).settings.price.at(self.num_prompt_tokens(parsed))
+        price = self.tier(query).settings.price.at(self.num_prompt_tokens(parsed, query))
         if not price.completion:
             return None
-        left_usd = most - (self._cost_of(parsed, 0) or 0.0)
+        left_usd = most - (self._cost_of(parsed, query, 0) or 0.0)
         return max(int(left_usd * 1e6 / (price.completion * num_answers(parsed))), 1)
-
-    def model(self, parsed: ParsedRequest, names: ModelCatalog) -> str | None:
-        """The model to request: the one that the request means, else the tier's usual one."""
-        meant, tier = parsed.meant, parsed.constraints.cloud
-        assert meant is not None
-        assert tier is not None
-        return meant.model if meant.named == "cloud" else names.usual_model(tier)

@@ -31,7 +31,7 @@ from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.answering.streaming.trace import as_reused
 from outrider.gateway.contract.answers.responder import (
     DraftAnswer,
-    EscalateFn,
+    Escalation,
     HandedOverError,
     TakenOver,
 )
@@ -73,7 +73,7 @@ class WatchedStream(ChoiceStream):
         self._hold_back = HoldBack(cascade, clock)
         # With different tokenizers, no tier can continue in the middle of a text.
         self._may_continue = bool(
-            cascade.mid_stream and not job.choices[index].escalated and not job.take_over
+            cascade.mid_stream and not job.choices[index].escalated and not job.strong
         )
         self._is_continued = False
         self._num_continued = 0  # tokens in front of the other tier's continuation
@@ -116,8 +116,8 @@ class WatchedStream(ChoiceStream):
         self.cascade.num_held_tokens = self.choice.usage.num_tokens
         held_s = hold_back.held_s
         action: str = judgement.action
-        if action == "escalate" and self._job.take_over is not None:
-            await self._hand_over(self._job.take_over, judgement, held_s)
+        if action == "escalate" and self._job.strong is not None:
+            await self._hand_over(self._job.strong, judgement, held_s)
             action = "refuse"
         elif action == "escalate" and not await self._escalate(readers):
             action = "refuse"
@@ -160,13 +160,13 @@ class WatchedStream(ChoiceStream):
 
     # ---- to an upstream tier ------------------------------------------------------------------
 
-    async def _hand_over(self, take_over: EscalateFn, judgement: Judgement, held_s: float) -> None:
+    async def _hand_over(self, strong: Escalation, judgement: Judgement, held_s: float) -> None:
         """Let another tier answer: raises HandedOverError. Returns where it cannot.
 
         Meanwhile the engine goes on with the small answer, which is kept in that case.
         """
         cascade = self.cascade
-        taken = self._taken = await take_over(self._draft(judgement))
+        taken = self._taken = await strong.take_over(self._draft(judgement))
         if taken is None:
             self.is_degraded = True
             cascade.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
@@ -190,8 +190,8 @@ class WatchedStream(ChoiceStream):
     def _explore(self, looks: SecondLooks, judgement: Judgement) -> None:
         """Have the large model judge what was held, though it is kept."""
         job, draft = self._job, self._draft(judgement)
-        if job.second_opinion is not None:
-            job.second_opinion(draft)
+        if job.strong is not None:
+            job.strong.second_opinion(draft)
             return
         target, other = job.escalation, job.choices[self._index].escalated
         assert target is not None, "a job with a cascade has one"

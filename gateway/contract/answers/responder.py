@@ -1,6 +1,6 @@
 """The interface of a responder, the reason why it answers, and the hand-over to another."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -189,20 +189,15 @@ class HandedOverError(Exception):
         self.taken = taken
 
 
-EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
-"""Lets another tier answer; returns None where it cannot, within the time that is left."""
+class Escalation(Protocol):
+    """Models in the large one's part for a request: they get what is too hard for the small one."""
 
+    @property
+    def tier(self) -> str:
+        """The name of their tier."""
 
-SecondOpinionFn = Callable[[DraftAnswer], None]
-"""Has another tier write the beginning of an answer that is kept, to see how far it agrees."""
+    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+        """Answer in the place of a weak answer; None where it cannot, in the time that is left."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamEscalation:
-    """An upstream tier in the large model's part for a request: it gets what is too hard for the
-    small model.
-    """
-
-    name: str
-    take_over: EscalateFn
-    second_opinion: SecondOpinionFn = lambda kept: None
+    def second_opinion(self, kept: DraftAnswer) -> None:
+        """Write the beginning of an answer that is kept, to see how far it agrees."""

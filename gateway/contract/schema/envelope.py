@@ -7,7 +7,6 @@ kept as it came; the local models read it again with their own, strict schema.
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NoReturn
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.gateway.contract.errors.tree import BadRequestError
@@ -20,6 +19,7 @@ from outrider.gateway.contract.schema.common import (
     PositiveCount,
 )
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.parsing import RequestJson
 
 MAX_ENVELOPE_CHOICES = 128
 
@@ -119,15 +119,15 @@ class ReadRequest:
         }
 
 
-def read_request(body: bytes, endpoint: Endpoint) -> ReadRequest:
+def read_request(body: RequestJson, endpoint: Endpoint) -> ReadRequest:
     """JSON to an envelope. Raises BadRequestError that names the field."""
     envelope_type = _ENVELOPES[endpoint]
     try:
-        document = msgspec.json.decode(body)
+        document = body.document
         envelope = envelope_type.model_validate(document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValidationError) as error:
-        _refuse(body, envelope_type, error)
-    if _is_nested_too_deeply(body, document):
+    except (ValueError, RecursionError) as error:
+        _refuse(body.raw, envelope_type, error)
+    if _is_nested_too_deeply(body.raw, document):
         # In the words of pydantic, which says so where such a body also has other faults.
         raise BadRequestError(
             "The body is not valid JSON: recursion limit exceeded.", code="invalid_json"

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from outrider.gateway.contract.errors.tree import BadRequestError, BodyTooComplexError
 from outrider.gateway.contract.errors.validation import bad_request
 
+_decode_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _COUNTED: Final = {
     "max_json_strings": "texts and names",
@@ -28,6 +29,31 @@ _COUNTED: Final = {
     "max_json_nesting": "objects and lists in one another",
 }
 _STEPS: Final = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
+
+
+class RequestJson:
+    """A request's JSON: its bytes, and what they say. Each is made of the other at most once."""
+
+    __slots__ = ("_document", "_raw")
+
+    def __init__(self, raw: bytes | None = None, document: dict[str, Any] | None = None) -> None:
+        """Hold one of the two, or both."""
+        self._raw = raw
+        self._document = document
+
+    @property
+    def raw(self) -> bytes:
+        """Return the bytes. Raises OverflowError, RecursionError or ValueError."""
+        if self._raw is None:
+            self._raw = msgspec.json.encode(self._document)
+        return self._raw
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return what they say. Raises ValueError or RecursionError for what is no object."""
+        if self._document is None:
+            self._document = _decode_object(self.raw)
+        return self._document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from outrider.gateway.answering.candidates.chains import ChainBook, ModelChain
 from outrider.gateway.answering.jobs.job import check_token_ids
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.prompts import chat_prompt
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.model_catalog import AUTO, local_tiers
 from outrider.gateway.answering.reading.parsed_request import check_model, permitted
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptWork
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
@@ -57,7 +57,7 @@ class Tokenizing:
     """
 
     jobs: JobBuilder
-    cloud: CloudParts
+    upstream: UpstreamParts
     tokenizers: Mapping[Tier, ChatTokenizer]
     chains: ChainBook
     messages_api: MessagesApi
@@ -134,12 +134,12 @@ class Tokenizing:
         """
         link = self.chains.first_link(document["model"])
         chain = ModelChain(links=(link,), document=document, endpoint="chat")
-        return parse(ChatRequest, chain.body(0))
+        return parse(ChatRequest, chain.body(0).raw)
 
     def _refuse_upstream(self, name: str) -> None:
         """Raise BadRequestError for text that only an upstream server can tokenise."""
-        cloud = self.cloud
-        if name.partition("/")[0] in cloud.tiers or not cloud.rules.has_local:
+        upstream = self.upstream
+        if name.partition("/")[0] in upstream.tiers or not upstream.rules.has_local:
             raise BadRequestError(
                 "model: only the models of this machine can count tokens, not upstream tiers.",
                 param="model",

@@ -30,7 +30,7 @@ from outrider.gateway.http.edge.idempotency import IdempotentAnswers
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, principal_of, request_id_of
 from outrider.gateway.http.server.json_response import json_response
 from outrider.gateway.http.server.request_watch import RequestWatch, Watched
-from outrider.gateway.http.server.responses import AnswerResponse, WorkResponse
+from outrider.gateway.http.server.responses import AnswerForm, AnswerResponse, WorkResponse
 from outrider.gateway.http.server.veil import veil_of
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context
@@ -267,14 +267,14 @@ class AnswerEndpoints:
         meter.is_streamed = answering.is_streamed
         if watch is not None:
             watch.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
+        recording = None if watch is None else watch.recording
         return AnswerResponse(
             answering,
             clock=self.clock,
             meter=meter,
-            writer=None if translated is None else translated.writer,
-            outcome=observer,
-            recording=None if watch is None else watch.recording,
-            veil=veil,
+            form=AnswerForm(veil, None if translated is None else translated.writer),
+            on_part=() if recording is None else (recording.add,),
+            on_end=(observer.observe_end,),
         )
 
     async def route(self, request: Request) -> Response:

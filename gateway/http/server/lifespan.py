@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from outrider.engine.errors import EngineNotStartedError
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.jobs.jobs import JobBuilder
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
@@ -38,7 +38,7 @@ class Lifespan:
 
     engine: EngineClient
     jobs: JobBuilder
-    cloud: CloudParts
+    upstream: UpstreamParts
     tenancy: Tenancy
     experiments: Experiments
     dashboard: DashboardApi
@@ -66,14 +66,14 @@ class Lifespan:
         try:
             await self.tenancy.start()
             await self.experiments.start()
-            await self.cloud.start()
+            await self.upstream.start()
             yield
         finally:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
             await self.jobs.routing.second_looks.close()
-            await self.cloud.close()
+            await self.upstream.close()
             await self.engine.close()
             await self.dashboard.close()
             await self.experiments.close()

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, nullcontext
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -17,7 +17,7 @@ from outrider.gateway.answering.caching.answers import CachedAnswer
 from outrider.gateway.answering.candidates.fallback import FallbackChain
 from outrider.gateway.answering.streaming import sse
 from outrider.gateway.contract.answers.responder import AnswerFacts
-from outrider.gateway.contract.errors.http import problem_of
+from outrider.gateway.contract.errors.http import Problem, problem_of
 from outrider.gateway.contract.errors.tree import (
     AuthenticationError,
     DeadlineExceededError,
@@ -27,7 +27,6 @@ from outrider.gateway.contract.schema.header_text import header_text
 from outrider.gateway.http.apis.api import AnswerWriter
 from outrider.gateway.http.edge.departure import watch_departure
 from outrider.gateway.http.server.veil import Veil
-from outrider.gateway.telemetry.capture import Recording
 from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
 from outrider.gateway.upstream.dialects.rewriting import splice
 
@@ -94,10 +93,10 @@ class WorkResponse(LateResponse):
         await self._work(scope, receive, send)
 
 
-class OutcomeObserver(Protocol):
-    """Receives the outcome of a request."""
+class OnEnd(Protocol):
+    """Receives the end of a request."""
 
-    def observe_end(
+    def __call__(
         self,
         facts: AnswerFacts | None,
         outcome: str,
@@ -105,6 +104,79 @@ class OutcomeObserver(Protocol):
         error: BaseException | None = None,
     ) -> None:
         """Note it. `outcome` is "answered", "cancelled" or "failed"; `status` the one sent."""
+
+
+class AnswerForm:
+    """The form in which a client gets an answer: in its API's words, without what is hidden."""
+
+    def __init__(self, veil: Veil | None = None, writer: AnswerWriter | None = None) -> None:
+        self.hides_tiers = None if veil is None else veil.hides_tiers
+        """Whether errors name no tiers; None where the key alone decides it."""
+        self._veil = veil
+        self._writer = writer
+
+    def part(self, part: bytes) -> bytes:
+        """Return a part of a stream; may be empty. This runs for each token of each client."""
+        if self._veil is not None:
+            part = self._veil.event(part)
+        return part if self._writer is None else self._writer.part(part)
+
+    def whole(self, body: bytes) -> bytes:
+        """Return an answer that is not streamed."""
+        if self._veil is not None:
+            body = self._veil.body(body)
+        return body if self._writer is None else self._writer.whole(body)
+
+    def headers(self, headers: dict[str, str]) -> dict[str, str]:
+        """Return the headers that may be sent."""
+        return headers if self._veil is None else self._veil.headers(headers)
+
+    def ending_badly(self, problem: Problem, facts: AnswerFacts | None) -> bytes:
+        """Return the error event that ends a stream, with what is known of its answer."""
+        delivered = None if facts is None else _delivered(facts)
+        if self._veil is not None:
+            problem = self._veil.problem(problem)
+            delivered = None if delivered is None else self._veil.report(delivered)
+        if self._writer is not None:
+            return self._writer.ending_badly(problem, delivered)
+        body = problem.body()
+        if delivered is not None:
+            body = splice(body, "outrider", msgspec.json.encode(delivered))
+        return sse.event(body)
+
+
+_PLAIN: Final = AnswerForm()
+
+
+class TimeLimit:
+    """The time in which an answer may be sent: until its deadline, and while its key is valid."""
+
+    def __init__(self, left_s: float | None) -> None:
+        """`left_s`: seconds until the deadline; None: it has none."""
+        self.timeout = asyncio.timeout(left_s)
+        self._key_error: AuthenticationError | None = None
+        self._is_lifted = False
+
+    @property
+    def error(self) -> GatewayError:
+        """Return why the time is up, once it is."""
+        return self._key_error or DeadlineExceededError(
+            "The answer was not complete at the request's deadline."
+        )
+
+    def end_key(self, error: AuthenticationError) -> None:
+        """End the answer, unless it is about to end by itself: its key is not valid any more."""
+        if not self._is_lifted and not self.timeout.expired():
+            self._key_error = error
+            self.timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def lift(self, *, is_answered: bool) -> None:
+        """Give the answer the time that it takes to send the rest: it is about to be paid for."""
+        if not self.timeout.expired():
+            self.timeout.reschedule(None)
+        elif is_answered:
+            await asyncio.sleep(0)  # raises, where the end has not been seen yet
+        self._is_lifted = True
 
 
 class AnswerResponse(LateResponse):
@@ -121,34 +193,25 @@ class AnswerResponse(LateResponse):
         *,
         clock: Callable[[], float],
         meter: RequestMeter | None = None,
-        writer: AnswerWriter | None = None,
-        outcome: OutcomeObserver | None = None,
-        recording: Recording | None = None,
-        veil: Veil | None = None,
+        form: AnswerForm = _PLAIN,
+        on_part: Sequence[Callable[[bytes], None]] = (),
+        on_end: Sequence[OnEnd] = (),
     ) -> None:
-        """`meter` and `outcome` get the ending. `writer` translates to another API's format.
-
-        `recording` gets every part, as chat or completion. `veil` hides what the client may not
-        see.
-        """
+        """`on_part` get every part, as chat or completion. `meter` is settled before the last."""
         super().__init__()
         self.has_failed = False
         """True if a stream has ended by an error."""
         self._answering = answering
         self._meter = meter
-        self._writer = writer
-        self._outcome = outcome
-        self._recording = recording
-        self._veil = veil
-        self._error: Exception | None = None
-        self._ending: MeteredEnding = "failed"
+        self._form = form
+        self._on_part = on_part
+        self._on_end = on_end
         self._clock = clock
         self._arrival_s = clock()
-        self._has_started = False
-        self._is_finishing = False
+        self._ending: MeteredEnding = "failed"
+        self._error: Exception | None = None
+        self._status: int | None = None
         self._facts: AnswerFacts | None = None
-        self._key_error: AuthenticationError | None = None
-        self._limit: asyncio.Timeout | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. Raises GatewayError or EngineError before the first byte only."""
@@ -162,156 +225,112 @@ class AnswerResponse(LateResponse):
             self._ending = "cancelled"
             raise
         except Exception as error:
-            self._error = error
-            await self._finish("failed", error)
-            if self._veil is not None:
-                scope.setdefault("state", {})["hides_tiers"] = self._veil.hides_tiers
+            await self._settle("failed", error)
+            if self._form.hides_tiers is not None:
+                scope.setdefault("state", {})["hides_tiers"] = self._form.hides_tiers
             raise
         finally:
             if self._meter is not None:
                 self._meter.end(self._ending)
             facts = self._facts or self._answering.facts
-            self._report_outcome(facts)
+            for on_end in self._on_end:
+                on_end(facts, self._ending, self._status, self._error)
             if facts is not None and logger.isEnabledFor(logging.INFO):
-                self._log_end(request_id, facts)
+                _log_end(request_id, facts, self._clock() - self._arrival_s)
 
     async def _send_in_time(self, send: Send) -> None:
         """Send until the request's deadline, if it has one, and while its key is valid."""
         deadline_s = self._answering.deadline_s
-        left_s = None if deadline_s is None else max(deadline_s - self._clock(), 0.0)
+        limit = TimeLimit(None if deadline_s is None else max(deadline_s - self._clock(), 0.0))
+        meter = self._meter
+        key = nullcontext() if meter is None else meter.while_key_lasts(limit.end_key)
+        send_all = self._send_stream if self._answering.is_streamed else self._send_whole
         try:
-            with self._while_key_lasts():
-                async with asyncio.timeout(left_s) as limit:
-                    self._limit = limit
-                    await self._send(send)
+            with key:
+                async with limit.timeout:
+                    await send_all(send, limit)
         except TimeoutError:
-            if not limit.expired():
+            if not limit.timeout.expired():
                 raise
-            error = self._key_error or DeadlineExceededError(
-                "The answer was not complete at the request's deadline."
-            )
-            if not self._has_started:
-                raise error from None
+            if self._status is None:
+                raise limit.error from None
             # The request's deadline or its key ends it: the tokens that it got are paid for.
-            await self._end_badly(send, error, "cancelled")
-        finally:
-            self._limit = None
+            await self._end_badly(send, limit.error, "cancelled")
 
-    def _while_key_lasts(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._meter is None else self._meter.while_key_lasts(self._end_key)
-
-    def _end_key(self, error: AuthenticationError) -> None:
-        """End the answer, unless it is about to end by itself: its key is not valid any more."""
-        if self._limit is not None and not self._is_finishing and not self._limit.expired():
-            self._key_error = error
-            self._limit.reschedule(asyncio.get_running_loop().time())
-
-    async def _send(self, send: Send) -> None:
-        if self._answering.is_streamed:
-            await self._send_stream(send)
-        else:
-            await self._send_whole(send)
-
-    async def _send_whole(self, send: Send) -> None:
+    async def _send_whole(self, send: Send, limit: TimeLimit) -> None:
         async with aclosing(self._answering.parts()) as parts:
             body = b"".join([part async for part in parts])
-        if self._recording is not None:
-            self._recording.add(body)
-        if self._veil is not None:
-            body = self._veil.body(body)
-        if self._writer is not None:
-            body = self._writer.whole(body)
-        await self._finish("answered")
+        for on_part in self._on_part:
+            on_part(body)
+        body = self._form.whole(body)
+        await self._finish(limit)
         self._facts = self._answering.facts
-        await self._start(
-            send,
-            {"content-type": "application/json", "content-length": str(len(body))},
-        )
-        await send({"type": "http.response.body", "body": body})
+        head = {"content-type": "application/json", "content-length": str(len(body))}
+        await self._start(send, head)
+        await send(_last_body(body))
 
-    async def _send_stream(self, send: Send) -> None:
+    async def _send_stream(self, send: Send, limit: TimeLimit) -> None:
         """Send a stream. Its work is over before the account is settled, whatever ends it."""
         try:
             async with aclosing(self._answering.parts()) as parts:
                 # Headers wait for the first text, so that what fails until then has its own status.
                 first = await anext(parts)
                 await self._start(send, _STREAM_HEADERS)
-                await self._send_part(send, first)
+                await self._send_part(send, limit, first)
                 async for part in parts:
-                    await self._send_part(send, part)
+                    await self._send_part(send, limit, part)
         except Exception as error:
-            if not self._has_started:
+            if self._status is None:
                 raise
             is_late = isinstance(error, DeadlineExceededError)
+            await limit.lift(is_answered=False)
             await self._end_badly(send, error, "cancelled" if is_late else "failed")
             if not isinstance(error, GatewayError | EngineError):
                 raise
             return
-        await self._finish("answered")
-        await send({"type": "http.response.body", "body": b""})
+        await self._finish(limit)
+        await send(_last_body(b""))
 
-    async def _finish(self, ending: MeteredEnding, error: Exception | None = None) -> None:
+    async def _send_part(self, send: Send, limit: TimeLimit, part: bytes) -> None:
+        """Send a part. This runs for each token of each client."""
+        if part.endswith(sse.DONE) and sse.is_end(part):
+            await self._finish(limit)
+        for on_part in self._on_part:
+            on_part(part)
+        if part := self._form.part(part):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _finish(self, limit: TimeLimit) -> None:
         """Settle the account before the last byte is sent: the next request may follow at once.
 
         From here on the deadline cannot end a whole answer: it is paid for, so it is sent.
         """
-        if self._limit is not None:
-            if not self._limit.expired():
-                self._limit.reschedule(None)
-            elif ending == "answered":
-                await asyncio.sleep(0)  # raises, where the end has not been seen yet
-        self._is_finishing = True
-        self._ending = ending
+        await limit.lift(is_answered=True)
+        await self._settle("answered")
+
+    async def _settle(self, ending: MeteredEnding, error: Exception | None = None) -> None:
+        self._ending, self._error = ending, error
         if self._meter is not None:
             if error is not None:
                 self._meter.failed_by(error)
             await self._meter.finish(ending)
 
-    async def _send_part(self, send: Send, part: bytes) -> None:
-        """Send a part, recorded and translated. This runs for each token of each client."""
-        if part.endswith(sse.DONE) and sse.is_end(part):
-            await self._finish("answered")
-        if self._recording is not None:
-            self._recording.add(part)
-        if self._veil is not None:
-            part = self._veil.event(part)
-        if self._writer is not None:
-            part = self._writer.part(part)
-            if not part:
-                return
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-
-    async def _end_badly(
-        self, send: Send, error: Exception, ending: MeteredEnding = "failed"
-    ) -> None:
+    async def _end_badly(self, send: Send, error: Exception, ending: MeteredEnding) -> None:
         """Send an error event instead of [DONE]; what was sent stands, and no more follows."""
-        await self._finish(ending, error)
+        await self._settle(ending, error)
         self.has_failed = True
-        self._error = error
-        problem = problem_of(error)
-        if self._veil is not None:
-            problem = self._veil.problem(problem)
-        facts = self._answering.facts
+        facts, problem = self._answering.facts, problem_of(error)
         logger.error(
             "stream failed job=%s code=%s error=%s",
             facts and facts.job_id,
             problem.code,
             type(error).__name__,
         )
-        delivered = None if facts is None else _delivered(facts)
-        if delivered is not None and self._veil is not None:
-            delivered = self._veil.report(delivered)
-        if self._writer is not None:
-            await send(_last_body(self._writer.ending_badly(problem, delivered)))
-            return
-        body = problem.body()
-        if delivered is not None:
-            body = splice(body, "outrider", msgspec.json.encode(delivered))
-        await send(_last_body(sse.event(body)))
+        await send(_last_body(self._form.ending_badly(problem, facts)))
 
-    async def _start(self, send: Send, form: Mapping[str, str]) -> None:
+    async def _start(self, send: Send, head: Mapping[str, str]) -> None:
         """Send the headers, which name the tier: of a stream, the one that gives the first text."""
-        headers = dict(form)
+        headers = dict(head)
         if facts := self._facts or self._answering.facts:
             headers |= _headers(facts)
         headers |= self._answering.headers
@@ -319,37 +338,32 @@ class AnswerResponse(LateResponse):
             headers["x-outrider-arm"] = self._answering.arm
         if self._meter is not None:
             headers |= self._meter.headers
-        if self._veil is not None:
-            headers = self._veil.headers(headers)
+        sent = self._form.headers(headers)
         await send(
             {
                 "type": "http.response.start",
                 "status": self.status_code,
-                "headers": [(n.encode(), header_text(v).encode()) for n, v in headers.items()],
+                "headers": [(n.encode(), header_text(v).encode()) for n, v in sent.items()],
             }
         )
-        self._has_started = True
+        self._status = self.status_code
 
-    def _report_outcome(self, facts: AnswerFacts | None) -> None:
-        if self._outcome is not None:
-            status = self.status_code if self._has_started else None
-            self._outcome.observe_end(facts, self._ending, status, self._error)
 
-    def _log_end(self, request_id: str | None, facts: AnswerFacts) -> None:
-        """Log one line a request, without any of its text."""
-        logger.info(
-            "answered request_id=%s job=%s tier=%s reason=%r hand_off=%s outcome=%s tokens=%d "
-            "ttft_s=%s duration_s=%.3f",
-            request_id,
-            facts.job_id,
-            facts.tier,
-            facts.reason,
-            facts.hand_off or "-",
-            facts.outcome,
-            facts.num_tokens,
-            "-" if facts.ttft_s is None else f"{facts.ttft_s:.3f}",
-            self._clock() - self._arrival_s,
-        )
+def _log_end(request_id: str | None, facts: AnswerFacts, duration_s: float) -> None:
+    """Log one line a request, without any of its text."""
+    logger.info(
+        "answered request_id=%s job=%s tier=%s reason=%r hand_off=%s outcome=%s tokens=%d "
+        "ttft_s=%s duration_s=%.3f",
+        request_id,
+        facts.job_id,
+        facts.tier,
+        facts.reason,
+        facts.hand_off or "-",
+        facts.outcome,
+        facts.num_tokens,
+        "-" if facts.ttft_s is None else f"{facts.ttft_s:.3f}",
+        duration_s,
+    )
 
 
 def _delivered(facts: AnswerFacts) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineStats
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.jobs.jobs import JobBuilder
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import check_model, tier_not_allowed
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.contract.schema.openapi import LoadedLimits
 from outrider.gateway.engines.backends.client import EngineClient
@@ -44,7 +44,7 @@ class StatusEndpoints:
     jobs: JobBuilder
     catalog: LiveModelCatalog
     chains: ChainBook
-    cloud: CloudParts
+    upstream: UpstreamParts
     tenancy: Tenancy
     metrics: GatewayMetrics
     fleet: EnginePool | None = None
@@ -79,18 +79,18 @@ class StatusEndpoints:
 
     async def ready(self) -> Response:
         """Report whether a request would be served now, or once an engine was started for it."""
-        cloud = self.cloud
-        has_cloud = cloud.rules.policy != "local_only" and any(
-            tier.is_available for tier in cloud.tiers.values()
+        upstream = self.upstream
+        has_upstream = upstream.rules.policy != "local_only" and any(
+            tier.is_available for tier in upstream.tiers.values()
         )
-        if not has_cloud and not cloud.rules.has_local:
-            waits_s = [tier.retry_after_s for tier in cloud.tiers.values()]
+        if not has_upstream and not upstream.rules.has_local:
+            waits_s = [tier.retry_after_s for tier in upstream.tiers.values()]
             raise UnavailableError(
                 "No upstream tier takes requests now, and no model is loaded on this machine.",
                 retry_after_s=min(waits_s),
             )
         is_asleep = self.fleet is not None and self.fleet.is_asleep
-        if not has_cloud and not is_asleep:
+        if not has_upstream and not is_asleep:
             self.jobs.models.require_ready()
             await self.jobs.models.engine_info()
         ready: dict[str, Any] = {"ready": True}
@@ -136,7 +136,7 @@ class StatusEndpoints:
         if not tiers:
             return None
         return LoadedLimits(
-            names=None if self.cloud.tiers else tuple(names),
+            names=None if self.upstream.tiers else tuple(names),
             max_context=max(info.max_context for info in tiers),
             vocab_size=max(info.vocab_size for info in tiers),
         )

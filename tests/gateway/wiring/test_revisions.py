@@ -24,7 +24,7 @@ from outrider.gateway.wiring.drafter import load_head
 from outrider.gateway.wiring.engine import load_runners
 from outrider.gateway.wiring.routing import build_routing
 from outrider.gateway.wiring.start import check_models, engine_recipe
-from outrider.gateway.wiring.upstream import build_cloud
+from outrider.gateway.wiring.upstream import build_upstream
 from tests.hub import FakeHub, serve_hub
 
 SMALL = bundled_pair() / "small"
@@ -134,7 +134,7 @@ def test_a_drafter_and_a_tokenizer_have_revisions_of_their_own(hub: FakeHub) -> 
     tier = {"url": "http://127.0.0.1:1", "tokenizer": MODEL, "tokenizer_revision": "none-such"}
     flags = {f"tiers.cloud.{name}": value for name, value in tier.items()}
     with pytest.raises(SettingsError, match="acme/tiny has no revision none-such"):
-        build_cloud(load_settings(environ={}, flags=flags), {}, (), UpstreamMetrics())
+        build_upstream(load_settings(environ={}, flags=flags), {}, (), UpstreamMetrics())
 
 
 def test_a_revision_that_is_not_there_is_one_sentence(hub: FakeHub) -> None:

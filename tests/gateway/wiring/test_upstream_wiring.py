@@ -27,8 +27,8 @@ from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring import build as wiring
 from outrider.gateway.wiring.start import check_models, engine_recipe
 from outrider.gateway.wiring.upstream import (
-    build_cloud,
     build_mirror,
+    build_upstream,
     build_upstreams,
     check_upstreams,
 )
@@ -284,9 +284,9 @@ def test_all_parts_of_the_cloud_are_wired(metrics: UpstreamMetrics) -> None:
             "mirror.share": 1,
         },
     )
-    cloud = build_cloud(settings, {}, ("small", "large"), metrics)
+    cloud = build_upstream(settings, {}, ("small", "large"), metrics)
     assert list(cloud.tiers) == ["first", "second"]
-    assert cloud.rules.cloud == "second"
+    assert cloud.rules.upstream == "second"
     assert cloud.rules.policy == "prefer_local"
     assert cloud.mirror is not None
     registry = CollectorRegistry()
@@ -296,7 +296,7 @@ def test_all_parts_of_the_cloud_are_wired(metrics: UpstreamMetrics) -> None:
 
 
 def test_without_tiers_there_is_no_cloud(metrics: UpstreamMetrics) -> None:
-    cloud = build_cloud(load_settings(environ={}), {}, ("small", "large"), metrics)
+    cloud = build_upstream(load_settings(environ={}), {}, ("small", "large"), metrics)
     assert not cloud.tiers
     assert cloud.mirror is None
-    assert cloud.rules.policy == "local_only" or cloud.rules.cloud is None
+    assert cloud.rules.policy == "local_only" or cloud.rules.upstream is None

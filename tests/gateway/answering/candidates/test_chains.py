@@ -12,6 +12,8 @@ import pytest
 from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.contract.schema import parsing
+from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Scopes
@@ -19,6 +21,7 @@ from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.wiring.aliases import checked_aliases
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, hybrid
+from tests.gateway.scripted_client import Script, Step
 
 Make = Callable[..., Any]
 
@@ -55,6 +58,10 @@ def chain(*models: str, **options: Any) -> dict[str, Any]:
     return {"gpt-4o-mini": {"models": models, **options}}
 
 
+def steps_of(text: str, encode: Callable[[str], list[int]]) -> list[Step]:
+    return [Step(token_ids=(token,)) for token in encode(text)]
+
+
 # ---- names ---------------------------------------------------------------------------------------
 
 
@@ -75,6 +82,39 @@ def test_an_alias_works_without_upstream_tiers(
     with hybrid(tokenizer, encode, clouds=(), tiers={}, aliases=chain("large")) as world:
         answer = world.chat(model="gpt-4o-mini")
         assert answer.headers["x-outrider-tier"] == "large"
+
+
+def test_a_request_is_decoded_once_along_its_chain(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded = parsing._decode_object, list[bytes]()
+
+    def noting(raw: bytes) -> dict[str, Any]:
+        decoded.append(raw)
+        return decode(raw)
+
+    with make(DOWN, aliases=chain("cloud", "second"), cache={"store": "memory"}) as world:
+        monkeypatch.setattr(parsing, "_decode_object", noting)
+        answer = world.chat(model="gpt-4o-mini", temperature=0, outrider={"cache": "on"})
+        assert content(answer) == TWO_TEXT
+        assert answer.headers["x-outrider-cache"] == "miss"
+    assert len(decoded) == 1
+
+
+@pytest.mark.parametrize("has_clouds", [True, False])
+def test_a_local_model_continues_anothers_answer(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], has_clouds: bool
+) -> None:
+    options: dict[str, Any] = {} if has_clouds else {"clouds": (), "tiers": {}}
+    with hybrid(tokenizer, encode, aliases=chain("large", "small"), **options) as world:
+        broken = Script(steps=steps_of("Well ", encode), failure=("engine_died", "gone"))
+        whole = Script(steps=steps_of("then.", encode))
+        world.engine.script = lambda request: broken if request.tier == "large" else whole
+        stream = world.stream(model="gpt-4o-mini", max_tokens=20)
+        assert (stream.text, stream.is_done) == ("Well then.", True), stream.error
+        assert stream.report["tier"] == "small"
+        again = world.engine.submitted[-1]
+        assert again.sampling.max_tokens == 20 - len(encode("Well "))
 
 
 @pytest.mark.parametrize("has_clouds", [True, False])
@@ -133,7 +173,7 @@ def test_weights_share_out_the_first_model_and_the_others_follow() -> None:
         aliases={"a": AliasSettings(models=("x", "y", "z"), weights=(3, 1, 0))},
         rng=random.Random(7),
     )
-    body = json.dumps({**CHAT, "model": "a"}).encode()
+    body = RequestJson(json.dumps({**CHAT, "model": "a"}).encode())
     chains = [book.chain_of("chat", body, ANONYMOUS) for _ in range(400)]
     orders = Counter(tuple(link.model for link in made.links) for made in chains if made)
     assert set(orders) == {("x", "y", "z"), ("y", "x", "z")}

@@ -621,7 +621,7 @@ def test_the_cloud_goes_on_behind_the_local_models_where_that_is_allowed(make: M
 
 def test_a_ring_of_gateways_is_told(make: Make) -> None:
     with make() as world:
-        own = world.context.cloud.gateway_id
+        own = world.context.upstream.gateway_id
         for hops in (own, f"abc, {own}", ",".join("abcdefgh")):
             response = world.chat(headers={"x-outrider-hops": hops})
             assert response.status_code == 508

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.responses import UpstreamChunk, UpstreamCompletion
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.settings.tree import SettingsError, load_settings
+from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
@@ -209,7 +212,7 @@ def test_what_the_server_tells_is_known_from_the_start(
     make: Make, script: MockScript, words: str
 ) -> None:
     with make(PlannedWatch("commit", at=1), device=script) as world:
-        small = world.context.cloud.small
+        small = world.context.upstream.small
         assert small is not None
         wait_for(lambda: small.tells_logprobs is not None)
         assert small.tells_logprobs is (words == "")
@@ -224,7 +227,7 @@ def test_a_server_that_is_down_at_the_start_is_asked_again(make: Make) -> None:
     fails = iter([True])
     broken = MockScript(toxic=Toxic(kind="status", status=503))
     with make(device=lambda _: broken if next(fails, False) else DEVICE) as world:
-        small = world.context.cloud.small
+        small = world.context.upstream.small
         assert small is not None
         wait_for(lambda: small.tells_logprobs is True)
 
@@ -344,7 +347,7 @@ def test_a_client_that_leaves_while_text_is_held_leaves_nothing_running(make: Ma
         thread = threading.Thread(target=leave)
         thread.start()
         thread.join(10)
-        tier = world.context.cloud.tiers["device"]
+        tier = world.context.upstream.tiers["device"]
         deadline_s = time.monotonic() + 10
         while any(replica.in_flight for replica in tier.replicas.replicas):
             assert time.monotonic() < deadline_s
@@ -359,6 +362,22 @@ def test_the_route_is_told_without_an_answer(make: Make) -> None:
         assert (report["tier"], report["quality"]) == ("device", 0.4)
         assert report["cascade"]["hold_back_tokens"] == 16
         assert not asked(world)
+
+
+def test_the_route_of_a_key_without_the_local_models_ends_upstream(
+    make: Make, tmp_path: Path
+) -> None:
+    database = {"database_url": f"sqlite:///{tmp_path}/keys.db", "keys": {"refresh_s": 0.02}}
+    with make(local=("large",), **database) as world:
+        scopes = Scopes(tiers=frozenset({"device", "cloud"}))
+        key = world.context.tenancy.keys.store.create(KeyOrder(name="k", scopes=scopes))
+        mine = {"authorization": f"Bearer {key.text}"}
+        wait_for(lambda: world.http.get("/v1/models").status_code == 401)
+        world.policy.tier = "large"
+        body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
+        report = world.http.post("/v1/route", json=body, headers=mine)
+        assert report.status_code == 200, report.text
+        assert report.json()["tier"] == world.chat(headers=mine).json()["outrider"]["tier"]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Policy
 from outrider.gateway.settings.tiers import HandoffSettings
 
-BOTH = PlacementPolicy(cloud="cloud")
+BOTH = PlacementPolicy(upstream="cloud")
 LOCAL_ONLY = PlacementPolicy()
-CLOUD_ONLY = PlacementPolicy(policy="cloud_only", cloud="cloud", has_local=False, strong="cloud")
+CLOUD_ONLY = PlacementPolicy(policy="cloud_only", upstream="cloud", has_local=False, strong="cloud")
 
 POLICIES: tuple[Policy | None, ...] = (None, *get_args(Policy))
 NAMED: tuple[Named, ...] = get_args(Named)
@@ -45,7 +45,7 @@ def constraints(
 ) -> PlacementConstraints:
     cloud = "other" if named == "cloud" else None
     parsed = OutriderOptions.model_validate(options)
-    return constraints_of(parsed, rules, arrival_s=100.0, named=named, cloud=cloud)
+    return constraints_of(parsed, rules, arrival_s=100.0, named=named, upstream=cloud)
 
 
 def refusal(rules: PlacementPolicy, named: Named = "auto", **options: object) -> BadRequestError:
@@ -68,7 +68,7 @@ def test_places(named: Named, policy: Policy | None) -> None:
     assert made.places == places
     assert not made.is_private
     tier = "other" if named == "cloud" else "cloud"
-    assert made.cloud == (tier if "cloud" in places else None)
+    assert made.upstream == (tier if "cloud" in places else None)
     assert made.may_hand_over == (places == ("local", "cloud"))
 
 
@@ -86,7 +86,7 @@ def test_private_requests_never_name_the_cloud(
     has_local: bool,
     cloud: str | None,
 ) -> None:
-    rules = PlacementPolicy(policy=default, cloud=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
+    rules = PlacementPolicy(policy=default, upstream=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
     if not has_local or named == "cloud" or policy == "cloud_only":
         assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.privacy"
         return
@@ -96,7 +96,7 @@ def test_private_requests_never_name_the_cloud(
     made = constraints(rules, named, policy=policy, privacy="private")
     assert made.is_private
     assert made.places == ("local",)
-    assert made.cloud is None
+    assert made.upstream is None
     assert made.strong == "local"
     assert not made.may_hand_over
     assert made.reason == "private"
@@ -120,7 +120,7 @@ def test_private_contradictions(
 
 
 def test_private_overrules_the_configured_policy_only() -> None:
-    rules = PlacementPolicy(policy="cloud_only", cloud="cloud", strong="cloud")
+    rules = PlacementPolicy(policy="cloud_only", upstream="cloud", strong="cloud")
     assert constraints(rules).places == ("cloud",)
     assert constraints(rules, privacy="private").places == ("local",)
     assert constraints(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
@@ -151,7 +151,7 @@ def test_without_a_local_model(policy: Policy) -> None:
 
 @pytest.mark.parametrize("default", get_args(Policy))
 def test_the_configured_policy_is_for_auto(default: Policy) -> None:
-    rules = PlacementPolicy(policy=default, cloud="cloud")
+    rules = PlacementPolicy(policy=default, upstream="cloud")
     assert constraints(rules).places == PLACES["auto", default]
     assert constraints(rules).policy == default
     assert constraints(rules, "local").places == ("local",)
@@ -182,7 +182,7 @@ def test_the_deadline_is_the_requests_own_else_the_configured_one() -> None:
 
 
 def test_the_strong_place_is_one_of_the_places() -> None:
-    rules = PlacementPolicy(cloud="cloud", strong="cloud")
+    rules = PlacementPolicy(upstream="cloud", strong="cloud")
     assert constraints(rules).strong == "cloud"
     assert constraints(rules, policy="prefer_cloud").strong == "cloud"
     assert constraints(rules, policy="local_only").strong == "local"
@@ -197,12 +197,12 @@ def test_the_strong_place_is_one_of_the_places() -> None:
 def test_rules_of_the_settings() -> None:
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_local", cloud="cloud", has_local=True, strong="local"
+        policy="prefer_local", upstream="cloud", has_local=True, strong="local"
     )
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=["small"])
     assert (made.policy, made.strong) == ("prefer_local", "cloud")
     made = PlacementPolicy.of(HandoffSettings(), tiers=[], local=["small"])
-    assert (made.cloud, made.strong) == (None, "local")
+    assert (made.upstream, made.strong) == (None, "local")
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=[])
     assert made == CLOUD_ONLY
     settings = HandoffSettings(
@@ -211,7 +211,7 @@ def test_rules_of_the_settings() -> None:
     )  # fmt: skip
     made = PlacementPolicy.of(settings, tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_cloud", cloud="other", strong="cloud", max_queue_s=0.5, deadline_s=2.0,
+        policy="prefer_cloud", upstream="other", strong="cloud", max_queue_s=0.5, deadline_s=2.0,
         continue_on_failure=True,
     )  # fmt: skip
 

@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from starlette.types import Message
 
-from outrider.gateway.answering.candidates.fallback import AnswerCandidate, FallbackChain, Lineup
+from outrider.gateway.answering.candidates.fallback import FallbackChain, Lineup, unbounded
+from outrider.gateway.answering.candidates.local_candidate import LocalCandidate
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.streaming.generation import Generation
@@ -83,12 +85,19 @@ def answered(
         with_trace=options.get("with_trace", False),
     )
 
-    async def open_leg(origin: RouteReason) -> Responder:
-        ticket = LocalLoad(time.monotonic).admit()
-        return LocalResponder(generation, writing, origin, ticket)
+    class OneLeg(LocalCandidate):
+        async def open(self, origin: RouteReason) -> Responder:
+            ticket = LocalLoad(time.monotonic).admit()
+            return LocalResponder(generation, writing, origin, ticket)
 
-    lineup = Lineup(candidates=[AnswerCandidate(name="local", open=open_leg)])
-    answering = FallbackChain(lineup, is_streamed=writing.is_streamed)
+    parsed: Any = SimpleNamespace(
+        context=SimpleNamespace(ignored_fields=()),
+        constraints=SimpleNamespace(is_private=False, deadline_s=None),
+        is_streamed=writing.is_streamed,
+    )
+    none: Any = SimpleNamespace(ignored_fields=())
+    leg = OneLeg(parts=none, parsed=parsed, query=none, strong=None, patience_s=unbounded)
+    answering = FallbackChain(parsed, none, lambda *_: Lineup(candidates=[leg]))
     response = AnswerResponse(answering, clock=time.monotonic)
     sent: list[Message] = []
 

@@ -15,6 +15,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.envelope import Envelope, ReadRequest, read_request
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.parsing import RequestJson
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "auto", "prompt": "Hi"}
@@ -25,12 +26,12 @@ REQUESTS: dict[Endpoint, tuple[type[BaseModel], dict[str, Any]]] = {
 
 
 def read(document: object, endpoint: Endpoint = "chat") -> ReadRequest:
-    return read_request(json.dumps(document).encode(), endpoint)
+    return read_request(RequestJson(json.dumps(document).encode()), endpoint)
 
 
 def refusal(body: bytes, endpoint: Endpoint = "chat") -> BadRequestError:
     with pytest.raises(BadRequestError) as caught:
-        read_request(body, endpoint)
+        read_request(RequestJson(body), endpoint)
     return caught.value
 
 
@@ -183,7 +184,7 @@ def nested(depth: int) -> bytes:
 
 
 def test_nesting_ends_where_the_full_schema_ends_it() -> None:
-    read_request(nested(200), "chat")
+    read_request(RequestJson(nested(200)), "chat")
     for depth in (201, 202, 500, 900, 5000):
         error = refusal(nested(depth))
         assert error.code == "invalid_json"
@@ -211,7 +212,7 @@ def test_any_json_is_read_or_refused(fields: dict[str, Any], endpoint: Endpoint)
     body = json.dumps(document).encode()
     full_schema = REQUESTS[endpoint][0]
     try:
-        request = read_request(body, endpoint)
+        request = read_request(RequestJson(body), endpoint)
     except BadRequestError:
         with pytest.raises(ValidationError):  # the local models would not have taken it either
             full_schema.model_validate_json(body)

@@ -27,7 +27,7 @@ from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
-from outrider.gateway.wiring.upstream import build_cloud
+from outrider.gateway.wiring.upstream import build_upstream
 from outrider.verifier.params import Tier
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.gateway.engines.backends.clients import becomes, collect, started, tokens
@@ -231,8 +231,8 @@ def test_an_upstream_tier_answers_while_an_engine_is_started(tokenizer: ChatToke
     with mock_in_thread(MockScript()) as mock:
         settings = Settings.model_validate({"tiers": {"cloud": {"url": mock.url, "model": "m"}}})
         metrics = GatewayMetrics()
-        cloud = build_cloud(settings, {}, ("small", "large"), UpstreamMetrics(metrics.registry))
-        with gateway(pool, tokenizer, cloud=cloud, metrics=metrics) as http:
+        cloud = build_upstream(settings, {}, ("small", "large"), UpstreamMetrics(metrics.registry))
+        with gateway(pool, tokenizer, upstream=cloud, metrics=metrics) as http:
             answer = http.post("/v1/chat/completions", json=MESSAGE)
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-outrider-tier"] == "cloud"

@@ -387,7 +387,7 @@ def test_a_scope_is_evaded_by_no_name(opened: Open) -> None:
             "auto",
             "small",
         ]
-        wait_for(lambda: not world.context.cloud.mirror._copies)
+        wait_for(lambda: not world.context.upstream.mirror._copies)
         assert not any(cloud.requests for cloud in world.clouds)
         it.rows(4)  # four of the endpoints above write answers
 

@@ -80,14 +80,14 @@ def facing(
 
 def forgive(world: World) -> None:
     """As if the server had never failed."""
-    for replica in world.context.cloud.tiers["cloud"].replicas.replicas:
+    for replica in world.context.upstream.tiers["cloud"].replicas.replicas:
         replica.breaker.held_until_s = 0.0
         replica.breaker._enter("closed")
 
 
 def at_rest(world: World) -> None:
     """Nothing is in flight any more, here or there."""
-    tiers = world.context.cloud.tiers.values()
+    tiers = world.context.upstream.tiers.values()
     replicas = [replica for tier in tiers for replica in tier.replicas.replicas]
     wait_for(lambda: not any(replica.in_flight for replica in replicas))
     wait_for(lambda: not world.engine.running)
@@ -126,7 +126,7 @@ def test_nothing_of_the_clients_own_headers_is_sent_on(make: Make) -> None:
         assert response.status_code == 200, response.text
         sent = far.asked[0].headers
         assert sent["authorization"] == f"Bearer {KEY}"
-        assert sent["x-outrider-hops"] == f"ok-1, {world.context.cloud.gateway_id}"
+        assert sent["x-outrider-hops"] == f"ok-1, {world.context.upstream.gateway_id}"
         told = " ".join(f"{name}: {value}" for name, value in sent.items())
         for word in ("clients", "10.9.8.7", "xxx"):
             assert word not in told
@@ -135,7 +135,7 @@ def test_nothing_of_the_clients_own_headers_is_sent_on(make: Make) -> None:
 
 def test_hops_in_several_headers_are_one_list(make: Make) -> None:
     with facing(make) as (world, far):
-        own = world.context.cloud.gateway_id
+        own = world.context.upstream.gateway_id
         body = json.dumps({**CHAT, "model": "cloud"})
         headers = [
             ("content-type", "application/json"),
@@ -186,7 +186,7 @@ def test_the_upstream_key_reaches_no_client(
                 assert KEY not in str(response.headers)
                 assert far.asked[-1].headers["authorization"] == f"Bearer {KEY}"
         assert KEY not in world.http.get("/metrics").text
-        assert KEY not in repr(world.context.cloud)
+        assert KEY not in repr(world.context.upstream)
         wait_for(lambda: file.exists())
     assert KEY not in file.read_text()
     assert KEY not in caplog.text

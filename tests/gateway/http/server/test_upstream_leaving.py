@@ -43,12 +43,12 @@ def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
 
 def num_tasks(world: World) -> int:
     """Tasks of the gateway's event loop that answer requests."""
-    loop = world.context.cloud.tiers["cloud"]._tasks[0].get_loop()
+    loop = world.context.upstream.tiers["cloud"]._tasks[0].get_loop()
     return sum(not task.done() for task in asyncio.all_tasks(loop))
 
 
 def in_flight(world: World) -> int:
-    tiers = world.context.cloud.tiers.values()
+    tiers = world.context.upstream.tiers.values()
     return sum(replica.in_flight for tier in tiers for replica in tier.replicas.replicas)
 
 
@@ -238,7 +238,7 @@ def test_a_crowd_that_leaves_at_random_leaves_nothing(make: Make) -> None:
         world.says(LOCAL_TEXT, gap_s=0.005)
         with nothing_left(world):
             asyncio.run(crowd(world.url))
-        for replica in world.context.cloud.tiers["cloud"].replicas.replicas:
+        for replica in world.context.upstream.tiers["cloud"].replicas.replicas:
             assert replica.in_flight == 0
 
 
@@ -275,7 +275,7 @@ def test_a_server_that_comes_and_goes_costs_no_answer(make: Make) -> None:
                     else response.json()["choices"][0]["message"]["content"]
                 )
                 assert text in ("Far away.", LOCAL_TEXT)
-        states = {r.breaker.state for r in world.context.cloud.tiers["cloud"].replicas.replicas}
+        states = {r.breaker.state for r in world.context.upstream.tiers["cloud"].replicas.replicas}
         assert states <= {"closed", "open", "half_open"}
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
-from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
+from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.server.responses import AnswerResponse
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
@@ -357,7 +357,7 @@ def fail(*_: Any) -> None:
     [
         (AnswerResponse, "_start", True),
         (AnswerResponse, "_send_part", True),
-        (CloudResponder, "_whole_body", False),
+        (UpstreamResponder, "_whole_body", False),
     ],
 )
 def test_an_answer_that_a_fault_of_ours_ends_is_paid_where_a_server_wrote_it(

@@ -18,7 +18,7 @@ def _unexported_metrics() -> UpstreamMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloudParts:
+class UpstreamParts:
     """The upstream tiers in the order of the settings, and the rules by which they answer.
 
     `gateway_id` recognises a request that has come through this gateway before. `secrets` are sent

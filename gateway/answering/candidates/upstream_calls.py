@@ -1,21 +1,25 @@
-"""Requests for upstream tiers: the body that is sent, the most it may cost, the responder."""
+"""Upstream tiers as candidates: the body that is sent, the most it may cost, the responder."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+import msgspec
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.candidates.cloud_responder import CloudResponder
+from outrider.gateway.answering.candidates.failures import after_failure, is_passing
+from outrider.gateway.answering.candidates.fallback import Patience
+from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch, WatchedResponder
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
-from outrider.gateway.answering.reading.cloud_parts import CloudParts
 from outrider.gateway.answering.reading.documents import beginning, num_answers
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
-from outrider.gateway.answering.reading.parsed_request import ParsedRequest
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest, UpstreamQuery
 from outrider.gateway.answering.reading.tier_checks import TierChecks
+from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.answers.responder import (
     DraftAnswer,
     Place,
@@ -23,7 +27,13 @@ from outrider.gateway.contract.answers.responder import (
     RouteReason,
     TakenOver,
 )
-from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError, UnavailableError
+from outrider.gateway.contract.errors.tree import (
+    BadRequestError,
+    BudgetError,
+    GatewayError,
+    RateLimitError,
+    UnavailableError,
+)
 from outrider.gateway.contract.schema.routing import CascadeReport, RouteReport
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
@@ -47,10 +57,10 @@ _LONGEST_ANSWER: Final = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloudCalls:
+class UpstreamCalls:
     """Makes upstream calls and their responders. `local_tiers` are those with a tokenizer."""
 
-    cloud: CloudParts
+    upstream: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     routing: RoutingParts
@@ -58,34 +68,27 @@ class CloudCalls:
     local_tiers: Collection[str]
     clock: Callable[[], float]
 
-    def ignored_fields(self, parsed: ParsedRequest) -> tuple[str, ...]:
-        """The request's fields that its upstream tier does not get, and the client is told of."""
-        return self.checks.tier(parsed).fields.ignored(parsed.document)
-
-    def expected_s(self, parsed: ParsedRequest) -> float | None:
-        """Seconds that the upstream tier takes for an answer; None while nothing was measured."""
-        total = self.checks.tier(parsed).total
-        return total.quantile(0.95) or total.ewma_s
-
     async def responder(
         self,
         parsed: ParsedRequest,
+        query: UpstreamQuery,
         origin: RouteReason,
         prediction: str = "",
         *,
         watch: SmallWatch | None = None,
         weak: DraftAnswer | None = None,
-    ) -> CloudResponder:
+    ) -> UpstreamResponder:
         """Make a responder, not yet begun. Raises UnavailableError if no model is known.
 
         `watch`: the answer is the small model's, and is judged. `weak`: the one that it replaces.
         """
-        tier = self.checks.tier(parsed)
+        tier = self.checks.tier(query)
         if origin.continues is not None:
             if tier.traits.continuation == "none":
                 raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
-            parsed = parsed.continued(origin.continues)
-        model = parsed.model or await self.names.usual_model(tier.name)
+            rest = parsed.rest_after(origin.continues)
+            parsed = msgspec.structs.replace(parsed, outward=rest)
+        model = query.model or await self.names.usual_model(tier.name)
         if model is None:
             raise UnavailableError(
                 f"The {tier.name} tier has not told which models it has (it may be down), and "
@@ -93,22 +96,22 @@ class CloudCalls:
             )
         meter = parsed.context.meter
         document, credit = parsed.document, None
-        affordable = self.checks.affordable(parsed)
+        affordable = self.checks.affordable(parsed, query)
         if affordable is not None:
             document = {**document, "max_completion_tokens": affordable}
         if meter is not None:
-            credit = await self._admitted(meter, parsed, tier)
+            credit = await self._admitted(meter, parsed, query)
             if credit is not None and not parsed.is_streamed and parsed.token_limit is None:
                 document = await _bounded(parsed, credit, affordable)
             if origin.continues is not None:
                 meter.continued()
         call = UpstreamCall(
             endpoint=parsed.endpoint,
-            document=self._outgoing(tier, document, parsed),
+            document=tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt),
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=parsed.context.arrival_s,
-            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            hops=(*parsed.context.hops, self.upstream.gateway_id),
             deadline_s=parsed.constraints.deadline_s,
             affinity=self._affinity(parsed, tier),
             prediction=prediction,
@@ -116,14 +119,14 @@ class CloudCalls:
             span=parsed.context.span,
             wants_logprobs=watch is not None and watch.tells_logprobs,
         )
-        make = CloudResponder if watch is None else partial(WatchedResponder, watch=watch)
+        make = UpstreamResponder if watch is None else partial(WatchedResponder, watch=watch)
         made = make(
             tier,
             call,
             origin,
-            secrets=self.cloud.secrets,
+            secrets=self.upstream.secrets,
             on_answered=partial(self._answered, parsed, weak),
-            is_continuable=parsed.continues_elsewhere(self.cloud.rules),
+            is_continuable=parsed.continues_elsewhere(self.upstream.rules),
             falls_back_on=parsed.falls_back_on,
             credit=credit,
             is_bounded=parsed.token_limit is not None,
@@ -131,15 +134,8 @@ class CloudCalls:
         made.arm = parsed.context.arm
         return made
 
-    @staticmethod
-    def _outgoing(
-        tier: UpstreamTier, document: Mapping[str, Any], parsed: ParsedRequest
-    ) -> dict[str, Any]:
-        """The body that is sent to the tier. Raises BadRequestError."""
-        return tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt)
-
     async def _admitted(
-        self, meter: RequestMeter, parsed: ParsedRequest, tier: UpstreamTier
+        self, meter: RequestMeter, parsed: ParsedRequest, query: UpstreamQuery
     ) -> TokenAllowance | None:
         """Reserve tokens for the answer; return those left to the tenant, None without limits.
 
@@ -147,12 +143,13 @@ class CloudCalls:
         """
         if not meter.principal.is_limited:
             return None
-        local = self.local_tiers if "local" in parsed.constraints.places else ()
+        tier = self.checks.tier(query)
+        local = () if parsed.local is None else self.local_tiers
         allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
         return await meter.admit(
             UsageEstimate(
                 tiers=(tier.name, *allowed),
-                num_prompt_tokens=self.checks.num_prompt_tokens(parsed),
+                num_prompt_tokens=self.checks.num_prompt_tokens(parsed, query),
                 num_choices=num_answers(parsed),
                 num_predicted_tokens=most_predicted_tokens(parsed.document),
                 # The default for the local models is not sent, and binds no other server.
@@ -162,34 +159,6 @@ class CloudCalls:
             )
         )
 
-    async def take_over(self, parsed: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
-        """Have the upstream tier answer in the place of a weak local answer.
-
-        None if it failed, or did not begin in the time that a deadline leaves.
-        """
-        return await self.taken_over(
-            "cloud", parsed, weak, lambda: self.responder(parsed, weak.origin, weak.text, weak=weak)
-        )
-
-    def second_opinion(self, parsed: ParsedRequest, kept: DraftAnswer) -> None:
-        """Have the upstream tier write the beginning of an answer that is kept, and compare."""
-        tier = self.checks.tier(parsed)
-        num_tokens = _LOOK_FACTOR * kept.num_tokens
-
-        async def look() -> None:
-            document = {**parsed.document, "stream": False, "max_completion_tokens": num_tokens}
-            document.pop("stream_options", None)
-            call = self._copy(parsed, tier, document)
-            answer = tier.answer(call, kind="probe")
-            try:
-                whole = await answer.whole()
-            finally:
-                await answer.aclose()
-            kept.agrees(text_agreement(kept.text, whole.texts[0]))
-
-        if parsed.document and not parsed.constraints.is_private:
-            self.routing.second_looks.offer(look)
-
     async def taken_over(
         self,
         place: Place,
@@ -197,7 +166,10 @@ class CloudCalls:
         weak: DraftAnswer,
         open_: Callable[[], Awaitable[Responder]],
     ) -> TakenOver | None:
-        """Have a responder answer in the place of a weak answer; None as `take_over` has it."""
+        """Have a place's responder answer instead of a weak answer.
+
+        None if it failed, or did not begin in the time that a deadline leaves.
+        """
         deadline_s = parsed.constraints.deadline_s
         patience_s = None
         if deadline_s is not None:
@@ -212,7 +184,7 @@ class CloudCalls:
         except (GatewayError, EngineError, TimeoutError):
             if parts is not None:
                 await parts.aclose()
-            self.cloud.metrics.degraded()
+            self.upstream.metrics.degraded()
             return None
         except BaseException:
             if parts is not None:
@@ -224,39 +196,39 @@ class CloudCalls:
     def count_origin(self, origin: RouteReason, tier: str) -> None:
         """Count why an answer has begun on this tier."""
         if origin.hand_off is not None:
-            self.cloud.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
+            self.upstream.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
         if origin.is_degraded:
-            self.cloud.metrics.degraded()
+            self.upstream.metrics.degraded()
 
     def mirror(self, parsed: ParsedRequest, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
-        mirror = self.cloud.mirror
-        if mirror is None or parsed.constraints.is_private or not parsed.document:
+        mirror = self.upstream.mirror
+        if mirror is None or parsed.constraints.is_private:
             return
         if not parsed.context.principal.scopes.allows_tier(mirror.tier):
             return  # requests that may not be answered there are not mirrored there either
         try:
-            call = self._copy(parsed, self.cloud.tiers[mirror.tier], parsed.document)
+            call = self.copy(parsed, self.upstream.tiers[mirror.tier], parsed.document, "")
         except BadRequestError:
             return  # the copy would differ from the request
         mirror.offer(call, answer)
 
-    def _copy(
-        self, parsed: ParsedRequest, tier: UpstreamTier, document: Mapping[str, Any]
+    def copy(
+        self, parsed: ParsedRequest, tier: UpstreamTier, document: Mapping[str, Any], model: str
     ) -> UpstreamCall:
         """Return a call whose answer no client waits for. Raises BadRequestError."""
         return UpstreamCall(
             endpoint=parsed.endpoint,
-            document=self._outgoing(tier, document, parsed),
-            model=parsed.model or "",
+            document=tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt),
+            model=model,
             request_id=parsed.context.request_id,
             arrival_s=self.clock(),
-            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            hops=(*parsed.context.hops, self.upstream.gateway_id),
             on_attempt=None if parsed.context.meter is None else parsed.context.meter.on_attempt,
         )
 
     def _answered(
-        self, parsed: ParsedRequest, weak: DraftAnswer | None, responder: CloudResponder
+        self, parsed: ParsedRequest, weak: DraftAnswer | None, responder: UpstreamResponder
     ) -> None:
         facts = responder.facts
         if weak is not None and responder.texts:
@@ -274,6 +246,7 @@ class CloudCalls:
     def route_report(
         self,
         parsed: ParsedRequest,
+        query: UpstreamQuery,
         origin: RouteReason,
         route: Route | None = None,
         cascade: CascadeReport | None = None,
@@ -288,9 +261,9 @@ class CloudCalls:
             )
         return RouteReport(
             object="route",
-            model="" if parsed.meant is None else parsed.meant.name,
-            tier=self.checks.tier(parsed).name,
-            model_id=parsed.model,
+            model=query.meant.name,
+            tier=query.tier,
+            model_id=query.model,
             reason=origin.explain("") or "requested",
             quality=route.quality,
             threshold=route.threshold,
@@ -298,7 +271,7 @@ class CloudCalls:
             stage=route.stage,
             cascade=cascade,
             prompt_tokens=None,
-            cost_usd=self.checks.cost_usd(parsed),
+            cost_usd=self.checks.cost_usd(parsed, query),
             sticky=None,
             pair=self.routing.pair,
             alternatives=[],
@@ -309,6 +282,82 @@ class CloudCalls:
         if not tier.traits.has_prefix_cache or len(tier.settings.url) < 2:
             return ""
         return blake2b(beginning(parsed.document), digest_size=16).hexdigest()
+
+
+class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """An upstream tier that may answer one request."""
+
+    place: ClassVar[Place] = "cloud"
+    words: ClassVar[str] = "upstream tier"
+    calls: UpstreamCalls
+    parsed: ParsedRequest
+    query: UpstreamQuery
+    patience_s: Patience
+
+    @property
+    def tier(self) -> str:
+        """The tier's name."""
+        return self.query.tier
+
+    @property
+    def ignored_fields(self) -> Sequence[str]:
+        """The client's fields that the server does not get."""
+        ignored = self.calls.checks.tier(self.query).fields.ignored(self.parsed.document)
+        return (*self.parsed.context.ignored_fields, *ignored)
+
+    def expected_s(self) -> float | None:
+        """Return the seconds of an answer; None while nothing was measured."""
+        total = self.calls.checks.tier(self.query).total
+        return total.quantile(0.95) or total.ewma_s
+
+    async def open(self, origin: RouteReason) -> Responder:
+        """Make a responder, not yet begun. Raises GatewayError."""
+        return await self.calls.responder(self.parsed, self.query, origin)
+
+    async def route_report(self, origin: RouteReason) -> RouteReport:
+        """Return the report of a request that it answers."""
+        return self.calls.route_report(self.parsed, self.query, origin)
+
+    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+        """Answer in the place of a weak answer, which the server may take as a prediction."""
+        opened = partial(
+            self.calls.responder, self.parsed, self.query, weak.origin, weak.text, weak=weak
+        )
+        return await self.calls.taken_over(self.place, self.parsed, weak, opened)
+
+    def second_opinion(self, kept: DraftAnswer) -> None:
+        """Write the beginning of an answer that is kept, and compare."""
+        parsed, tier = self.parsed, self.calls.checks.tier(self.query)
+        num_tokens = _LOOK_FACTOR * kept.num_tokens
+
+        async def look() -> None:
+            document = {**parsed.document, "stream": False, "max_completion_tokens": num_tokens}
+            document.pop("stream_options", None)
+            answer = tier.answer(
+                self.calls.copy(parsed, tier, document, self.query.model or ""), kind="probe"
+            )
+            try:
+                whole = await answer.whole()
+            finally:
+                await answer.aclose()
+            kept.agrees(text_agreement(kept.text, whole.texts[0]))
+
+        if not parsed.constraints.is_private:
+            self.calls.routing.second_looks.offer(look)
+
+    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+        """Return whether another may answer: ours take what this server's API cannot express."""
+        if isinstance(error, RateLimitError | BudgetError):
+            return error.tier is not None  # a limit of that tier alone
+        return isinstance(error, BadRequestError) or is_passing(error)
+
+    def after(self, origin: RouteReason, error: Exception) -> RouteReason:
+        """Return why the next candidate is tried: without this one, the answer is degraded."""
+        return replace(after_failure(origin, self.words, error), is_degraded=True)
+
+    def by_itself(self) -> "UpstreamCandidate":
+        """Return the same tier, which hands over to none."""
+        return self
 
 
 async def _bounded(

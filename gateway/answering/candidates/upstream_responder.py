@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.answering.candidates.cut_short import CutShortError
+from outrider.gateway.answering.candidates.failures import CutShortError
 from outrider.gateway.answering.streaming.sse import DONE, event, rounded
 from outrider.gateway.contract.answers.responder import (
     AnswerFacts,
@@ -36,7 +36,7 @@ _CONTEXT_SLACK: Final = 16
 """Tokens that servers leave free at the end of a context."""
 
 
-class CloudResponder:
+class UpstreamResponder:
     """Answers by an upstream tier."""
 
     taken_over_by: Place | None = None
@@ -46,7 +46,7 @@ class CloudResponder:
         tier: UpstreamTier,
         call: UpstreamCall,
         origin: RouteReason,
-        on_answered: Callable[["CloudResponder"], None] = lambda responder: None,
+        on_answered: Callable[["UpstreamResponder"], None] = lambda responder: None,
         is_continuable: bool = False,
         secrets: Collection[str] = (),
         credit: TokenAllowance | None = None,

@@ -1,0 +1,168 @@
+"""The small model's server as a candidate: routed as a local small model is, and watched."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import msgspec
+
+from outrider.engine.errors import EngineError
+from outrider.gateway.answering.candidates.failures import after_failure, with_reason
+from outrider.gateway.answering.candidates.fallback import unbounded
+from outrider.gateway.answering.candidates.upstream_calls import UpstreamCandidate
+from outrider.gateway.answering.candidates.watched_responder import SmallWatch
+from outrider.gateway.answering.jobs.route_report import cascade_report
+from outrider.gateway.answering.jobs.tier_choice import requested_constraints
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest
+from outrider.gateway.contract.answers.responder import (
+    Escalation,
+    HandOffError,
+    Place,
+    Responder,
+    RouteReason,
+)
+from outrider.gateway.contract.errors.tree import (
+    BadRequestError,
+    GatewayError,
+    UpstreamRefusalError,
+)
+from outrider.gateway.contract.schema.routing import RouteReport
+from outrider.router.conversations import is_tool_loop
+from outrider.router.guard import GuardOutcome
+from outrider.router.policy import Route, RouteConstraintError, RoutePolicy
+
+
+class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
+    """The small model's server, which may answer one request. `strong` gets what is too hard."""
+
+    place: ClassVar[Place] = "server"
+    words: ClassVar[str] = "small model's server"
+    router: RoutePolicy
+    strong: Escalation | None
+
+    async def open(self, origin: RouteReason) -> Responder:
+        """Make a responder, not yet begun.
+
+        Raises HandOffError where the prompt alone says that it is too hard, and BadRequestError for
+        a request whose constraints cannot be judged.
+        """
+        if origin.continues is not None or self.strong is None:
+            reason = origin.reason or self.parsed.constraints.reason
+            return await super().open(replace(origin, reason=reason))
+        route = self._route(self.strong)
+        self._note(route)
+        if route.tier != "small":
+            raise HandOffError(self._handed(route), is_own=route.is_own)
+        origin = replace(origin, reason=origin.explain(route.reason), quality=route.quality)
+        watch = await self._watch(route, self.strong)
+        return await self.calls.responder(self.parsed, self.query, origin, watch=watch)
+
+    async def route_report(self, origin: RouteReason) -> RouteReport:
+        """Return the report of a request that it begins; nothing is counted.
+
+        Raises HandOffError as `open` does.
+        """
+        if self.strong is None:
+            return await super().route_report(RouteReason())
+        route = self._route(self.strong)
+        if route.tier != "small":
+            raise HandOffError(self._handed(route))
+        origin = RouteReason(reason=route.reason, quality=route.quality)
+        plan = route.cascade
+        hold_back_tokens = 0 if plan is None else plan.hold_back_tokens
+        cascade = cascade_report(plan, hold_back_tokens=hold_back_tokens, mid_stream=False)
+        return self.calls.route_report(self.parsed, self.query, origin, route, cascade)
+
+    def _route(self, strong: Escalation) -> Route:
+        parsed = self.parsed
+        messages = parsed.document.get("messages")
+        if isinstance(messages, list) and _is_tool_loop(messages):
+            reason = f"tool loop: {strong.tier}, the tier that made the calls is unknown"
+            return Route(tier="large", reason=reason)
+        constraints = replace(
+            requested_constraints(parsed.options),
+            is_whole=not parsed.is_streamed,
+            may_watch=_has_one_answer(parsed),
+        )
+        try:
+            return self.router.route(_judged_text(parsed.document), constraints)
+        except RouteConstraintError as error:
+            raise BadRequestError(
+                f"outrider.min_quality: {error}.", param="outrider.min_quality"
+            ) from None
+
+    async def _watch(self, route: Route, strong: Escalation) -> SmallWatch | None:
+        small = self.calls.upstream.small
+        assert small is not None, "a request for it has come"
+        if route.cascade is None:
+            return None
+        return SmallWatch(
+            plan=route.cascade,
+            quality=route.quality,
+            strong=strong,
+            tells_logprobs=await small.until_known(),
+            metrics=self.calls.metrics,
+            clock=self.calls.clock,
+            on_untrusted=small.distrust,
+        )
+
+    def _note(self, route: Route) -> None:
+        """Report to the router's guard; a watched answer is reported by its watch."""
+        guard = self.calls.routing.guard
+        if guard and route.is_own and not route.cascade and route.quality is not None:
+            guard.saw(GuardOutcome(quality=route.quality, is_strong=route.tier == "large"))
+
+    def _handed(self, route: Route) -> RouteReason:
+        return RouteReason(
+            hand_off="quality",
+            reason=route.reason,
+            route_tier=self.query.tier,
+            quality=route.quality,
+        )
+
+    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+        """Return whether another may answer: a larger tier may take what this server refuses."""
+        return isinstance(error, UpstreamRefusalError) or super().may_go_on(error)
+
+    def after(self, origin: RouteReason, error: Exception) -> RouteReason:
+        """Return why the next candidate is tried after this error."""
+        if isinstance(error, UpstreamRefusalError):
+            return with_reason(origin, "capability", f"the {self.words} refuses it")
+        return after_failure(origin, self.words, error)
+
+    def by_itself(self) -> "SmallServerCandidate":
+        """Return the server for all that it is sent, for when those behind it have failed."""
+        return msgspec.structs.replace(self, strong=None, patience_s=unbounded)
+
+
+def _is_tool_loop(messages: list[Any]) -> bool:
+    return is_tool_loop(
+        (str(message.get("role")), bool(message.get("tool_calls")))
+        for message in messages
+        if isinstance(message, dict)
+    )
+
+
+def _judged_text(document: Mapping[str, Any]) -> str:
+    """Return the text that the router judges: the user's last message, or the first prompt."""
+    messages = document.get("messages")
+    if isinstance(messages, list):
+        asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+        return _text_of(asked[-1].get("content") if asked else None)
+    return _text_of(document.get("prompt"))
+
+
+def _text_of(content: object) -> str:
+    """Return a message's text, or a prompt's; of one in parts, the texts of all of them."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _has_one_answer(parsed: ParsedRequest) -> bool:
+    """Return whether one answer is wanted, which can be held back as a whole."""
+    prompt, best_of = parsed.document.get("prompt"), parsed.document.get("best_of")
+    is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
+    return parsed.num_choices == 1 and best_of in (None, 1) and is_one_prompt
