@@ -15,18 +15,7 @@ from outrider.gateway.engines.backends.command_client import CommandClient
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys
 from outrider.gateway.engines.backends.replica_link import ReplicaLink
 from outrider.gateway.engines.backends.streams import SHUT_DOWN_MESSAGE
-from outrider.gateway.engines.backends.wire import (
-    AdapterReply,
-    BlocksChanged,
-    BlocksReset,
-    Command,
-    Events,
-    Refused,
-    Reply,
-    StatsReply,
-    Submit,
-    Welcome,
-)
+from outrider.gateway.engines.backends.wire import Command, Submit, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -151,13 +140,6 @@ class WatchedClient(CommandClient):
             age_s = time.monotonic() - command.request.arrival_s
             command = Submit(replace(command.request, arrival_s=-age_s))
         self._link.send(command)
-
-    def _handle(self, reply: Reply) -> None:
-        match reply:
-            case Events() | Refused() | StatsReply() | AdapterReply():
-                self._streams.receive(reply)
-            case BlocksChanged() | BlocksReset():
-                self._note_blocks(reply)
 
     def _resume(self) -> None:
         """Go on with what waits: another engine serves."""
