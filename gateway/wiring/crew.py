@@ -90,7 +90,7 @@ class Crew:
         self._engine = None
         if engine_process is not None:
             self._engine = process_client(settings, on_progress, engine_process)
-        self._endpoint = None if engine_process is None else engine_process.spec.listen
+        self._endpoint = None if engine_process is None else engine_process.spec.endpoint
         self.workers: dict[int, WorkerProcess] = {}
         """The processes that live, by their workers' numbers."""
         self.changes: dict[str, Change] = {}

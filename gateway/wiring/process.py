@@ -19,15 +19,11 @@ def process_client(
 
     `first`: the process, where it was started before (`start_engine`).
     """
-    options = settings.engine
     return ProcessEngineClient(
         engine_recipe(settings),
         first=first,
         on_progress=on_progress,
-        stall_timeout_s=options.stall_timeout_s,
-        unready_after_s=options.unready_after_s,
-        resume_within_s=options.resume_within_s,
-        max_waiting=options.max_waiting,
+        patience=patience_of(settings),
     )
 
 

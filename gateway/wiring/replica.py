@@ -15,7 +15,7 @@ from outrider.gateway.engines.backends.step_loop import LoadingCallback, serve_l
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
 from outrider.gateway.wiring.checkpoints import named_models
-from outrider.gateway.wiring.start import check_models, most_requests, openmp_environment
+from outrider.gateway.wiring.start import check_models, openmp_environment
 
 if TYPE_CHECKING:
     from outrider.engine.core import Engine
@@ -30,7 +30,8 @@ def listen_for_gateways(
     if not settings.models.is_any:
         raise SettingsError("an engine needs a model: name one with --large or --small.")
     check_models(settings)
-    bounds = ListenerBounds(max_requests=most_requests(settings))
+    options = settings.engine
+    bounds = ListenerBounds(max_requests=options.max_sequences + options.max_waiting)
     return EngineListener(endpoint, keys, bounds)
 
 

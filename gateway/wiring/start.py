@@ -68,13 +68,7 @@ def engine_recipe(settings: Settings) -> EngineRecipe:
         importer="outrider.gateway.wiring.build:import_engine"
         if settings.engine.reserve_process
         else None,
-        max_requests=most_requests(settings) if settings.server.workers > 1 else 0,
     )
-
-
-def most_requests(settings: Settings) -> int:
-    """Return how many requests one of several gateways may have in flight at an engine."""
-    return settings.engine.max_sequences + settings.engine.max_waiting
 
 
 def start_engine(settings: Settings) -> EngineProcess | None:

@@ -8,7 +8,17 @@ from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineS
 from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import OnEnd, PausedRequests
 from outrider.gateway.engines.backends.streams import NOT_READY_MESSAGE, EventStreams
-from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset, Command, GetBlocks
+from outrider.gateway.engines.backends.wire import (
+    AdapterReply,
+    BlocksChanged,
+    BlocksReset,
+    Command,
+    Events,
+    GetBlocks,
+    Refused,
+    Reply,
+    StatsReply,
+)
 from outrider.verifier.params import Tier
 
 OnBlocks = Callable[[BlocksChanged | BlocksReset], None]
@@ -83,6 +93,10 @@ class CommandClient(ABC):
         if self._on_blocks is not None:
             self._send(GetBlocks())
 
-    def _note_blocks(self, news: BlocksChanged | BlocksReset) -> None:
-        if self._on_blocks is not None:
-            self._on_blocks(news)
+    def _handle(self, reply: Reply) -> None:
+        """Hand a reply of the engine on, in the event loop."""
+        match reply:
+            case Events() | Refused() | StatsReply() | AdapterReply():
+                self._streams.receive(reply)
+            case BlocksChanged() | BlocksReset() if self._on_blocks is not None:
+                self._on_blocks(reply)

@@ -1,10 +1,8 @@
 """An engine's end of the lines to many gateways: one socket, which any of them connects to.
 
-A connection is one gateway's from its `Hello` to its end, and has a number of its own. Nothing is
-lost on one: it is TCP, and where a gateway reads too slowly for the queue the connection ends. So a
-gateway that connects again has a new connection, and what an old one was still to be told is
-dropped. Requests and calls are kept apart by the connection's number, which the engine sees in
-front of their ids.
+A connection is one gateway's from its `Hello` to its end. Nothing is lost on one: it is TCP or a
+socket file, and where a gateway reads too slowly for the queue the connection ends. So a gateway
+that connects again has a new connection, and what an old one was still to be told is dropped.
 """
 
 import logging
@@ -13,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final, cast
 
 import msgspec
@@ -21,21 +18,21 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from outrider.engine.errors import EngineDiedError, InvalidRequestError
-from outrider.engine.events import EngineEvent, EngineInfo, Failed, Finished
+from outrider.engine.events import Ending, EngineInfo
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.connected_gateway import (
-    MAX_CALLS,
     ConnectedGateway,
     ListenerBounds,
-    number_of,
-    own_id,
+    RequestsInFlight,
     submitted_id,
 )
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys, guard, start_guard
+from outrider.gateway.engines.backends.replica_link import is_readable
 from outrider.gateway.engines.backends.wire import (
     PROTOCOL_VERSION,
     Abort,
     AdapterReply,
+    AnyEvent,
     BlocksChanged,
     BlocksReset,
     Command,
@@ -59,6 +56,7 @@ from outrider.gateway.engines.backends.wire import (
     decode_command,
     encode,
     pack_error,
+    with_id,
 )
 from outrider.gateway.settings.errors import SettingsError
 from outrider.verifier.params import Tier
@@ -69,7 +67,6 @@ DRAINING_MESSAGE: Final = "This engine is being stopped and takes no new request
 
 _WAKE_MS: Final = 1000  # when nothing comes, to look for gateways that have gone silent
 _MOST_AT_ONCE: Final = 512  # messages taken in between two steps
-_MOST_QUEUED: Final = 16_384  # messages for a gateway that reads slowly
 _MOST_UNREAD: Final = 256  # messages of one gateway that the engine has not come to
 _LINGER_MS: Final = 2_000
 
@@ -90,7 +87,7 @@ class EngineListener:
         self._clock = clock
         self._welcome: Welcome | None = None
         self._gateways: dict[bytes, ConnectedGateway] = {}
-        self._by_number: dict[str, ConnectedGateway] = {}
+        self._requests = RequestsInFlight()
         self._num_seen = 0
         self._calls: dict[int, tuple[ConnectedGateway, int]] = {}
         self._num_calls = 0
@@ -116,9 +113,10 @@ class EngineListener:
     def _bind(self, endpoint: str, keys: FleetKeys | None) -> None:
         self._socket.linger = _LINGER_MS
         self._socket.router_mandatory = True  # a send to one that has gone says so
-        self._socket.sndhwm, self._socket.rcvhwm = _MOST_QUEUED, _MOST_UNREAD
+        self._socket.sndhwm, self._socket.rcvhwm = self._bounds.max_queued, _MOST_UNREAD
         self._socket.maxmsgsize = self._bounds.max_message_bytes
         self._socket.ipv6 = "[" in endpoint
+        self._is_local = endpoint.startswith("ipc://")
         if keys is not None:
             self._authenticator = start_guard(self._context, keys)
             guard(self._socket, keys)
@@ -136,10 +134,6 @@ class EngineListener:
         """The address that gateways connect to."""
         return cast(bytes, self._socket.last_endpoint).rstrip(b"\0").decode()
 
-    def wake_for(self, other: "zmq.Socket[bytes]") -> None:
-        """End a wait in `receive` for messages of this socket, too, which are the caller's."""
-        self._poller.register(other, zmq.POLLIN)
-
     def open(self, info: EngineInfo, tokenizers: Mapping[Tier, str]) -> None:
         """Let gateways in from now on. `tokenizers`: fingerprints, by tier."""
         self._welcome = Welcome(secrets.token_hex(8), info, dict(tokenizers))
@@ -149,8 +143,9 @@ class EngineListener:
     def receive(self, *, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, none after a while. At the end, `Stop`."""
         if wait:
-            self._poller.poll(0 if self._aborts else _WAKE_MS)
-            self._empty_wake_up()
+            for readable, _ in self._poller.poll(0 if self._aborts else _WAKE_MS):
+                if readable is not self._socket:
+                    self._wake_out.recv(64)
         commands = self._take_all()
         self._part_with_silent()
         if self._drain_timeout_s is not None:
@@ -168,8 +163,9 @@ class EngineListener:
             case Events():
                 self._send_events(reply)
             case Refused(engine_id, error):
-                if (gateway := self._released(engine_id)) is not None:
-                    self._say(gateway, Refused(own_id(engine_id), error))
+                if (owner := self._requests.remove(engine_id)) is not None:
+                    gateway, own_id = owner
+                    self._say(gateway, Refused(own_id, error))
             case StatsReply() | AdapterReply():
                 gateway, call_id = self._calls.pop(reply.call_id)
                 gateway.num_calls -= 1
@@ -189,24 +185,16 @@ class EngineListener:
 
     def _send_events(self, events: Events) -> None:
         """Send each gateway its part of a step's events."""
-        parts: dict[ConnectedGateway, list[EngineEvent]] = {}
-        for event in events.unpack():
-            engine_id = event.request_id
-            if isinstance(event, Finished | Failed):
-                gateway = self._released(engine_id)
-            else:
-                gateway = self._by_number.get(number_of(engine_id))
-            if gateway is not None:
-                own = replace(event, request_id=own_id(engine_id))
-                parts.setdefault(gateway, []).append(own)
+        parts: dict[ConnectedGateway, list[AnyEvent]] = {}
+        for envelope in events.envelopes:
+            engine_id = envelope.event.request_id
+            if (owner := self._requests.owner(engine_id)) is not None:
+                gateway, own_id = owner
+                parts.setdefault(gateway, []).append(with_id(envelope, own_id))
+                if isinstance(envelope.event, Ending):
+                    self._requests.remove(engine_id)
         for gateway, own_events in parts.items():
-            self._say(gateway, Events.pack(own_events))
-
-    def _released(self, engine_id: str) -> ConnectedGateway | None:
-        """Return the gateway whose request it was; it is in flight no more."""
-        if (gateway := self._by_number.get(number_of(engine_id))) is not None:
-            gateway.request_ids.discard(engine_id)
-        return gateway
+            self._say(gateway, Events(own_events))
 
     # ---- the gateways' side -----------------------------------------------------------------
 
@@ -215,10 +203,9 @@ class EngineListener:
         if self._welcome is None:
             return commands
         for _ in range(_MOST_AT_ONCE):
-            try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not is_readable(self._socket):
                 break
+            identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             commands += self._take(identity, frames)
         return commands
 
@@ -244,24 +231,21 @@ class EngineListener:
         """Refuse a request that has values that no engine takes; end the connection otherwise."""
         gateway = self._gateways.get(identity)
         refused_id = submitted_id(frames[0]) if len(frames) == 1 else None
-        if (
-            gateway is None
-            or refused_id is None
-            or gateway.engine_id(refused_id) in gateway.request_ids
-        ):
+        if gateway is None or refused_id is None or refused_id in gateway.engine_ids:
             self._turn_away(identity, f"a message could not be read: {error}")
         else:
             self._say(gateway, Refused(refused_id, pack_error(InvalidRequestError(error))))
 
     def _translated(self, gateway: ConnectedGateway, command: Command) -> list[Command]:
-        """Return a command as the engine knows it, with the connection's number in its ids."""
+        """Return a command as the engine knows it, with its own ids."""
         match command:
             case Submit(request):
                 return self._admitted(gateway, request)
             case SwitchTier() | Settle() | Abort():
-                engine_id = gateway.engine_id(command.request_id)
-                return [msgspec.structs.replace(command, request_id=engine_id)]
-            case GetStats() | PrepareAdapter() if gateway.num_calls < MAX_CALLS:
+                engine_id = gateway.engine_ids.get(command.request_id)
+                if engine_id is not None:
+                    return [msgspec.structs.replace(command, request_id=engine_id)]
+            case GetStats() | PrepareAdapter() if gateway.num_calls < self._bounds.max_calls:
                 self._num_calls += 1
                 gateway.num_calls += 1
                 self._calls[self._num_calls] = (gateway, command.call_id)
@@ -286,9 +270,8 @@ class EngineListener:
         if refusal is not None:
             self._say(gateway, Refused(request.request_id, pack_error(refusal)))
             return []
-        here = gateway.here(request, self._clock())
-        gateway.request_ids.add(here.request_id)
-        return [Submit(here)]
+        engine_id = self._requests.add(gateway, request.request_id)
+        return [Submit(gateway.here(request, engine_id, self._clock(), is_local=self._is_local))]
 
     def _greet(self, identity: bytes, gateway: ConnectedGateway | None, hello: Hello) -> None:
         assert self._welcome is not None
@@ -311,7 +294,7 @@ class EngineListener:
                 identity=identity,
                 heard_s=self._clock(),
             )
-            self._gateways[identity] = self._by_number[str(gateway.number)] = gateway
+            self._gateways[identity] = gateway
             log.info("gateway connected number=%d", gateway.number)
             self._say(gateway, self._welcome)
             if self._drain_timeout_s is not None:
@@ -327,29 +310,36 @@ class EngineListener:
         log.info(
             "gateway has gone number=%d requests=%d reason=%s",
             gateway.number,
-            len(gateway.request_ids),
+            len(gateway.engine_ids),
             reason,
         )
         del self._gateways[gateway.identity]
-        del self._by_number[str(gateway.number)]
-        self._aborts += [Abort(engine_id) for engine_id in gateway.request_ids]
+        self._aborts += [Abort(engine_id) for engine_id in gateway.engine_ids.values()]
 
     def _part_with_silent(self) -> None:
-        """Abort the requests of gateways that were not heard for too long."""
+        """Abort the requests of gateways that were not heard for too long.
+
+        A process of this machine may have been stopped for a while: sending shows if it has ended.
+        """
         now_s = self._clock()
         if now_s < self._look_s:
             return
         self._look_s = now_s + min(1.0, self._bounds.silent_after_s / 4)
         oldest_s = now_s - self._bounds.silent_after_s
         for gateway in [each for each in self._gateways.values() if each.heard_s < oldest_s]:
-            self._turn_away(
-                gateway.identity, f"it was silent for {self._bounds.silent_after_s:g} s"
-            )
+            if self._is_local:
+                self._say(gateway, Pong())
+            else:
+                self._turn_away(
+                    gateway.identity, f"it was silent for {self._bounds.silent_after_s:g} s"
+                )
 
     def _say(self, gateway: ConnectedGateway, reply: Reply) -> None:
-        failure = self._transmit(gateway.identity, reply)
-        if failure is not None and gateway.identity in self._gateways:
-            self._part_with(gateway, failure)
+        """Send a reply to a gateway, if it has not gone."""
+        if gateway.identity in self._gateways:
+            failure = self._transmit(gateway.identity, reply)
+            if failure is not None:
+                self._part_with(gateway, failure)
 
     def _say_to_all(self, reply: Reply) -> None:
         for gateway in list(self._gateways.values()):
@@ -357,8 +347,10 @@ class EngineListener:
 
     def _transmit(self, identity: bytes, reply: Reply) -> str | None:
         """Send without waiting; return why it could not be sent, or None."""
+        message = encode(reply)
         try:
-            self._socket.send_multipart((identity, encode(reply)), zmq.NOBLOCK)
+            self._socket.send(identity, zmq.NOBLOCK | zmq.SNDMORE)  # half send_multipart's time
+            self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
             return "it reads too slowly"
         except zmq.ZMQError as error:  # EHOSTUNREACH
@@ -370,7 +362,7 @@ class EngineListener:
     def drain(self, timeout_s: float) -> None:
         """Take no new requests, and stop when the running ones have ended or after `timeout_s`.
 
-        May be called from a signal handler.
+        May be called from a signal handler, or another thread.
         """
         self._drain_timeout_s = timeout_s
         with suppress(OSError):  # it has ended
@@ -386,14 +378,8 @@ class EngineListener:
     def _has_drained(self) -> bool:
         if self._ends_s is None:
             return False
-        is_idle = not any(gateway.request_ids for gateway in self._gateways.values())
+        is_idle = not any(gateway.engine_ids for gateway in self._gateways.values())
         return is_idle or self._clock() >= self._ends_s
-
-    def _empty_wake_up(self) -> None:
-        try:
-            self._wake_out.recv(64)
-        except BlockingIOError:
-            return
 
     def close(self) -> None:
         """Close the socket; the last messages have a moment to leave."""

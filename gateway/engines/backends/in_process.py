@@ -17,17 +17,7 @@ from outrider.gateway.engines.backends.step_loop import (
     run_step_loop,
 )
 from outrider.gateway.engines.backends.streams import SHUT_DOWN_MESSAGE
-from outrider.gateway.engines.backends.wire import (
-    AdapterReply,
-    BlocksChanged,
-    BlocksReset,
-    Command,
-    Events,
-    Refused,
-    Reply,
-    StatsReply,
-    Stop,
-)
+from outrider.gateway.engines.backends.wire import Command, Reply, Stop
 
 log = logging.getLogger(__name__)
 
@@ -141,12 +131,6 @@ class InProcessEngineClient(CommandClient):
     def _note_death(self) -> None:
         self._has_died = True
         self._streams.died()
-
-    def _handle(self, reply: Reply) -> None:
-        if isinstance(reply, Events | Refused | StatsReply | AdapterReply):
-            self._streams.receive(reply)
-        elif isinstance(reply, BlocksChanged | BlocksReset):
-            self._note_blocks(reply)
 
 
 class _QueueChannel:

@@ -3,47 +3,25 @@
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Final
 
-import zmq
-
-from outrider.engine.errors import EngineDiedError, EngineError
+from outrider.engine.errors import EngineError
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys
-from outrider.gateway.engines.backends.replica_link import (
-    HandshakeError,
-    ReplicaLink,
-    ReplicaRefusedError,
-)
-from outrider.gateway.engines.backends.streams import SHUT_DOWN_MESSAGE
+from outrider.gateway.engines.backends.replica_link import HandshakeError, ReplicaRefusedError
 from outrider.gateway.engines.backends.watched_client import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
     Patience,
     WatchedClient,
 )
-from outrider.gateway.engines.backends.wire import (
-    AdapterReply,
-    BlocksChanged,
-    BlocksReset,
-    Command,
-    Draining,
-    Events,
-    Refused,
-    Reply,
-    StatsReply,
-    Submit,
-    Welcome,
-)
+from outrider.gateway.engines.backends.wire import Draining, Reply, Welcome
 from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 
 _PATIENCE: Final = Patience()
-_MOST_PING_INTERVAL_S: Final = 5.0  # the replica forgets gateways that say nothing for 30 s
 _MOST_HANDSHAKES: Final = 3  # that fail in a row, before a start fails
 
 
@@ -79,45 +57,17 @@ class RemoteEngineClient(WatchedClient):
         self._rng = random.Random() if rng is None else rng
         self._tokenizers = tokenizers
         self._on_lost = on_lost
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._link: ReplicaLink | None = None
-        self._supervisor: asyncio.Task[None] | None = None
-        self._start_lock = asyncio.Lock()
         self._generation = ""
         self._is_draining = False
         self._reason = "it was not tried yet"
 
-    async def start(self) -> None:
+    async def _reach_first(self) -> None:
         """Connect, and wait until the replica serves, for as long as that takes.
 
         Raises ReplicaRefusedError where waiting does not help: the key, the version or the models
-        are others. A second call waits for the same.
+        are others.
         """
-        async with self._start_lock:
-            if self._supervisor is not None:
-                return
-            if self._context is not None:
-                raise EngineDiedError("This engine client is closed; make a new one.")
-            self._context = zmq.Context()
-            try:
-                await self._connect_until(may_fail=True)
-            except BaseException:
-                await self.close()
-                raise
-            self._supervisor = asyncio.create_task(self._supervise(), name="replica-supervisor")
-
-    async def close(self) -> None:
-        """Leave the replica, which aborts our requests. May be called again."""
-        self._streams.close(SHUT_DOWN_MESSAGE)
-        self._cancel_giving_up()
-        self._info = None
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-            self._supervisor = None
-        self._leave()
-        if self._context is not None:
-            self._context.destroy(linger=0)
+        await self._connect_until(may_fail=True)
 
     @property
     def is_ready(self) -> bool:
@@ -141,21 +91,9 @@ class RemoteEngineClient(WatchedClient):
             return "The engine is being stopped; try again soon."
         return f"The engine cannot be reached ({self._reason}); try again soon."
 
-    def _send(self, command: Command) -> None:
-        if self._link is None or not self._streams.is_open:
-            return  # nothing is in flight there that a command could be about
-        if isinstance(command, Submit) and command.request.arrival_s is not None:
-            # The age: another machine has another clock.
-            age_s = time.monotonic() - command.request.arrival_s
-            command = Submit(replace(command.request, arrival_s=-age_s))
-        self._link.send(command)
-
     async def _supervise(self) -> None:
-        """Wait for the connection's end and make the next, for as long as the client is open."""
         while True:
-            assert self._link is not None
-            await self._watch(self._link, _MOST_PING_INTERVAL_S)
-            self._reason = self._link.describe_exit()
+            self._reason = await self._watch()
             log.error("engine is lost endpoint=%s reason=%s", self.endpoint, self._reason)
             await self._connect_until(may_fail=False)
             log.info("engine is connected again endpoint=%s", self.endpoint)
@@ -181,17 +119,8 @@ class RemoteEngineClient(WatchedClient):
                 return
 
     async def _connect(self) -> None:
-        """Make one connection, from socket to welcome. Raises EngineError."""
-        assert self._context is not None
-        self._leave()
-        link = self._link = ReplicaLink(
-            self._context,
-            self.endpoint,
-            self._keys,
-            on_reply=self._handle,
-            on_end=self._note_lost,
-        )
-        welcome = await link.welcomed(self._patience.stall_timeout_s)
+        """Make one connection to a replica of our models. Raises EngineError."""
+        welcome = await self._meet(self.endpoint, self._keys, self._patience.stall_timeout_s)
         await self._check(welcome)
         if self._generation and welcome.generation != self._generation and not self._is_draining:
             self._streams.count_death()
@@ -212,22 +141,13 @@ class RemoteEngineClient(WatchedClient):
                     f"of the gateway's ({expected[tier][:12]}). Give both the same --{tier}."
                 )
 
-    def _leave(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-
     def _note_lost(self) -> None:
         self._streams.lost(resumes=self._patience.resume_within_s > 0)
         self._give_up_later()
         self._on_lost()
 
     def _handle(self, reply: Reply) -> None:
-        match reply:
-            case Events() | Refused() | StatsReply() | AdapterReply():
-                self._streams.receive(reply)
-            case Draining():
-                log.info("engine is draining endpoint=%s", self.endpoint)
-                self._is_draining = True
-            case BlocksChanged() | BlocksReset():
-                self._note_blocks(reply)
+        if isinstance(reply, Draining):
+            log.info("engine is draining endpoint=%s", self.endpoint)
+            self._is_draining = True
+        super()._handle(reply)

@@ -1,4 +1,4 @@
-"""One connection to an engine replica, from connecting to its end."""
+"""One connection to an engine's process, from connecting to its end."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,9 @@ class ReplicaLink:
         on_end: Callable[[], None],
     ) -> None:
         """`on_reply` sees every reply after the welcome; `on_end` is called at the end, once."""
-        self._endpoint = endpoint
+        self.endpoint = endpoint
+        self.is_local = endpoint.startswith("ipc://")
+        """Whether the replica is on this machine, and has its clock."""
         self._has_keys = keys is not None
         self._on_reply = on_reply
         self._on_end = on_end
@@ -78,7 +80,8 @@ class ReplicaLink:
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = _LINGER_MS
-        self._socket.sndhwm = self._socket.rcvhwm = 0  # see engine_process
+        # No bound: what can be in flight is bounded by the requests that the engine admits.
+        self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.reconnect_ivl = _NEVER_MS  # what was under way is lost: a new link is needed
         self._socket.connect_timeout = round(1000 * _CONNECT_TIMEOUT_S)
         self._socket.ipv6 = "[" in endpoint
@@ -94,10 +97,10 @@ class ReplicaLink:
         self._socket.connect(endpoint)
         self.send(Hello(PROTOCOL_VERSION))
 
-    async def welcomed(self, timeout_s: float) -> Welcome:
+    async def welcomed(self, timeout_s: float | None) -> Welcome:
         """Wait until the replica has loaded its models and let us in.
 
-        timeout_s: for that, from the moment that the connection is made.
+        timeout_s: for that, from the moment that the connection is made; None: no limit.
 
         Raises EngineDiedError where it cannot be reached, HandshakeError where it closes the
         connection at once, ReplicaRefusedError where it says why it refuses us.
@@ -111,11 +114,9 @@ class ReplicaLink:
                 self.kill(complaint.format(limit_s))
         if self._welcome.done():
             return self._welcome.result()
-        raise self._error_class(
-            f"The engine at {self._endpoint} does not serve: {self._end_reason}"
-        )
+        raise self._error_class(f"The engine at {self.endpoint} does not serve: {self._end_reason}")
 
-    async def _unless_ended(self, awaitable: Awaitable[object], timeout_s: float) -> bool:
+    async def _unless_ended(self, awaitable: Awaitable[object], timeout_s: float | None) -> bool:
         """Wait for something, or for the end; whether either came in time."""
         waits = [asyncio.ensure_future(each) for each in (awaitable, self._ended.wait())]
         try:
@@ -133,7 +134,7 @@ class ReplicaLink:
             with contextlib.suppress(zmq.Again):  # the end is about to be noticed
                 self._socket.send(encode(command), zmq.NOBLOCK)
             # Whatever touches the socket may swallow the sign that something has come.
-            if _is_readable(self._socket):
+            if is_readable(self._socket):
                 self._loop.call_soon(self._read)
 
     def ping(self) -> None:
@@ -144,10 +145,6 @@ class ReplicaLink:
         """Return whether a message arrived since the last call."""
         was_heard, self._was_heard = self._was_heard, False
         return was_heard
-
-    def processor_s(self) -> float | None:
-        """Return None: another machine's processor time is not known here."""
-        return None
 
     async def wait_exit(self, timeout_s: float | None) -> bool:
         """Wait for the connection's end, at most `timeout_s`. Whether it has ended."""
@@ -196,7 +193,7 @@ class ReplicaLink:
         except zmq.Again:
             return
         except Exception:
-            log.exception("reply of an engine could not be handled endpoint=%s", self._endpoint)
+            log.exception("reply of an engine could not be handled endpoint=%s", self.endpoint)
             self.kill("its reply could not be handled")
         else:
             self._loop.call_soon(self._read)
@@ -217,7 +214,7 @@ class ReplicaLink:
 
     def _watch(self) -> None:
         """Take the socket's events, which tell of the connection's beginning and end."""
-        while not self._monitor.closed and _is_readable(self._monitor):
+        while not self._monitor.closed and is_readable(self._monitor):
             self._note(parse_monitor_message(self._monitor.recv_multipart())["event"])
 
     def _note(self, event: int) -> None:
@@ -229,7 +226,7 @@ class ReplicaLink:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self.kill(self._no_handshake(), ReplicaRefusedError)
         elif self._has_shaken_hands.is_set():
-            while not self._ended.is_set() and _is_readable(self._socket):
+            while not self._ended.is_set() and is_readable(self._socket):
                 self._read()  # what came before the end
             self.kill("the connection was closed")
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_DISCONNECTED):
@@ -243,5 +240,6 @@ class ReplicaLink:
         return "it did not accept the connection: it may want a key (--engine-key)"
 
 
-def _is_readable(socket: "zmq.Socket[bytes]") -> bool:
+def is_readable(socket: "zmq.Socket[bytes]") -> bool:
+    """Return whether a message has arrived. Faster than to try, which raises."""
     return bool(cast(int, socket.get(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,7 +1,7 @@
 """Starting the engine's process, which can happen long before the gateway is there to talk to it.
 
 Torch and the weights take the engine seconds to load, and the gateway's own imports take it
-seconds too: side by side they take half as long. ZeroMQ does not mind which end comes first.
+seconds too: side by side they take half as long.
 """
 
 import contextlib
@@ -23,8 +23,6 @@ from outrider.gateway.telemetry.logs import LogFormat
 
 log = logging.getLogger(__name__)
 
-_FIRST = "engine-1"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecipe:
@@ -33,8 +31,6 @@ class EngineRecipe:
     builder: `module:function`, which makes the engine in the new process from `arguments`.
     environment: added to this process's own variables; None takes one away. importer:
     `module:function` that imports what the builder needs, for a process that waits in reserve.
-    max_requests: other processes of this machine may use the engine too, each with so many requests
-    in flight; 0 for none.
     """
 
     builder: str
@@ -43,25 +39,20 @@ class EngineRecipe:
     log_level: str = "INFO"
     log_format: LogFormat = "text"
     importer: str | None = None
-    max_requests: int = 0
 
-    def spec(self, scratch_dir: Path, name: str) -> WorkerSpec:
-        """Return what the process is told; `name` is its socket's, in the scratch folder."""
+    def spec(self, scratch_dir: Path) -> WorkerSpec:
+        """Return what the process is told; its socket is in the scratch folder.
+
+        The next process listens there too: its gateways find it after each death.
+        """
         return WorkerSpec(
             builder=self.builder,
             arguments=self.arguments,
-            endpoint=f"ipc://{scratch_dir / name}",
+            endpoint=f"ipc://{scratch_dir / 'gateways'}",
             scratch_dir=str(scratch_dir),
             log_level=self.log_level,
             log_format=self.log_format,
-            listen=shared_endpoint(scratch_dir) if self.max_requests else None,
-            max_requests=self.max_requests,
         )
-
-
-def shared_endpoint(scratch_dir: Path) -> str:
-    """Return where an engine listens for further gateways, the same after each of its deaths."""
-    return f"ipc://{scratch_dir / 'gateways'}"
 
 
 class EngineProcess:
@@ -70,7 +61,7 @@ class EngineProcess:
     def __init__(self, recipe: EngineRecipe) -> None:
         """Start it. Only where sockets can be files: os.name is "posix"."""
         self.scratch_dir = make_scratch_dir()
-        self.spec = recipe.spec(self.scratch_dir, _FIRST)
+        self.spec = recipe.spec(self.scratch_dir)
         self.process = spawn(self.spec, recipe.environment)
 
     def __enter__(self) -> Self:
@@ -132,7 +123,7 @@ def tell(process: subprocess.Popen[bytes], spec: WorkerSpec) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that no worker has, and close its pipes."""
+    """End a process, and close its pipes."""
     if process.poll() is None:
         process.kill()
         process.wait()

@@ -20,8 +20,6 @@ from outrider.gateway.engines.backends.wire import (
     Events,
     GetBlocks,
     GetStats,
-    Ping,
-    Pong,
     PrepareAdapter,
     Refused,
     Reply,
@@ -215,21 +213,10 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
                 engine.settle(request_id)
         case Settle(request_id):
             engine.settle(request_id)
-        case GetStats() | PrepareAdapter() | Ping():
-            _answer(command, engine, channel)
-
-
-def _answer(
-    command: GetStats | PrepareAdapter | Ping, engine: StepEngine, channel: Channel
-) -> None:
-    """Reply to a command that is about no request."""
-    match command:
         case GetStats(call_id):
             channel.send(StatsReply(call_id, engine.stats()))
         case PrepareAdapter(call_id, ref):
             engine.prepare_adapter(ref, partial(_reply_adapter, channel, call_id))
-        case Ping():
-            channel.send(Pong())
 
 
 def _reply_adapter(

@@ -2,38 +2,30 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Final
 
+import zmq
+
+from outrider.engine.errors import EngineDiedError, EngineError
 from outrider.gateway.engines.backends.client import LOADING_REASON
 from outrider.gateway.engines.backends.command_client import CommandClient
+from outrider.gateway.engines.backends.fleet_keys import FleetKeys
+from outrider.gateway.engines.backends.replica_link import ReplicaLink
+from outrider.gateway.engines.backends.streams import SHUT_DOWN_MESSAGE
+from outrider.gateway.engines.backends.wire import Command, Submit, Welcome
 
 log = logging.getLogger(__name__)
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
 
+_MOST_PING_INTERVAL_S: Final = 5.0  # a replica forgets gateways that say nothing for 30 s
+
 # An engine that uses so much of a processor computes: a long step, on a busy machine, is no death.
 _COMPUTING_SHARE = 0.02
-
-
-class EngineLink(Protocol):
-    """A line to an engine that serves: a process's, or a connection."""
-
-    def ping(self) -> None:
-        """Ask for a sign of life."""
-
-    def was_heard(self) -> bool:
-        """Return whether a message arrived since the last call."""
-
-    def processor_s(self) -> float | None:
-        """Return the processor time that the engine has used; None where it cannot be read."""
-
-    async def wait_exit(self, timeout_s: float | None) -> bool:
-        """Wait for its end, at most `timeout_s`. Whether it has ended."""
-
-    def kill(self, reason: str) -> None:
-        """End it at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +50,61 @@ class WatchedClient(CommandClient):
     def __init__(self, patience: Patience) -> None:
         super().__init__(patience.max_waiting)
         self._patience = patience
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._link: ReplicaLink | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._start_lock = asyncio.Lock()
+        self._start_error: EngineError | None = None
         self._giving_up: asyncio.TimerHandle | None = None
         self._is_quiet = False
+
+    async def start(self) -> None:
+        """Return when the engine serves. Raises the EngineError of a start that fails for good.
+
+        A second call waits for the same start, and fails as it did.
+        """
+        async with self._start_lock:
+            if self._start_error is not None:
+                raise self._start_error
+            if self._supervisor is None:
+                await self._start()
+
+    async def _start(self) -> None:
+        if self._context is not None:
+            raise EngineDiedError("This engine client is closed; make a new one.")
+        self._context = zmq.Context()
+        try:
+            await self._reach_first()
+        except BaseException as error:
+            self._start_error = error if isinstance(error, EngineError) else None
+            await self.close()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    @abstractmethod
+    async def _reach_first(self) -> None:
+        """Return when an engine serves for the first time. Raises EngineError."""
+
+    @abstractmethod
+    async def _supervise(self) -> None:
+        """Wait for the engine's end and reach the next, for as long as the client is open."""
+
+    @abstractmethod
+    def _note_lost(self) -> None:
+        """Have what is in flight wait for the next engine: the link has ended."""
+
+    async def close(self) -> None:
+        """Leave the engine, which aborts our requests. May be called again."""
+        self._streams.close(SHUT_DOWN_MESSAGE)
+        self._cancel_giving_up()
+        self._info = None
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+        self._leave()
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
     @property
     def is_ready(self) -> bool:
@@ -71,6 +116,34 @@ class WatchedClient(CommandClient):
         """Message for clients while the engine is not ready."""
         return LOADING_REASON
 
+    async def _meet(
+        self, endpoint: str, keys: FleetKeys | None, timeout_s: float | None = None
+    ) -> Welcome:
+        """Make a connection, from socket to welcome. Raises EngineError."""
+        assert self._context is not None
+        self._leave()
+        self._link = ReplicaLink(
+            self._context, endpoint, keys, on_reply=self._handle, on_end=self._note_lost
+        )
+        return await self._link.welcomed(timeout_s)
+
+    def _leave(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _send(self, command: Command) -> None:
+        if self._link is None or not self._streams.is_open:
+            return  # nothing is in flight there that a command could be about
+        if (
+            isinstance(command, Submit)
+            and command.request.arrival_s is not None
+            and not self._link.is_local
+        ):  # the age: another machine has another clock
+            age_s = time.monotonic() - command.request.arrival_s
+            command = Submit(replace(command.request, arrival_s=-age_s))
+        self._link.send(command)
+
     def _resume(self) -> None:
         """Go on with what waits: another engine serves."""
         self._is_quiet = False
@@ -79,11 +152,6 @@ class WatchedClient(CommandClient):
         if num_resumed := self._streams.resume():
             log.info("requests are resumed count=%d new=%d", num_resumed, num_new)
         self._watch_again()
-
-    def _note_death(self) -> None:
-        """The engine has died; have its answers wait for the next."""
-        self._streams.died(resumes=self._patience.resume_within_s > 0)
-        self._give_up_later()
 
     def _give_up_later(self) -> None:
         within_s = self._patience.resume_within_s
@@ -97,20 +165,19 @@ class WatchedClient(CommandClient):
             self._giving_up.cancel()
             self._giving_up = None
 
-    async def _watch(self, link: EngineLink, most_interval_s: float = float("inf")) -> None:
-        """Return when the link has ended; end it when its engine has stopped answering.
-
-        most_interval_s: between two pings.
-        """
+    async def _watch(self) -> str:
+        """Return why the link has ended; end it when its engine has stopped answering."""
+        assert self._link is not None
+        link = self._link
         quiet_intervals, patience = 0, self._patience
         # Several intervals, not one deadline: a pause of the gateway itself counts as one.
         least_s = min(patience.stall_timeout_s, patience.unready_after_s)
-        interval_s = min(least_s / 4, most_interval_s)
-        used_s = link.processor_s()
+        interval_s = min(least_s / 4, _MOST_PING_INTERVAL_S)
+        used_s = self._processor_s()
         while not await link.wait_exit(interval_s):
             quiet_intervals = 0 if link.was_heard() else quiet_intervals + 1
             quiet_s = quiet_intervals * interval_s
-            before_s, used_s = used_s, link.processor_s()
+            before_s, used_s = used_s, self._processor_s()
             computes = (
                 used_s is not None
                 and before_s is not None
@@ -118,10 +185,19 @@ class WatchedClient(CommandClient):
             )
             self._note_quiet(is_quiet=quiet_s >= patience.unready_after_s and not computes)
             if quiet_s >= patience.stall_timeout_s:
-                link.kill(f"it did not answer for {patience.stall_timeout_s:g} s")
+                self._give_up_on(link, f"it did not answer for {patience.stall_timeout_s:g} s")
                 await link.wait_exit(None)
-                return
+                break
             link.ping()
+        return link.describe_exit()
+
+    def _processor_s(self) -> float | None:
+        """Return the processor time that the engine has used; None where it cannot be read."""
+        return None
+
+    def _give_up_on(self, link: ReplicaLink, reason: str) -> None:
+        """End the link to an engine that has stopped answering."""
+        link.kill(reason)
 
     def _note_quiet(self, *, is_quiet: bool) -> None:
         """Take new requests or not, from now on."""

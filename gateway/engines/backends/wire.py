@@ -7,7 +7,9 @@ msgspec tells members of a union apart by a tag that only its structs can carry;
 plain dataclasses (the engine must not need msgspec). So each event travels in a one-field struct.
 """
 
+import base64
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +33,7 @@ from outrider.gateway.telemetry.logs import LogFormat
 from outrider.verifier.params import Tier
 
 PROTOCOL_VERSION: Final = 1
-"""Of the messages between a gateway and an engine that several gateways share."""
+"""Of the messages between a gateway and an engine's process."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -39,25 +41,15 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of an engine process: the first line of its standard input (JSON).
+    """Parameters of an engine process: the first line of its standard input (JSON)."""
 
-    `builder` names a function as `module:name`; it is called with `arguments` and a progress
-    callback and returns the engine. `server_key` and `client_key` (public, secret) encrypt the
-    connection where it is not a private file. `scratch_dir` is removed by a worker whose gateway
-    has died. `listen`: a socket's address for further gateways, each with at most `max_requests`
-    in flight.
-    """
-
-    builder: str
+    builder: str  # `module:name` of a function that takes `arguments` and a progress callback
     arguments: str
-    endpoint: str
-    scratch_dir: str
+    endpoint: str  # where it listens
+    key_file: str | None = None  # of the line's keys, where it is no private file
+    scratch_dir: str  # removed by a process whose gateway has died
     log_level: str = "INFO"
     log_format: LogFormat = "text"
-    server_key: str | None = None
-    client_key: tuple[str, str] | None = None
-    listen: str | None = None
-    max_requests: int = 0
 
 
 # Commands: gateway → engine.
@@ -111,11 +103,11 @@ class Ping(_Message, frozen=True, tag="ping"):
 
 
 class Stop(_Message, frozen=True, tag="stop"):
-    """Leave the step loop."""
+    """Leave: a gateway its engine, or an engine its step loop."""
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The first message to an engine that several gateways share (see `Welcome`).
+    """The first message on a connection to an engine's process (see `Welcome`).
 
     Every version of the protocol can read its first field.
     """
@@ -137,7 +129,7 @@ Command = (
 )
 
 
-# Replies: engine → gateway.
+# Reports: an engine's process → the gateway that started it, on standard output.
 
 
 class Loading(_Message, frozen=True, tag="loading"):
@@ -148,9 +140,29 @@ class Loading(_Message, frozen=True, tag="loading"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """The models are loaded."""
+    """The models are loaded, and `endpoint` takes gateways."""
 
-    info: EngineInfo
+    endpoint: str
+
+
+class WireError(_Message, frozen=True):
+    """An exception: class name, message and the attributes that its class gave it."""
+
+    name: str
+    message: str
+    attributes: dict[str, Any]
+
+
+class LoadFailed(_Message, frozen=True, tag="load_failed"):
+    """The engine could not be built; its process ends."""
+
+    error: WireError
+
+
+Report = Loading | Ready | LoadFailed
+
+
+# Replies: engine → gateway.
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -177,20 +189,6 @@ class Goodbye(_Message, frozen=True, tag="goodbye"):
 
     reason: str
     is_final: bool = False
-
-
-class WireError(_Message, frozen=True):
-    """An exception: class name, message and the attributes that its class gave it."""
-
-    name: str
-    message: str
-    attributes: dict[str, Any]
-
-
-class LoadFailed(_Message, frozen=True, tag="load_failed"):
-    """The engine could not be built; its process ends."""
-
-    error: WireError
 
 
 class Crashed(_Message, frozen=True, tag="crashed"):
@@ -268,7 +266,7 @@ class _Failed(_Message, frozen=True, tag="failed"):
     event: Failed
 
 
-_AnyEvent = _PrefillDone | _TokensEmitted | _AnswerHeld | _TierSwitched | _Finished | _Failed
+AnyEvent = _PrefillDone | _TokensEmitted | _AnswerHeld | _TierSwitched | _Finished | _Failed
 _ENVELOPES: dict[type, type[Any]] = {
     PrefillDone: _PrefillDone,
     TokensEmitted: _TokensEmitted,
@@ -279,10 +277,19 @@ _ENVELOPES: dict[type, type[Any]] = {
 }
 
 
+def with_id(envelope: AnyEvent, request_id: str) -> AnyEvent:
+    """Return an event with this id of its request."""
+    event: EngineEvent = envelope.event
+    if event.request_id == request_id:
+        return envelope
+    renamed: AnyEvent = _ENVELOPES[type(event)](replace(event, request_id=request_id))
+    return renamed
+
+
 class Events(_Message, frozen=True, tag="events"):
     """All events of one step, in the engine's order."""
 
-    envelopes: list[_AnyEvent]
+    envelopes: list[AnyEvent]
 
     @classmethod
     def pack(cls, events: Iterable[EngineEvent]) -> "Events":
@@ -295,10 +302,7 @@ class Events(_Message, frozen=True, tag="events"):
 
 
 Reply = (
-    Loading
-    | Ready
-    | LoadFailed
-    | Crashed
+    Crashed
     | Refused
     | StatsReply
     | AdapterReply
@@ -317,6 +321,7 @@ HASH_BYTES: Final = 8
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
 def encode(message: Command | Reply) -> bytes:
@@ -332,6 +337,16 @@ def decode_command(frame: bytes) -> Command:
 def decode_reply(frame: bytes) -> Reply:
     """A reply from its bytes. Raises msgspec.ValidationError on anything else."""
     return _reply_decoder.decode(frame)
+
+
+def encode_report(report: Report) -> bytes:
+    """One report as a line: in base 64, since JSON has no infinity."""
+    return base64.b64encode(msgspec.msgpack.encode(report)) + b"\n"
+
+
+def decode_report(line: bytes) -> Report:
+    """A report from its line. Raises binascii.Error or msgspec.DecodeError on anything else."""
+    return _report_decoder.decode(base64.b64decode(line))
 
 
 def join_hashes(hashes: Iterable[BlockHash]) -> bytes:

@@ -12,6 +12,7 @@ from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
+from outrider.gateway.engines.backends.watched_client import Patience
 from tests.gateway import scripted_engine
 from tests.gateway.scripted_engine import make_request
 
@@ -53,8 +54,9 @@ def in_process(arguments: str = "{}") -> InProcessEngineClient:
     return InProcessEngineClient(lambda report: scripted_engine.build(arguments, report))
 
 
-def process(arguments: str = "{}", **options: Any) -> ProcessEngineClient:
-    return ProcessEngineClient(EngineRecipe(builder=BUILDER, arguments=arguments), **options)
+def process(arguments: str = "{}", **patience: Any) -> ProcessEngineClient:
+    recipe = EngineRecipe(builder=BUILDER, arguments=arguments)
+    return ProcessEngineClient(recipe, patience=Patience(**patience))
 
 
 MakeClient = Callable[[str], InProcessEngineClient | ProcessEngineClient]

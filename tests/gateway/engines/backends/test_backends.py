@@ -380,7 +380,8 @@ async def test_loading_progress_is_forwarded(kind: type) -> None:
             lambda report: scripted_engine.build("{}", report), on_progress=on_progress
         )
     else:
-        client = process(on_progress=on_progress)
+        recipe = EngineRecipe(builder=BUILDER, arguments="{}")
+        client = ProcessEngineClient(recipe, on_progress=on_progress)
     async with started(client):
         assert seen == [("reading weights", 0.5), ("reading weights", 1.0)]
 
@@ -555,6 +556,45 @@ async def test_signals_for_the_whole_group_leave_the_engine_to_its_gateway() -> 
         await asyncio.sleep(0.1)
         assert client.pid == pid
         assert tokens(await collect(client, "a", max_tokens=1)) == [30]
+
+
+async def test_a_report_that_cannot_be_handled_ends_the_start() -> None:
+    def fail(stage: str, fraction: float) -> None:
+        raise ValueError(stage)
+
+    recipe = EngineRecipe(builder=BUILDER, arguments="{}")
+    with pytest.raises(EngineDiedError, match="its report could not be handled"):
+        await ProcessEngineClient(recipe, on_progress=fail).start()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (scripted_engine.CRASH_IN_STEP, "RuntimeError: scripted crash"),
+        (scripted_engine.EXIT_IN_STEP, "exit status 17"),
+        (None, "signal SIGKILL; out of memory?"),
+    ],
+)
+async def test_the_log_says_why_an_engine_ended(
+    prompt: int | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(process(resume_within_s=0)) as client:
+        pid = client.pid
+        assert pid is not None
+        if prompt is None:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            await collect(client, "a", prompt=(prompt,))
+        await becomes(lambda: f"engine process ended reason={reason} restart" in caplog.text)
+
+
+async def test_closing_lets_the_engine_end_by_itself() -> None:
+    recipe = EngineRecipe(builder=BUILDER, arguments="{}")
+
+    with EngineProcess(recipe) as early:
+        async with started(ProcessEngineClient(recipe, first=early)):
+            pass
+        assert early.process.returncode == 0
 
 
 async def test_the_socket_is_private(tmp_path: Path) -> None:

@@ -111,26 +111,19 @@ async def test_forged_messages_change_nothing(kind: str, monkeypatch: pytest.Mon
     has = zmq.has
     assert has("curve"), "the bundled libzmq has CURVE"
     monkeypatch.setattr(zmq, "has", lambda name: name != "ipc" and has(name))
-    endpoints: list[str] = []
-    bind = zmq.asyncio.Socket.bind_to_random_port
-
-    def noted(self: Any, address: str, *arguments: Any, **options: Any) -> int:
-        port = bind(self, address, *arguments, **options)
-        endpoints.append(f"{address}:{port}")
-        return port
-
-    monkeypatch.setattr(zmq.asyncio.Socket, "bind_to_random_port", noted)
 
     async with started(ProcessEngineClient(RECIPE)) as client:
         pid = client.pid
+        assert client._link is not None
+        endpoint = client._link.endpoint
         stream = asyncio.create_task(collect(client, VICTIM, prompt=(10, 20), max_tokens=300))
         await asyncio.sleep(0.02)
         if kind == "raw bytes":
-            await asyncio.to_thread(send_raw, endpoints[0])
+            await asyncio.to_thread(send_raw, endpoint)
         else:
-            with forger(endpoints[0], kind) as peer:
+            with forger(endpoint, kind) as peer:
                 for message in forged_messages():
-                    forge(peer, endpoints[0], message)
+                    forge(peer, endpoint, message)
                     if not stream.done():
                         await asyncio.sleep(0)
                 await asyncio.sleep(0.2)  # a handshake would be over by now

@@ -23,7 +23,11 @@ from outrider.engine.errors import (
     QueueFullError,
 )
 from outrider.engine.events import Failed, Finished, TokensEmitted
-from outrider.gateway.engines.backends.connected_gateway import MAX_CALLS, ListenerBounds
+from outrider.gateway.engines.backends.connected_gateway import (
+    ConnectedGateway,
+    ListenerBounds,
+    RequestsInFlight,
+)
 from outrider.gateway.engines.backends.engine_listener import EngineListener
 from outrider.gateway.engines.backends.fleet_keys import (
     FleetKeys,
@@ -37,6 +41,7 @@ from outrider.gateway.engines.backends.replica_link import ReplicaRefusedError
 from outrider.gateway.engines.backends.watched_client import Patience
 from outrider.gateway.engines.backends.wire import (
     PROTOCOL_VERSION,
+    Abort,
     Events,
     GetStats,
     Goodbye,
@@ -45,6 +50,7 @@ from outrider.gateway.engines.backends.wire import (
     Pong,
     Refused,
     Submit,
+    SwitchTier,
     Welcome,
     decode_reply,
     encode,
@@ -86,7 +92,7 @@ async def test_a_gateway_that_leaves_takes_its_requests_along() -> None:
             async with started(leaves):
                 stream = leaves.submit(make_request("a", max_tokens=10**6))
                 await anext(stream)
-                assert "1/a" in engine.engine.running or "2/a" in engine.engine.running
+                assert "a" in engine.engine.running
             await becomes(lambda: not engine.engine.running)
             assert tokens(await collect(stays, "b", prompt=(1,), max_tokens=2)) == [1, 2]
             assert isinstance([event async for event in stream][-1], Failed)
@@ -261,7 +267,7 @@ class Peer:
     def received(self) -> Any:
         return decode_reply(self._socket.recv())
 
-    def received_until(self, kind: type[Any]) -> Any:
+    def heard_until(self, kind: type[Any]) -> Any:
         while not isinstance(found := self.received(), kind):
             pass
         return found
@@ -321,7 +327,7 @@ def test_what_one_gateway_can_make_an_engine_hold_is_bounded() -> None:
             other_requests = len(engine.engine.running)
             assert other_requests == 3
             peer.send(*[GetStats(1)])
-            for number in range(20 * MAX_CALLS):
+            for number in range(20 * bounds.max_calls):
                 peer.send(GetStats(number))
             assert peer.heard_until(Goodbye).reason
         assert _eventually(lambda: not engine.engine.running)
@@ -335,6 +341,60 @@ def test_a_silent_gateway_s_requests_are_aborted_and_it_is_told() -> None:
         assert _eventually(lambda: not engine.engine.running)
         peer.send(Ping())
         assert "connect again" in peer.received().reason
+
+
+def test_a_gateway_of_this_machine_may_be_silent_until_it_has_gone(tmp_path: Path) -> None:
+    """It was stopped for a while, or has ended without a word."""
+    bounds = ListenerBounds(silent_after_s=0.05)
+    with replica(STEP_MS, endpoint=f"ipc://{tmp_path}/line", bounds=bounds) as engine:
+        with Peer(engine.endpoint) as silent:
+            silent.send(Submit(make_request("held", max_tokens=2, may_escalate=True)))
+            assert isinstance(silent.heard_until(Pong), Pong), "unasked: to see if it is there"
+            silent.send(Submit(make_request("a", max_tokens=3)))
+            assert isinstance(silent.heard_until(Events), Events), "it is known still"
+            assert "held" in engine.engine.running
+        assert _eventually(lambda: not engine.engine.running)
+
+
+def test_a_gateway_cannot_change_requests_of_another() -> None:
+    with (
+        replica(STEP_MS) as engine,
+        Peer(engine.endpoint) as victim,
+        Peer(engine.endpoint) as other,
+    ):
+        for peer, prompt in ((victim, 10), (other, 2000)):
+            peer.send(Submit(make_request("1/a", (prompt,), max_tokens=200)))
+            assert isinstance(peer.heard_until(Events), Events)
+        assert len(engine.engine.running) == 2
+        victims, others = engine.engine.running
+        for known in (victims, others, "never heard of"):
+            if known != "1/a":  # which is its own request, too
+                other.send(Abort(known))
+                other.send(SwitchTier(known, "small"))
+        other.send(Abort("1/a"))
+        assert _eventually(lambda: list(engine.engine.running) == [victims])
+        assert engine.engine.running[victims].tier == "large"
+
+
+def test_requests_of_the_same_id_are_told_apart() -> None:
+    rng = random.Random(3)
+    requests = RequestsInFlight()
+    gateways = [
+        ConnectedGateway(number=number, identity=bytes([number]), heard_s=0.0)
+        for number in range(4)
+    ]
+    own: dict[str, tuple[ConnectedGateway, str]] = {}
+    for _ in range(2000):
+        gateway, own_id = rng.choice(gateways), rng.choice(("a", "1/a", "2/a", "1/1/a", "2/1/a"))
+        if own_id in gateway.engine_ids:
+            engine_id = gateway.engine_ids[own_id]
+            assert requests.remove(engine_id) == own.pop(engine_id) == (gateway, own_id)
+            assert requests.owner(engine_id) is None
+        else:
+            engine_id = requests.add(gateway, own_id)
+            assert engine_id not in own
+            own[engine_id] = (gateway, own_id)
+        assert all(requests.owner(each) == found for each, found in own.items())
 
 
 async def test_arrivals_are_ages_on_the_way() -> None:

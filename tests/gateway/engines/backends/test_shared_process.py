@@ -17,12 +17,11 @@ from tests.gateway.engines.backends.clients import (
 
 
 async def test_gateways_use_the_engine_of_another_process_and_outlive_it() -> None:
-    recipe = EngineRecipe(builder=BUILDER, arguments=STEP_MS, max_requests=8)
+    recipe = EngineRecipe(builder=BUILDER, arguments=STEP_MS)
 
     with EngineProcess(recipe) as first:
-        endpoint = first.spec.listen
-        assert endpoint is not None
-        owner = ProcessEngineClient(recipe, first=first, stall_timeout_s=60)
+        endpoint = first.spec.endpoint
+        owner = ProcessEngineClient(recipe, first=first)
         one, other = RemoteEngineClient(endpoint), RemoteEngineClient(endpoint)
         async with started(owner), started(one), started(other):
             answers = [await collect(each, "same-id") for each in (one, other)]

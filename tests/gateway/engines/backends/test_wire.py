@@ -209,17 +209,23 @@ wire_errors = st.builds(
     wire.WireError, ids, ids, st.dictionaries(ids, counts | floats | ids, max_size=2)
 )
 replies: st.SearchStrategy[wire.Reply] = st.one_of(
-    st.builds(wire.Loading, ids, floats),
     st.builds(
-        wire.Ready,
+        wire.Welcome,
+        ids,
         st.builds(EngineInfo, tiers=st.dictionaries(tiers, tier_infos), speculation=st.booleans()),
+        st.dictionaries(tiers, ids),
     ),
-    st.builds(wire.LoadFailed, wire_errors),
     st.builds(wire.Crashed, wire_errors),
     st.builds(wire.Refused, ids, wire_errors),
     st.builds(wire.StatsReply, counts, engine_stats),
     st.just(wire.Pong()),
     st.lists(events, max_size=4).map(wire.Events.pack),
+)
+
+reports: st.SearchStrategy[wire.Report] = st.one_of(
+    st.builds(wire.Loading, ids, floats),
+    st.builds(wire.Ready, ids),
+    st.builds(wire.LoadFailed, wire_errors),
 )
 
 
@@ -231,6 +237,14 @@ def test_commands_round_trip(command: wire.Command) -> None:
 @given(replies)
 def test_replies_round_trip(reply: wire.Reply) -> None:
     assert wire.decode_reply(wire.encode(reply)) == reply
+
+
+@given(reports)
+def test_reports_are_lines_and_round_trip(report: wire.Report) -> None:
+    line = wire.encode_report(report)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert wire.decode_report(line[:-1]) == report
 
 
 @given(st.lists(events, max_size=6))
