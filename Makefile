@@ -11,7 +11,7 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-hybrid demo-fleet serve test test-all test-long check docs bench bench-lab gpu-check
+.PHONY: help demo demo-hybrid demo-fleet serve test test-all test-verify test-long check docs bench bench-lab gpu-check
 .PHONY: clean distclean dist wheels images
 
 help: ## list the targets
@@ -38,6 +38,10 @@ test: $(VENV)/.installed-dev ## run the quick tests, 13 minutes on two cores; AR
 
 test-all: $(VENV)/.installed-dev ## run all tests but the long ones, 22 minutes on two cores
 	@$(RUN_TESTS) -m "not long$(NO_GPU)"
+
+test-verify: $(VENV)/.installed-dev ## ask each answer of the engine's tests again in other configurations
+	@OUTRIDER_VERIFY=1 TEST_SIZE=quick OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 \
+		-m "not long and not slow$(NO_GPU)" tests/engine tests/draft tests/laws $(ARGS)
 
 test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts (hours)
 	@$(PY) -m pytest -m "long$(NO_GPU)" --timeout=3600 $(ARGS)
