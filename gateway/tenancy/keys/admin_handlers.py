@@ -5,9 +5,9 @@ async def create_key(self, call: AdminCall, wanted: KeyCreate) -> NewKeyReport: 
 """
 
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
@@ -250,8 +250,9 @@ def _operation(name: str, mark: _Mark, answer: type, body: type | None) -> dict[
 
 
 def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
-    for name in re.findall(r"{(\w+)}", path):
-        yield _parameter("path", name, _NAMES[name], {"type": "string", "minLength": 1})
+    for _, name, _, _ in Formatter().parse(path):
+        if name:
+            yield _parameter("path", name, _NAMES[name], {"type": "string", "minLength": 1})
 
 
 def _parameter(
