@@ -138,6 +138,15 @@ class Terminal(io.StringIO):
         return super().write(text)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """A shell's jobs in the background ignore Ctrl-C, and so does the Python that they run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(
     raw: RawGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
