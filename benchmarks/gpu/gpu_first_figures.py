@@ -187,7 +187,7 @@ class Figures:
         return {
             "kernels": counts.total() / runs,
             "busy_us": round(times.total() / runs, 1),
-            **_pauses(kernels, runs),
+            **pauses(kernels, runs),
             "top": [
                 (name, counts[name] / runs, round(total / runs, 1))
                 for name, total in times.most_common(_SHOWN_KERNELS)
@@ -237,7 +237,7 @@ class Figures:
         (self._folder / f"host-{mode}.txt").write_text(text.getvalue(), encoding="utf-8")
 
 
-def _pauses(kernels: Sequence[Any], runs: int) -> dict[str, Any]:
+def pauses(kernels: Sequence[Any], runs: int) -> dict[str, Any]:
     """Microseconds of a run in which the device waits for the host, by the kernels around."""
     counts: Counter[tuple[str, str]] = Counter()
     times: Counter[tuple[str, str]] = Counter()

@@ -53,6 +53,7 @@ class Experiments:
         1970."""
         registry = CollectorRegistry() if registry is None else registry
         kept = Database(None) if database is None else database
+        self._own_database = kept if database is None else None
         self.store = ExperimentStore(kept, wall_clock=wall_clock)
         self.totals = MeasureStore(kept)
         self.registry = ExperimentRegistry(self.store, secret)
@@ -105,6 +106,8 @@ class Experiments:
         await self._controller.close()
         await self.writer.close()
         await self.registry.close()
+        if self._own_database is not None:
+            self._own_database.close()
 
     async def report(self, name: str, version: int | None = None) -> Analysis:
         """Return the report on an experiment, including this gateway's latest counts.

@@ -9,6 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from benchmarks.gpu import gpu_check, gpu_first
 from benchmarks.gpu.bench_kernels import check, groups
 from benchmarks.gpu.gpu_attention_cases import BLOCK_SIZE, Cache, Problem, Shape, random_tree
+from benchmarks.gpu.gpu_first_figures import pauses
 from benchmarks.gpu.gpu_kernel_cases import TINY, Case, Cases
 from benchmarks.gpu.gpu_models import (
     QWEN3_06B,
@@ -641,3 +643,12 @@ def test_a_dry_run_takes_what_a_slow_machine_needs(
     monkeypatch.setattr(gpu_check, "run_part", run_part)
     assert gpu_check.main(["--dry", "--results", str(tmp_path)]) == 0
     assert limits == {float("inf")}
+
+
+def test_pauses_of_a_device_are_named_by_the_kernels_around_them() -> None:
+    def event(name: str, start: float, end: float) -> SimpleNamespace:
+        return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end))
+
+    events = [event("pass", 40.0, 90.0), event("copy", 0.0, 10.0), event("next", 92.0, 99.0)]
+    found = pauses([*events, event("copy", 100.0, 110.0), event("pass", 140.0, 190.0)], runs=2)
+    assert found == {"pauses_us": 30.0, "longest_pauses": [("copy", "pass", 1.0, 30.0)]}

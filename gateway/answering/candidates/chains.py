@@ -240,7 +240,7 @@ def _refused_for(error: UpstreamRefusalError) -> FallbackKind | None:
     return "failure" if is_passing(error) else None
 
 
-def told_together(errors: Sequence[GatewayError | EngineError]) -> Exception:
+def error_of_all(errors: Sequence[GatewayError | EngineError]) -> Exception:
     """Return one error for all models of a chain: the first one's, if it is the request's fault."""
     first = errors[0]
     if len(errors) == 1 or not any(goes_on(error, frozenset({"failure"})) for error in errors):

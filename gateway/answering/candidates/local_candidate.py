@@ -48,7 +48,7 @@ class LocalParts:
     jobs: JobBuilder
     load: LocalLoad
     calls: UpstreamCalls
-    """Of the upstream tiers, which take over and get copies."""
+    """Calls of the upstream tiers that take over or get copies."""
 
     def busy_reason(self, parsed: ParsedRequest) -> str | None:
         """Return why these models would answer too late; None where they would not."""
@@ -176,7 +176,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
         """Return the report of a request that they begin. Raises HandOffError as `open` does."""
-        del origin  # the router's own reason is told
+        del origin  # the report has the router's own reason
         request, context = self.query.request, self.parsed.context
         return await self.parts.jobs.route_report(request, context, self.strong)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.answering.candidates.chains import ChainBook, goes_on, told_together
+from outrider.gateway.answering.candidates.chains import ChainBook, error_of_all, goes_on
 from outrider.gateway.answering.candidates.passed_work import (
     COUNTS,
     ELSEWHERE,
@@ -17,7 +17,7 @@ from outrider.gateway.answering.candidates.passed_work import (
     number_of_images,
     work_of,
 )
-from outrider.gateway.answering.candidates.upstream_responder import blot_out
+from outrider.gateway.answering.candidates.upstream_responder import redact
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
@@ -156,7 +156,7 @@ class PassThrough:
             except GatewayError as error:
                 errors.append(error)
                 if index + 1 == len(links) or not goes_on(error, link.falls_back_on):
-                    raise told_together(errors) from error
+                    raise error_of_all(errors) from error
         raise AssertionError("a chain has a link")
 
     @staticmethod
@@ -248,7 +248,7 @@ class PassThrough:
         try:
             whole = await answer.whole()
         except GatewayError as error:
-            blot_out(error, self.upstream.secrets)
+            redact(error, self.upstream.secrets)
             raise
         finally:
             await answer.aclose()

@@ -128,7 +128,7 @@ class UpstreamResponder:
             raise
         except Exception as error:
             self._outcome = "error"
-            blot_out(error, self._secrets)
+            redact(error, self._secrets)
             raise
         finally:
             await answer.aclose()
@@ -377,7 +377,7 @@ class UpstreamResponder:
         )
 
 
-def blot_out(error: Exception, secrets: Collection[str]) -> None:
+def redact(error: Exception, secrets: Collection[str]) -> None:
     """Remove this gateway's keys from a server's error message: some repeat what they were sent."""
     for secret in secrets:
         if isinstance(error, UpstreamRefusalError):

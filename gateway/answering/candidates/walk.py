@@ -14,8 +14,8 @@ from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.chains import (
     ChainBook,
     ModelChain,
+    error_of_all,
     goes_on,
-    told_together,
 )
 from outrider.gateway.answering.candidates.failures import name_of
 from outrider.gateway.answering.reading.arms import (
@@ -182,7 +182,7 @@ class RequestWalk:
             raise error
         self._errors.append(error)
         if chain.is_last(index) or not goes_on(error, chain.falls_back_on(index)):
-            raise told_together(self._errors)
+            raise error_of_all(self._errors)
         self._index += 1
         return chain.links[index].model
 

@@ -114,7 +114,7 @@ class UpstreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     """The model to request from the server; None while it has not said which ones it has."""
     meant: ResolvedModel
-    """What the client's `model` stands for."""
+    """The model or alias that the client named, resolved."""
     has_small_model: bool = False
     """It is the small model's server, for which the router decides."""
 

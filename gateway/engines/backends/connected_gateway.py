@@ -15,7 +15,7 @@ _OLDEST_ARRIVAL_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerBounds:
-    """How much gateways can make an engine hold."""
+    """Bounds on what gateways make an engine hold."""
 
     max_gateways: int = 64
     max_requests: int = 1024  # of one gateway in flight

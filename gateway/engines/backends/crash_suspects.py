@@ -63,7 +63,7 @@ class CrashSuspects:
         if record is not None and record.num_deaths >= MAX_DEATHS:
             raise CrashSuspectError(retry_after_s=record.last_s + EXPIRES_S - self._clock())
 
-    def acquit(self, request: EngineRequest) -> None:
+    def note_served(self, request: EngineRequest) -> None:
         """Note that a request was served to its end, so that it cannot be what ends engines."""
         if self._records:
             self._records.pop(self._digest(request), None)
@@ -82,7 +82,7 @@ class CrashSuspects:
             self._records.popitem(last=False)
         return had_too_many
 
-    def forgive(self, requests: Iterable[EngineRequest]) -> None:
+    def uncount_death(self, requests: Iterable[EngineRequest]) -> None:
         """Take back a death that was none."""
         for digest in dict.fromkeys(map(self._digest, requests)):
             record = self._records.get(digest)

@@ -2,7 +2,7 @@
 
 A connection is one gateway's from its `Hello` to its end. Nothing is lost on one: it is TCP or a
 socket file, and where a gateway reads too slowly for the queue the connection ends. So a gateway
-that connects again has a new connection, and what an old one was still to be told is dropped.
+that connects again has a new connection, and messages for the old one are dropped.
 """
 
 import logging

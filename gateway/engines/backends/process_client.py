@@ -23,9 +23,9 @@ from outrider.gateway.engines.backends.spawning import (
     EngineRecipe,
     end,
     make_scratch_dir,
+    send_spec,
     spawn,
-    spawn_untold,
-    tell,
+    spawn_waiting,
 )
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
 from outrider.gateway.engines.backends.watched_client import (
@@ -104,7 +104,7 @@ class ProcessEngineClient(WatchedClient):
         self._info = (await self._meet(endpoint, self._keys)).info
         self._resume()
         if self._recipe.importer is not None and self._reserve is None:
-            self._reserve = spawn_untold(self._recipe.environment, self._recipe.importer)
+            self._reserve = spawn_waiting(self._recipe.environment, self._recipe.importer)
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         """Return the process that was started before, the one in reserve, or a new one."""
@@ -112,12 +112,12 @@ class ProcessEngineClient(WatchedClient):
         if first is not None:
             return first.process
         if (reserve := self._take_reserve()) is not None:
-            tell(reserve, self._spec())
+            send_spec(reserve, self._spec())
             return reserve
         return spawn(self._spec(), self._recipe.environment)
 
     def _spec(self) -> WorkerSpec:
-        """Return what the next process is told; without socket files, encrypted loopback TCP."""
+        """Return the next process's parameters; without socket files its line is encrypted TCP."""
         assert self._scratch_dir is not None
         spec = self._recipe.spec(self._scratch_dir)
         if zmq.has("ipc"):

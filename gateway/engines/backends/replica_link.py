@@ -68,7 +68,7 @@ class ReplicaLink:
         """`on_reply` sees every reply after the welcome; `on_end` is called at the end, once."""
         self.endpoint = endpoint
         self.is_local = endpoint.startswith("ipc://")
-        """Whether the replica is on this machine, and has its clock."""
+        """True if the engine is on this machine and shares its clock."""
         self._has_keys = keys is not None
         self._on_reply = on_reply
         self._on_end = on_end

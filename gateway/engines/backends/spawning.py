@@ -41,7 +41,7 @@ class EngineRecipe:
     importer: str | None = None
 
     def spec(self, scratch_dir: Path) -> WorkerSpec:
-        """Return what the process is told; its socket is in the scratch folder.
+        """Return the process's parameters; its socket is in the scratch folder.
 
         The next process listens there too: its gateways find it after each death.
         """
@@ -84,16 +84,16 @@ def make_scratch_dir() -> Path:
 
 
 def spawn(spec: WorkerSpec, environment: Mapping[str, str | None]) -> subprocess.Popen[bytes]:
-    """Start the process and tell it what it is."""
-    process = spawn_untold(environment)
-    tell(process, spec)
+    """Start the process and send it its parameters."""
+    process = spawn_waiting(environment)
+    send_spec(process, spec)
     return process
 
 
-def spawn_untold(
+def spawn_waiting(
     environment: Mapping[str, str | None], importer: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process that imports, if it is given an `importer`, and then waits for `tell`."""
+    """Start a process that waits for `send_spec`; first it imports, given an `importer`."""
     # The same code as ours, wherever it was imported from.
     ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     variables = {**ours, **environment}
@@ -112,8 +112,8 @@ def spawn_untold(
     )
 
 
-def tell(process: subprocess.Popen[bytes], spec: WorkerSpec) -> None:
-    """Tell a process what it is."""
+def send_spec(process: subprocess.Popen[bytes], spec: WorkerSpec) -> None:
+    """Send a waiting process its parameters."""
     assert process.stdin is not None
     try:
         process.stdin.write(msgspec.json.encode(spec) + b"\n")

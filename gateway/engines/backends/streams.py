@@ -185,7 +185,7 @@ class EventStreams:
             if isinstance(event, Finished | Failed):
                 if stream := self._streams.pop(event.request_id, None):
                     if isinstance(event, Finished) and event.finish_reason != "abort":
-                        self._suspects.acquit(stream.request)
+                        self._suspects.note_served(stream.request)
                     stream.end(event)
             elif stream := self._streams.get(event.request_id):
                 stream.add(event)

@@ -67,7 +67,7 @@ class Fleet(Protocol):
     def note_loss(self, replica: Replica, generation: str | None) -> None:
         """Hear that a replica's process has ended; tells all flights that it had."""
 
-    def acquit(self, request: EngineRequest) -> None:
+    def note_served(self, request: EngineRequest) -> None:
         """Hear that a request was served to its end."""
 
     def note_failover(self, reason: str) -> None:

@@ -102,7 +102,7 @@ class Demand:
         self._change = asyncio.Event()
 
     def wanted(self) -> list[list[Tier]]:
-        """Return the tiers of each engine that is waited for now; a request_engine is told once."""
+        """Return the tiers of each engine that is waited for, or was lately requested."""
         waited_for = {
             needs for needs, count in self._waiting.items() if count and self.can_start(needs)
         }

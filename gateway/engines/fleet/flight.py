@@ -117,7 +117,7 @@ class Flight:
         assert self._attempt is not None
         self._attempt.is_counted = True
 
-    def forgive(self) -> None:
+    def uncount_death(self) -> None:
         """Take back a death that was none."""
         self._num_deaths -= 1
 
@@ -335,7 +335,7 @@ class Flight:
                 self._stay()
             case _:
                 if ended_by_itself(last):
-                    self._fleet.acquit(self.request)
+                    self._fleet.note_served(self.request)
                 return answer.ended(last)
         self._resume(attempt, last, reason)
         return None

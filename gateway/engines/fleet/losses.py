@@ -27,7 +27,7 @@ class Lost(Protocol):
     def note_departure(self) -> None:
         """Take in that the replica has ended, as it had said."""
 
-    def forgive(self) -> None:
+    def uncount_death(self) -> None:
         """Take back a death that was none."""
 
 
@@ -52,9 +52,9 @@ class Losses:
         self.settle()
         self._suspects.check(request)
 
-    def acquit(self, request: EngineRequest) -> None:
+    def note_served(self, request: EngineRequest) -> None:
         """Note that a request was served to its end."""
-        self._suspects.acquit(request)
+        self._suspects.note_served(request)
 
     def note(self, replica: Replica, generation: str | None, lost: Sequence[Lost]) -> None:
         """Count a replica's end for the requests that it had; `generation`: the process then."""
@@ -80,6 +80,6 @@ class Losses:
                 if loss.at_s > oldest_s:
                     self._unsettled.append(loss)
             elif loss.replica.generation == loss.generation:
-                self._suspects.forgive(each.request for each in loss.lost)
+                self._suspects.uncount_death(each.request for each in loss.lost)
                 for each in loss.lost:
-                    each.forgive()
+                    each.uncount_death()

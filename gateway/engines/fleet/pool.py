@@ -330,9 +330,9 @@ class EnginePool:
         lost = [each for each in self._flights.values() if each.has_lost(replica, generation)]
         self._losses.note(replica, generation, lost)
 
-    def acquit(self, request: EngineRequest) -> None:
+    def note_served(self, request: EngineRequest) -> None:
         """Hear that a request was served to its end."""
-        self._losses.acquit(request)
+        self._losses.note_served(request)
 
     def note_failover(self, reason: str) -> None:
         """Count a request that goes on at another replica."""

@@ -397,6 +397,20 @@ def test_requests_of_the_same_id_are_told_apart() -> None:
         assert all(requests.owner(each) == found for each, found in own.items())
 
 
+async def test_one_machine_has_one_clock_and_no_copies_of_requests(tmp_path: Path) -> None:
+    with replica('{"step_s": 0.05}', endpoint=f"ipc://{tmp_path}/line") as engine:
+        async with started(RemoteEngineClient(engine.endpoint)) as client:
+            before_s = time.monotonic()
+            sent = replace(make_request("a"), arrival_s=before_s - 7.0)
+            await anext(client.submit(sent))
+            (running,) = engine.engine.running.values()
+            assert running.request == sent
+        with Peer(engine.endpoint) as peer:
+            peer.send(Submit(replace(make_request("b"), arrival_s=1e12)))
+            assert isinstance(peer.heard_until(Events), Events)
+            assert engine.engine.running["b"].request.arrival_s <= time.monotonic()
+
+
 async def test_arrivals_are_ages_on_the_way() -> None:
     with replica('{"step_s": 0.05}') as engine:
         async with started(RemoteEngineClient(engine.endpoint)) as client:

@@ -22,7 +22,7 @@ from outrider.engine.events import (
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.client import PausedRequests
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
-from outrider.gateway.engines.backends.spawning import EngineRecipe, end, spawn_untold
+from outrider.gateway.engines.backends.spawning import EngineRecipe, end, spawn_waiting
 from tests.gateway.engines.backends.clients import (
     BUILDER,
     becomes,
@@ -274,7 +274,7 @@ async def test_a_reserve_that_has_died_is_not_needed() -> None:
 
 
 def test_a_reserve_ends_with_its_gateway() -> None:
-    reserve = spawn_untold({}, IMPORTER)
+    reserve = spawn_waiting({}, IMPORTER)
     assert reserve.stdin is not None
     reserve.stdin.close()  # as the gateway's end does
     assert reserve.wait(timeout=60) == 0
