@@ -10,6 +10,8 @@ HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev
 NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
+# Tests and demos start hundreds of processes: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-hybrid demo-fleet serve test test-all test-verify test-long check docs bench bench-lab gpu-check
 .PHONY: clean distclean dist wheels images
