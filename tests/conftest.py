@@ -43,6 +43,8 @@ settings.load_profile("outrider")
 # Tiny tensors: a second thread only waits at barriers.
 torch.set_num_threads(1)
 
+gc.disable()  # while modules are imported and tests collected, nothing is garbage
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -60,6 +62,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow all cases but the first of each test that is marked `slow_cases`."""
+    begun = set()
+    for item in items:
+        if item.get_closest_marker("slow_cases") is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if test in begun:
+            item.add_marker(pytest.mark.slow)
+        begun.add(test)
+
+
 def pytest_collection_finish() -> None:
     """Take what the imports left out of the collector's rounds, as a serving gateway does.
 
@@ -68,6 +83,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.gateway.bench_lab import experiment_section, of_users, summary_figures, write_trace
 from outrider.gateway.experiments.statistics.plan import SamplePlan
@@ -34,6 +35,7 @@ def test_requests_get_users() -> None:
     assert json.loads(asked[0].body)["model"] == "large"
 
 
+@pytest.mark.slow
 def test_an_experiment_without_data_has_a_section(tmp_path: Path) -> None:
     plan = SamplePlan(name="draft-budget", version=1, control="a", weights={"a": 1.0, "b": 1.0})
     section = experiment_section(analyse(plan, {}), tmp_path)

@@ -256,6 +256,7 @@ def test_metrics_are_summed_over_their_labels() -> None:
     assert read_metrics(text) == {"a": 3.5, "b": 3.0}
 
 
+@pytest.mark.slow
 def test_questions_are_the_same_for_a_seed_and_have_all_kinds() -> None:
     questions = make_questions(80, 1)
     assert questions == make_questions(80, 1)
@@ -277,6 +278,7 @@ def test_the_ledger_tells_the_arms_of_what_it_charged(tmp_path: Path) -> None:
     assert answered_arms(database) == {"a": "models:1/small", "b": ""}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("toxic", "outcome"),
     [

@@ -1,9 +1,12 @@
+import pytest
+
 from benchmarks.shared.driving import drive, make_requests
 from benchmarks.shared.prompts import Prompt
 from tests.benchmarks.benches import make_bench, make_prompts
 from tests.engines import random_prompt, serve
 
 
+@pytest.mark.slow
 def test_a_drive_gives_the_engines_answers_and_accounts_for_the_time() -> None:
     bench = make_bench()
     prompts = make_prompts(7)

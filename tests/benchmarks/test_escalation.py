@@ -60,6 +60,7 @@ class CommitAfter:
         return Judgement(action="commit" if is_over else "hold", confidence=1.0, reason="")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("after", [1, 16, None])
 def test_both_ways_give_the_large_tiers_answer(temperature: float, after: int | None) -> None:

@@ -43,6 +43,7 @@ def assert_same_function(source: Path, out: Path) -> None:
     assert gap < 1e-5 * max(1.0, largest)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", EXPANDABLE)
 def test_every_dimension_at_once_keeps_the_logits(tmp_path: Path, name: str) -> None:
     source = source_model(tmp_path / "old", name)
@@ -51,6 +52,7 @@ def test_every_dimension_at_once_keeps_the_logits(tmp_path: Path, name: str) -> 
     assert_same_function(source, tmp_path / "new")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "changes",
     [
@@ -72,6 +74,7 @@ def test_each_dimension_alone_keeps_the_logits(tmp_path: Path, changes: dict[str
     assert_same_function(source, tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_greedy_text_is_equal(tmp_path: Path) -> None:
     source = source_model(tmp_path / "old")
     expand(source, tmp_path / "new", LARGER)
@@ -124,6 +127,7 @@ def test_four_times_the_width_is_exact_in_bf16(tmp_path: Path) -> None:
     assert_same_function(source, tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_shards_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expand_files, "_MAX_SHARD_BYTES", 400_000)
     source = source_model(tmp_path / "old")

@@ -348,6 +348,7 @@ def test_all_parts_are_run_and_one_failure_is_told(
     ]
 
 
+@pytest.mark.slow
 def test_each_cases_seconds_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,6 +418,7 @@ def lines_of(folder: Path) -> dict[str, dict[str, object]]:
     return {line["section"]: line for line in map(json.loads, text.splitlines())}
 
 
+@pytest.mark.slow
 def test_the_first_run_goes_through_everything_dry(tmp_path: Path) -> None:
     assert gpu_first.main(["--dry", "--out", str(tmp_path)]) == 0
     lines = lines_of(tmp_path)
@@ -431,6 +433,7 @@ def test_the_first_run_goes_through_everything_dry(tmp_path: Path) -> None:
     assert (tmp_path / "host-plain.txt").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_the_checks_run_the_kernels(tmp_path: Path) -> None:
     kernels = "attention,few rows,tokens at 0.8"
     with use_kernels("triton"):

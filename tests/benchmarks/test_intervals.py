@@ -13,6 +13,7 @@ def test_the_interval_of_a_mean_is_the_normal_one() -> None:
     assert interval.high == pytest.approx(samples.mean() + half, abs=0.05)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     generator = np.random.default_rng(2)
     hits = 0

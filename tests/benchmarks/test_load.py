@@ -101,6 +101,7 @@ def window(pace: float, *, num_tokens: int = 20) -> Window:
     )
 
 
+@pytest.mark.slow
 def test_ratios_say_how_much_faster_speculation_is() -> None:
     on, off = [window(0.5), window(0.5)], [window(1.0), window(1.0)]
     ratios = bench_load.comparison(on, off)

@@ -104,6 +104,7 @@ def test_at_equal_cost_the_better_judge_gains_and_a_router_gains_nothing_over_it
     assert whole.estimate == pytest.approx(0.0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([SMALL, LARGE, ESCALATED]), min_size=3, max_size=20))
 def test_a_policy_takes_the_time_of_its_ways(ways: list[int]) -> None:
     number = len(ways)

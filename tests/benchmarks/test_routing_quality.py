@@ -51,6 +51,7 @@ def test_only_the_questions_rows_are_selected_in_their_order(tmp_path: Path) -> 
     assert found == [digests[0], digests[2]]
 
 
+@pytest.mark.slow
 def test_tasks_that_the_router_was_trained_on_are_left_out(tmp_path: Path) -> None:
     arguments = parse(["--quick", "--num-prompts", "30"])
     everything = questions_for(arguments, make_scorer(None), tmp_path)
@@ -88,6 +89,7 @@ def test_without_files_labelled_data_are_left_out_with_a_message(
     assert said.count("mmlu: left out") == said.count("gsm8k: left out") == 2
 
 
+@pytest.mark.slow
 def test_the_figure_shows_every_policy(tmp_path: Path) -> None:
     outcomes = {
         "always small": one_tier(ROWS, SMALL, PRICES),

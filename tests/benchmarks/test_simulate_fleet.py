@@ -31,6 +31,7 @@ def test_failures_lose_no_request() -> None:
     assert found["num_unanswered"] == 0
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_scaled_costs_less() -> None:
     calls = day(TRACE, rate=1.0)
     assert [call.at_s for call in calls] == sorted(call.at_s for call in calls)

@@ -35,6 +35,7 @@ def arrivals(count: int = 90) -> list[Arrival]:
     return found
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("load", "least", "most"), [(0.4, 0.97, 1.1), (1.0, 1.3, 9.0), (1.5, 1.3, 9.0)]
 )

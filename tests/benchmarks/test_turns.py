@@ -84,6 +84,7 @@ def request_maker(
     return request_for
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_our_engine_as_a_case_gives_equal_answers_and_counts(temperature: float) -> None:
     bench: Bench = make_bench()

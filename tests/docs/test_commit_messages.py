@@ -34,6 +34,7 @@ def test_a_good_message_passes(message: str, tmp_path: Path) -> None:
     assert complaints(message, tmp_path) == []
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("message", "said"),
     [

@@ -112,6 +112,7 @@ def test_the_plain_text_on_a_gpu(temperature: float) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("num_tokens", [50, VOCAB], ids=["some tokens", "all tokens"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_same_trees_as_on_the_host_and_the_plain_text(

@@ -75,6 +75,7 @@ def storages(values: Any) -> list[Any]:
     return [value.untyped_storage() for value in tensors if value.layout == torch.strided]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_head", [False, True])
 def test_a_recordings_tensors_live_as_long_as_it(
     has_head: bool, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +156,7 @@ def test_a_level_is_one_launch() -> None:
     assert names.count("replay") == levels
 
 
+@pytest.mark.slow
 def test_beside_small_answers_a_level_shares_their_pass() -> None:
     """Trees begun in the static tensors grow on in pieces, and by replays again."""
     requests = [
@@ -183,6 +185,7 @@ def test_beside_small_answers_a_level_shares_their_pass() -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("reason", ["memory", "keys", "levels", "other trees", "blocks"])
 def test_what_no_recorded_level_fits_is_launched_in_pieces(reason: str) -> None:
     engine = make_engine(tiny_pair(), on_device=True, draft=CONFIG)

@@ -46,6 +46,7 @@ def drafter_of(engine: Engine) -> TreeDrafter:
 # ---- what is drafted -----------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -80,6 +81,7 @@ def test_the_likeliest_paths_fill_the_nodes() -> None:
     assert set(drafted[1:-1]) == {11}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_a_step_has_at_most_as_many_draft_passes_as_levels(depth: int) -> None:
     config = DraftConfig(sources=MODEL, max_draft_depth=depth, max_frontier=1, min_path_prob=0.0)
@@ -136,6 +138,7 @@ def test_a_config_out_of_range_names_the_field(name: str, value: float) -> None:
 # ---- catching up ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_taken_in_by_chunks() -> None:
     engine = make_engine(tiny_pair(), draft=DraftConfig(sources=MODEL, max_catch_up_tokens=20))
     rows = watch_small_rows(engine)
@@ -164,6 +167,7 @@ def test_the_small_model_computes_nothing_twice() -> None:
 # ---- blocks --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_reclaiming_takes_the_latest_views_and_no_more_than_needed() -> None:
     engine = make_engine(tiny_pair(), block_size=4, prefix_caching=False)
     drafter, pool = drafter_of(engine), engine._runners["small"].pool
@@ -195,6 +199,7 @@ def test_releasing_an_unknown_sequence_does_nothing() -> None:
     engine.abort("r")
 
 
+@pytest.mark.slow
 def test_too_few_small_blocks_mean_no_drafts_and_no_harm() -> None:
     request = make_request("r", random_prompt(40), max_tokens=30, temperature=0.8)
     expected = texts(serve(make_engine(tiny_pair()), [request]))
@@ -221,6 +226,7 @@ def mismatched(**small: Any) -> Pair:
     )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("num_prompt", [20, 63, 64, 65, 100])
 def test_beyond_the_small_models_context_nothing_is_drafted(num_prompt: int) -> None:
     pair = mismatched(max_position_embeddings=64)
@@ -235,6 +241,7 @@ def test_beyond_the_small_models_context_nothing_is_drafted(num_prompt: int) -> 
     assert (answer.stats.num_drafted_tokens > 0) == (num_prompt < 63)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [90, 129, 140, 300])
 def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
     """Padded to different multiples, as in families whose sizes share a tokenizer."""
@@ -269,6 +276,7 @@ def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
 # ---- the budget -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
     """The estimate of acceptance is learnt from drafts, so some have to be made."""
     pair = mismatched()  # a stranger's guesses are wrong at temperature 0
@@ -295,6 +303,7 @@ def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
 # ---- urgency --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_request_behind_its_pace_gets_more_of_the_nodes() -> None:
     """Two like sequences, rows for few nodes: the one in a hurry has most of them."""
     pair = tiny_pair()
@@ -431,6 +440,7 @@ def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:
             view.release()
 
 
+@pytest.mark.slow
 def test_nothing_is_drafted_while_several_prompts_are_read() -> None:
     """Guesses would make every one of them wait longer for its first token."""
     engine = make_engine(tiny_pair(), config=EngineConfig(max_tokens_per_step=24))

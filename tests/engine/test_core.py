@@ -44,6 +44,7 @@ def large_only(**options: object) -> Engine:
 # ---- what is refused -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limited_by", ["model", "cache", "setting"])
 def test_the_context_can_be_filled_to_the_last_token(limited_by: str) -> None:
     limit = 64
@@ -199,6 +200,7 @@ def test_prompts_that_share_a_pass_report_each_their_own() -> None:
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_equal_transformers(speculation: bool, temperature: float) -> None:
@@ -332,6 +334,7 @@ def test_small_answers_get_their_share_beside_a_slow_large_model() -> None:
     assert engine._runners["small"].times.num_passes - before == EngineConfig().max_small_passes
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("small_passes", [1, 4])
 def test_small_answers_advance_in_every_small_pass(small_passes: int, speculation: bool) -> None:
@@ -385,6 +388,7 @@ def test_the_shipped_pair_describes_itself() -> None:
 # ---- numbers that are not finite -----------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
 def test_an_answer_of_numbers_that_are_not_finite_fails(

@@ -31,6 +31,7 @@ def test_every_kind_is_served_alone_and_together_and_nothing_stays() -> None:
     assert all(counters[tier].num_output_tokens >= total // 2 * 12 for tier in TIERS)
 
 
+@pytest.mark.slow
 def test_a_short_context_is_enough() -> None:
     engine = make_engine(tiny_pair(), large_blocks=2, small_blocks=2)
     warm_up(engine)

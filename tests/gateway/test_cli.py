@@ -110,6 +110,7 @@ def test_config_init_writes_a_file_once(empty_folder: Path) -> None:
     assert "#[tiers.cloud]" in written
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -157,6 +158,7 @@ def test_the_version_of_a_base_installation_is_without_torch(
     assert re.fullmatch(r"outrider 0\.1\.0 \(Python [\d.]+\)\n", result.output)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> None:
     script = (
         "import atexit, sys; atexit.register(lambda: print(*sys.modules));"

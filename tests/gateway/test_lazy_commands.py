@@ -32,6 +32,7 @@ def test_help_loads_nothing_but_the_list_of_commands() -> None:
     assert ours == {"outrider", "outrider.gateway", "outrider.gateway.cli"}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_its_own_help(name: str) -> None:
     result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "100"})

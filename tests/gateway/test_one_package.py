@@ -35,6 +35,7 @@ def app_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("app_folder")
 def test_nothing_is_imported_by_another_name() -> None:
     done = subprocess.run(

@@ -144,6 +144,7 @@ def kernels_in(file: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @needs_triton
 def test_faulty_kernels_are_found(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
@@ -161,6 +162,7 @@ def test_faulty_kernels_are_found(tmp_path: Path) -> None:
     assert "does not compile" in table(usages)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_only_requested_kernels_are_compiled() -> None:
     assert {usage.stem for usage in usages_of("gated_mul", "-a", "80")} == {"gated_mul"}

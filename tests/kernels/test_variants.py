@@ -57,6 +57,7 @@ print(json.dumps({" ".join(map(str, name)): len(found) for name, found in varian
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_a_mixed_load_launches_one_variant_of_each_kernel() -> None:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -85,6 +85,7 @@ def test_stop_retry_and_edit(gateway: tuple[str, Whole], new_page: NewPage) -> N
     assert page.locator("article").count() == 1
 
 
+@pytest.mark.slow
 def test_a_system_prompt_is_sent_and_the_request_is_copied(
     gateway: tuple[str, Whole], new_page: NewPage, tokenizer: ChatTokenizer
 ) -> None:

@@ -221,6 +221,7 @@ def test_it_fits_a_phone_in_both_schemes(site: Site, new_page: NewPage, dark: bo
     assert (red < 60) == dark
 
 
+@pytest.mark.slow
 def test_without_a_key_it_asks_for_one_and_shows_what_the_key_may_see(
     keyed: Site, new_page: NewPage
 ) -> None:
@@ -264,6 +265,7 @@ def test_it_says_when_the_gateway_is_away(site: Site, new_page: NewPage) -> None
     expect(page.locator("#state")).to_have_text("live")
 
 
+@pytest.mark.slow
 def test_the_page_is_small_and_loads_nothing_from_other_servers(site: Site) -> None:
     page = httpx.get(f"{site.url}/dashboard")
     assert len(page.content) < MAX_PAGE_BYTES

@@ -150,6 +150,7 @@ def test_markup_that_comes_from_data_could_not_run(
     assert page.title() not in ("hit", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/dashboard"])
 def test_only_the_pages_own_scripts_are_named(gateway: tuple[str, Whole], path: str) -> None:
     policy = httpx.get(gateway[0] + path).headers["content-security-policy"]

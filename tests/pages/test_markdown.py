@@ -120,6 +120,7 @@ def test_every_text_keeps_its_characters_however_it_arrives(url: str, new_page: 
         assert draw(page, source, pieces) == whole, "arriving in pieces changes nothing"
 
 
+@pytest.mark.slow
 def test_a_text_made_to_be_slow_is_drawn_at_once(url: str, new_page: NewPage) -> None:
     page = new_page(url)
     for piece in ("*a ", "`" + "a", "[", "**_~~", "| ", "> ", "(", "\\"):

@@ -78,6 +78,7 @@ def traced(url: str, text: str) -> list[dict[str, Any]]:
     return [chunk for chunk in chunks if "tokens" in chunk]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_are_those_of_the_api(gateway: Running, new_page: NewPage, dark: bool) -> None:
     page = new_page(f"{gateway.url}/playground", dark=dark)
@@ -157,6 +158,7 @@ def test_speeds_are_compared_over_several_new_questions(
     assert re.search(r"to say: machines are noisy|times as fast", told)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_formatted", [True, False])
 def test_a_long_answer_is_laid_out_in_parts(
     gateway: Running, new_page: NewPage, encode: Callable[[str], list[int]], is_formatted: bool
@@ -229,6 +231,7 @@ def test_a_key_is_asked_for(tokenizer: ChatTokenizer, tmp_path: Path, new_page: 
         thread.join(10)
 
 
+@pytest.mark.slow
 def test_it_is_small() -> None:
     page = Path(__file__).parents[2] / "gateway" / "http" / "server" / "static" / "index.html"
     assert page.stat().st_size < 150_000

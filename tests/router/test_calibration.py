@@ -67,6 +67,7 @@ def test_family_goes_from_always_small_to_always_large_and_is_nested(
     assert len({point.strong_share for point in points}) == len(points) <= 103
 
 
+@pytest.mark.slow
 @given(QUALITIES)
 @settings(max_examples=150, deadline=None)
 def test_outside_the_band_the_answer_would_overrule_few(

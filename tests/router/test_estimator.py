@@ -23,6 +23,7 @@ def logits_of(estimates: Sequence[QualityEstimate]) -> np.ndarray:
     return np.array([estimate.logits for estimate in estimates])
 
 
+@pytest.mark.slow
 def test_scorer_equals_scikit_learn(trained: TrainedRouter, held_out_data: LabelledPrompts) -> None:
     assert trained.strong is not None
     odd = ["", "日本語 and \ud800", "x " * 5000, "a\x00b"]
@@ -46,6 +47,7 @@ def test_it_learns_what_decides(trained: TrainedRouter, held_out_data: LabelledP
         assert small[half].mean() == pytest.approx(held_out_data.weak[half].mean(), abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_target_sets_the_operating_point(
     trained: TrainedRouter, training_data: LabelledPrompts
 ) -> None:
@@ -62,6 +64,7 @@ def test_the_target_sets_the_operating_point(
     assert few.threshold < trained.scorer.threshold
 
 
+@pytest.mark.slow
 def test_same_seed_same_router(training_data: LabelledPrompts) -> None:
     first, again = (train(training_data, QUICK).scorer for _ in range(2))
     assert np.array_equal(again.weight, first.weight)
@@ -118,11 +121,13 @@ def test_a_large_model_that_never_errs_is_a_constant(training_data: LabelledProm
     assert trained.strong.predict_proba(["x"])[0, 1] == pytest.approx(401 / 402)
 
 
+@pytest.mark.slow
 def test_no_gap_sends_everything_to_the_small_model(training_data: LabelledPrompts) -> None:
     trained = train(replace(training_data, strong=training_data.weak), QUICK)
     assert trained.scorer.threshold == 0.0
 
 
+@pytest.mark.slow
 def test_stages_equal_their_pipelines(trained_stages: TrainedRouter) -> None:
     scorer = trained_stages.scorer
     fresh = labelled_answers(50, seed=7)
@@ -168,6 +173,7 @@ def test_both_probes_are_recorded_and_the_better_one_is_kept(
     assert trained_stages.rows.stages == ("text", "prompt", "answer")
 
 
+@pytest.mark.slow
 def test_a_probe_alone_does_not_look_at_the_text() -> None:
     data = labelled_answers(400, seed=3)
     assert data.hidden is not None
@@ -183,6 +189,7 @@ def test_a_probe_alone_does_not_look_at_the_text() -> None:
     assert trained.scorer.answer is None
 
 
+@pytest.mark.slow
 def test_stages_that_know_nothing_are_left_out(training_data: LabelledPrompts) -> None:
     rng = np.random.default_rng(0)
     num_rows = len(training_data.prompts)
@@ -198,6 +205,7 @@ def test_stages_that_know_nothing_are_left_out(training_data: LabelledPrompts) -
     assert "text_and_probe" in trained.scorer.training["held_out"]
 
 
+@pytest.mark.slow
 def test_held_out_figures_promise_nothing_for_random_labels() -> None:
     data = labelled_answers(400, seed=4)
     rng = np.random.default_rng(5)
@@ -207,6 +215,7 @@ def test_held_out_figures_promise_nothing_for_random_labels() -> None:
         assert figures["apgr"] == pytest.approx(0.5, abs=0.12)
 
 
+@pytest.mark.slow
 def test_held_out_rows_promise_what_new_prompts_keep(trained_stages: TrainedRouter) -> None:
     fresh = labelled_answers(1500, seed=8)
     assert fresh.strong is not None

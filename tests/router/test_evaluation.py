@@ -103,6 +103,7 @@ def test_report_sets_the_router_between_its_bounds() -> None:
     assert again.setting_accuracy == report.setting_accuracy
 
 
+@pytest.mark.slow
 def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     truth_rows = staged_rows(60_000, seed=99)
     truth = apgr(1.0 - truth_rows.text, truth_rows.weak, truth_rows.strong)

@@ -115,6 +115,7 @@ def test_the_autopilot_keeps_the_share_when_other_prompts_come(
     assert guard.numbers().strong_share == pytest.approx(share, abs=0.06)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.85])
 def test_the_autopilot_turns_a_cascade_along_its_table(share: float) -> None:
     dial = Dial(table())

@@ -26,6 +26,7 @@ def test_before_anything_is_judged_an_answer_agrees_as_far_as_it_is_sure() -> No
         assert model.agreement(score) == pytest.approx(probability, abs=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begins_at", "target"), [(0.3, 0.9), (0.8, 0.9), (0.6, 0.7)])
 def test_the_threshold_is_found_although_mostly_weak_answers_are_judged(
     begins_at: float, target: float

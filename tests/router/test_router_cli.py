@@ -93,6 +93,7 @@ def test_train_then_eval(training_file: Path, held_out_file: Path, tmp_path: Pat
         assert word in table.output
 
 
+@pytest.mark.slow
 def test_train_says_what_it_did_as_json(tmp_path: Path) -> None:
     out = tmp_path / "router"
     data = write_jsonl(tmp_path / "a.jsonl", labelled_sums(120, seed=4))
@@ -103,6 +104,7 @@ def test_train_says_what_it_did_as_json(tmp_path: Path) -> None:
     assert report["training"]["num_rows"] == 120
 
 
+@pytest.mark.slow
 def test_every_stage_that_the_data_allow_is_judged(
     staged_router: Path, collected_file: Path, held_out_file: Path
 ) -> None:
@@ -175,6 +177,7 @@ def test_data_of_another_pair_are_noticed(
     assert run(*arguments, "--strict").exit_code == 2
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("target", "figure", "low", "high"),
     [
@@ -206,6 +209,7 @@ def test_calibrate_meets_its_target_and_writes_it(
     assert "Nothing was written" in table.output
 
 
+@pytest.mark.slow
 def test_calibrate_by_cost(
     staged_router: Path, collected_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +235,7 @@ def test_calibrate_by_cost(
     assert "the cheapest costs 3.6e-05 USD" in too_little.stderr
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
@@ -252,6 +257,7 @@ def test_targets_that_cannot_be(
     assert why in result.stderr
 
 
+@pytest.mark.slow
 def test_no_gap_is_said_and_weak_only_routes_all_the_same(tmp_path: Path) -> None:
     data, out = labelled_sums(100, seed=3), tmp_path / "router"
     file = write_jsonl(tmp_path / "a.jsonl", replace(data, strong=data.weak))
@@ -309,6 +315,7 @@ def test_too_few_rows_to_train(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_plots_are_pictures(router_folder: Path, held_out_file: Path, tmp_path: Path) -> None:
     plots = tmp_path / "deep" / "plots"
     arguments = ["eval", "--router", router_folder, "--data", held_out_file, "--resamples", "5"]
@@ -337,6 +344,7 @@ def test_without_matplotlib_only_pictures_are_missing(
     succeed("eval", *arguments, "--resamples", "0")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("command", ["collect", "train", "eval", "calibrate", "report"])
 def test_every_command_shows_examples(command: str) -> None:
     output = succeed(command, "--help").output

@@ -388,6 +388,7 @@ def test_layout_of_the_json_does_not_matter_but_its_values_do(folder: Path) -> N
         RouterScorer.load(folder)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

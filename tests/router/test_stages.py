@@ -31,6 +31,7 @@ def test_rows_are_what_serving_says(
     assert rows.hold_back_tokens == 4
 
 
+@pytest.mark.slow
 def test_later_stages_know_more(trained_stages: TrainedRouter) -> None:
     fresh = labelled_answers(1500, seed=9)
     assert fresh.strong is not None
@@ -66,6 +67,7 @@ def test_a_watch_reports_the_tokens_it_has_seen() -> None:
         seen_logprobs(answer, 0)
 
 
+@pytest.mark.slow
 def test_whole_answers_are_seen_with_no_hold_back(
     trained_stages: TrainedRouter, answered_data: LabelledPrompts
 ) -> None:

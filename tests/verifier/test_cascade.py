@@ -137,6 +137,7 @@ def test_token_specific_by_hand() -> None:
     assert mix(small, large, 0.3, "token_specific", temperature=0.0) == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_equal_models_or_two_tokens_are_no_matter_of_rounding(alpha: float) -> None:
     """Where the sides of the rule are equal, the last bits of the logits must not decide."""
@@ -258,6 +259,7 @@ def test_ids_that_one_model_lacks_are_impossible(rule: CascadeRule, temperature:
     assert verdict.token_ids == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(triton is None, reason="there is no triton for this system")
 def test_the_kernels_give_the_same_verdicts() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -232,6 +232,7 @@ def test_a_forest_is_judged_by_the_same_rule(
     check_forest(cases, seed, slack, padding)
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding rows compute with any garbage
 @settings(max_examples=repeats(6, 2))

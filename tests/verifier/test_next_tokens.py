@@ -104,6 +104,7 @@ def counted_passes(
     yield passes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(triton is None, reason="there is no triton for this system")
 def test_watched_answers_with_logprobs_cost_one_upload_and_one_read_back_a_pass(
     monkeypatch: pytest.MonkeyPatch,

@@ -86,6 +86,7 @@ def steps(**of: Step) -> Callable[[StepKind, int], Step]:
     return lambda kind, _: of.get(kind, (1, 1.0))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("number", [1, 4, 16])
 def test_models_that_do_not_pay_are_left_to_rare_probes(number: int) -> None:
     """A head at 0.56 times plain decoding, and a small model at 0.77, cost two percent together."""
@@ -97,6 +98,7 @@ def test_models_that_do_not_pay_are_left_to_rare_probes(number: int) -> None:
     assert {"head", "small"} <= set(found)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("number", [1, 4, 16])
 @pytest.mark.parametrize("best", STEP_KINDS)
 def test_the_fastest_kind_is_kept_and_probes_cost_little(number: int, best: StepKind) -> None:

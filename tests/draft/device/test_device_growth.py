@@ -70,6 +70,7 @@ def drafts_of(trees: Trees) -> GrownDrafts:
 # ---- what is drafted -----------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -137,6 +138,7 @@ def compared(temperature: float, config: DraftConfig) -> list[tuple[Any, Any]]:
     return list(zip(*found, strict=True))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("num_nodes", [5, 64])
 def test_the_same_trees_as_on_the_host_and_the_same_lessons(
@@ -208,6 +210,7 @@ def test_text_guesses_are_in_the_forest_and_retracted_ones_stay_marked(
     assert any(source & RECALLED_BIT and source & SOURCE_BIT["model"] for source in sources)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("vocab_size", [90, 300])
 def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
     large = tiny_pair()

@@ -144,6 +144,7 @@ def make_taps(target: DecoderModel, head: HeadModel, count: int = NUM_TEXT) -> T
     return taps
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_levels_of_a_tree(variant: str, tmp_path: Path, target: DecoderModel) -> None:
     twins = make_twins(tmp_path, target, variant)

@@ -133,6 +133,7 @@ def check(twins: Twins, head: HeadModel, target: DecoderModel, *, feeds_normed: 
                 carried[child], ours[child] = stream[-1], output.hidden[row]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3_5"])
 def test_qwen(name: str, tmp_path: Path) -> None:
     twins = Twins(tmp_path, name)

@@ -257,6 +257,7 @@ def test_configs_that_lie(tmp_path: Path, target: DecoderModel) -> None:
     assert num_refused > 60
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
 def test_files_that_lie(kind: str, tmp_path: Path, target: DecoderModel) -> None:
     """A head or a sentence, and its tokens are the large model's, whatever d2t holds."""

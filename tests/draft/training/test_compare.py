@@ -54,6 +54,7 @@ def test_drafters_are_told_at_one_pace(capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split()[-1] for line in lines if line.startswith((" a ", " b "))] == ["200"] * 2
 
 
+@pytest.mark.slow
 def test_chains_and_trees_run_in_turn_with_plain_decoding() -> None:
     engine = make_engine(tiny_pair(), draft=DraftConfig())
     runners: dict[Tier, ModelRunner] = dict(engine._runners)

@@ -176,6 +176,7 @@ def test_given_answers_end_as_the_large_model_would_end_them(large: Path) -> Non
 # ---- the large model's answers and targets --------------------------------------------------
 
 
+@pytest.mark.slow
 def test_answers_are_the_large_models_own_and_survive_a_restart(
     large: Path, load: Load, tmp_path: Path
 ) -> None:
@@ -299,6 +300,7 @@ def test_an_epoch_has_every_row_once_and_depends_on_the_step_alone() -> None:
     assert torch.equal(first[0], second[0])
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     large: Path, taught: list[TaughtRow], tmp_path: Path
 ) -> None:
@@ -396,6 +398,7 @@ def test_a_drafter_is_made_loads_and_agrees_more_than_before(
     assert all(torch.equal(stored[name], again[name]) for name in stored)
 
 
+@pytest.mark.slow
 def test_a_drafter_can_start_from_another(
     job: DrafterJob, load: Load, tmp_path: Path, large: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_taps_on_disk_are_the_large_models_hidden_states(
     assert not found[-1].any()  # nothing stands behind the last token
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_the_written_head_computes_what_was_trained(
     kind: HeadKind, large: Path, runner: ModelRunner, tmp_path: Path
@@ -123,6 +124,7 @@ def _pass(
     return runner.forward([piece], features=features)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     large: Path, eagle_rows: list[TappedRow], tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_training_makes_deep_guesses_better(
     large: Path, eagle_rows: list[TappedRow], tmp_path: Path
 ) -> None:

@@ -245,6 +245,7 @@ def test_schedule_warms_up_holds_and_decays_to_zero() -> None:
         TrainingPlan(peak_lr=1.0)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_an_unbroken_one_does(tokenizer: Any, tmp_path: Path) -> None:
     def train(run_dir: Path, tokens: int) -> Trainer:
         # No decay, no late data: the schedule of the first half must not know where that half ends.
@@ -265,6 +266,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tokenizer: Any, tmp_path:
         torch.testing.assert_close(left, right)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(tokenizer: Any, tmp_path: Path) -> None:
     packer = Packer(tokenizer, seed=0)
     unseen = Packer(tokenizer, seed=99).batch(0, rows=4, length=128)
@@ -322,6 +324,7 @@ def test_weights_on_the_command_line() -> None:
             parse_arguments(wrong)
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_their_batch(tokenizer: Any) -> None:
     network = build_model(TINY, tokenizer, 0)
     model = Model(network=network, tokenizer=tokenizer)
@@ -330,6 +333,7 @@ def test_answers_do_not_depend_on_their_batch(tokenizer: Any) -> None:
     assert together == answer_all(model, tasks, 6, batch_size=1)
 
 
+@pytest.mark.slow
 def test_a_model_agrees_with_its_own_answers_and_less_with_others(
     shipped_models: dict[str, Any], shipped_tokenizer: Any
 ) -> None:
@@ -394,6 +398,7 @@ def test_the_shipped_pair_knows_the_chat_format_and_long_chats(
         assert model.config.max_position_embeddings == 4096
 
 
+@pytest.mark.slow
 def test_the_shipped_large_model_calls_a_tool(
     shipped_models: dict[str, Any], shipped_tokenizer: Any
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_run_counts_what_it_added_itself() -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_all_values_and_plain_decoding_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[tuple[int | None, str]] = []
     run = tune.run_traffic
@@ -140,6 +141,7 @@ def test_the_quickest_wins_unless_it_is_noise(monkeypatch: pytest.MonkeyPatch) -
     assert best(16, (8, 16)).best.max_draft_depth == 16
 
 
+@pytest.mark.slow
 def test_full_trees_are_tried_beside_adaptive_ones() -> None:
     tuner = Tuner(build=engine_of, runners={}, traffic=TRAFFIC, rounds=1)
     start = DraftLimits(max_draft_nodes=4, max_draft_depth=3)

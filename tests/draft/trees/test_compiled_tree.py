@@ -220,6 +220,7 @@ def test_calibrations_learn_the_same(seed: int) -> None:
     assert (calibrations[0].shifts() == calibrations[1].shifts()).all()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_an_engine_drafts_the_same_with_and_without_the_library(
     temperature: float, monkeypatch: pytest.MonkeyPatch

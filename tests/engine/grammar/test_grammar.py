@@ -64,6 +64,7 @@ SPECS = {
 # ---- masks ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", SPECS)
 def test_every_row_allows_what_a_fresh_matcher_allows(name: str) -> None:
     grammar = compiled(SPECS[name])
@@ -172,6 +173,7 @@ def test_where_a_grammar_gets_stuck_only_the_end_is_possible() -> None:
 # ---- what the drafter asks ------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", SPECS)
 def test_forced_tokens_and_valid_tokens_are_those_of_brute_force(name: str) -> None:
     grammar = compiled(SPECS[name])
@@ -403,6 +405,7 @@ def test_grammars_that_explode_in_other_backends_compile_and_answer_quickly(
     assert time.monotonic() - started_s < 5
 
 
+@pytest.mark.slow
 def test_compiled_grammars_are_kept_and_failures_too() -> None:
     compiler = LLGuidanceCompiler(
         shipped_token_bytes(), vocab_size=2048, stop_token_ids=[shipped_tokenizer().eos_token_id]
@@ -442,6 +445,7 @@ def slow() -> SlowCompiler:
     return SlowCompiler()
 
 
+@pytest.mark.slow
 def test_without_a_compiler_a_grammar_is_refused() -> None:
     engine = make_engine(tiny_pair())
     with pytest.raises(InvalidRequestError, match="structured output is not available"):

@@ -83,6 +83,7 @@ def test_what_is_left_out_of_a_lenient_schema_is_all_that_cannot_be_enforced() -
     assert not allows(shipped_compiler().compile(spec).result(60), '{"a":"x"}')
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_every_odd_value_of_a_keyword_is_read_or_refused(keyword: str) -> None:
     for value in ODD_VALUES:

@@ -66,6 +66,7 @@ def write_both(tmp_path: Path, name: str, kind: Kind) -> tuple[Path, Path]:
     return file, folder
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_computes_what_its_numbers_compute_in_a_folder(name: str, tmp_path: Path) -> None:
     file, plain = write_both(tmp_path, name, Kind.F32)
@@ -77,6 +78,7 @@ def test_a_file_computes_what_its_numbers_compute_in_a_folder(name: str, tmp_pat
     assert model.config.model_id.endswith(name)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_kind_of_number_is_decoded(kind: Kind, tmp_path: Path) -> None:
     file, plain = write_both(tmp_path, "qwen2", kind)

@@ -85,6 +85,7 @@ def test_no_lie_in_a_config_breaks_its_reader(native: Path) -> None:
     check_lies(native, repeats(1000, 150))
 
 
+@pytest.mark.slow
 def test_no_lie_in_a_config_of_transformers_breaks_its_reader(foreign: Path) -> None:
     check_lies(foreign, repeats(1000, 60))
 
@@ -113,6 +114,7 @@ def test_nor_those_of_a_part_that_takes_images(native: Path) -> None:
 # ---- weights ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("which", ["native", "foreign"])
 @pytest.mark.parametrize(
     "content",

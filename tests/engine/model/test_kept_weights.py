@@ -41,6 +41,7 @@ def never(*_: object) -> None:
     raise AssertionError("the weights were rounded again")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("scheme_name", SCHEMES)
 def test_the_second_load_rounds_nothing_and_computes_the_same(
     scheme_name: SchemeName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,6 +83,7 @@ def spoil(place: Path, name: str) -> None:
         place.write_bytes(bytes(data).replace(b'"version":"2"', b'"version":"0"'))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "damage",
     [

@@ -64,6 +64,7 @@ def pair(
 Pair = tuple[PreTrainedModel, DecoderModel]
 
 
+@pytest.mark.slow_cases
 def test_has_the_parameters_of_transformers(pair: Pair) -> None:
     hf, model = pair
     corrections = [
@@ -73,6 +74,7 @@ def test_has_the_parameters_of_transformers(pair: Pair) -> None:
     assert model.weight_bytes == model.num_parameters * 4
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("chunks", [[41], [13, 1, 7, 20], [1] * 41, [2, 39]])
 def test_prefill_and_decode(pair: Pair, chunks: list[int]) -> None:
     """Whole, in odd pieces, and token by token."""
@@ -96,6 +98,7 @@ def test_hidden_state_is_after_the_final_norm(pair: Pair) -> None:
     assert (output.hidden - hidden).abs().max().item() < 1e-4
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("wanted", [None, [40]])
 def test_taps_are_the_hidden_states_of_transformers(pair: Pair, wanted: list[int] | None) -> None:
     """Of all rows, whichever get logits; in any order."""
@@ -111,6 +114,7 @@ def test_taps_are_the_hidden_states_of_transformers(pair: Pair, wanted: list[int
         assert_equal_logits(output.logits, logits if index is None else logits[index])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("wanted", [[], [40], [3, 0, 40], list(range(40, -1, -1))])
 def test_only_the_wanted_rows_come_back(pair: Pair, wanted: list[int]) -> None:
     hf, model = pair
@@ -130,6 +134,7 @@ def test_only_the_wanted_rows_come_back(pair: Pair, wanted: list[int]) -> None:
     assert_equal_logits(run(model, cache, following).logits, hf_logits(hf, longer)[-1:])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("pieces", [[14], [1, 2, 5, 6]])
 def test_each_branch_of_a_tree_equals_its_plain_sequence(pair: Pair, pieces: list[int]) -> None:
     """In one pass, and level by level as a drafter grows a tree."""
@@ -149,6 +154,7 @@ def test_each_branch_of_a_tree_equals_its_plain_sequence(pair: Pair, pieces: lis
         assert_equal_logits(ours[node], theirs[-1])
 
 
+@pytest.mark.slow_cases
 def test_after_compaction_the_accepted_path_continues(pair: Pair) -> None:
     hf, model = pair
     prompt, nodes = make_tokens(19), make_tokens(len(PARENTS), seed=1)
@@ -165,6 +171,7 @@ def test_after_compaction_the_accepted_path_continues(pair: Pair) -> None:
     assert_equal_logits(run(model, cache, following).logits, hf_logits(hf, whole)[-3:])
 
 
+@pytest.mark.slow_cases
 def test_sequences_of_every_kind_share_a_pass(pair: Pair) -> None:
     """A prefill, a decode, a tree and a chunk behind a prefix: each as if it were alone."""
     hf, model = pair
@@ -193,6 +200,7 @@ def test_sequences_of_every_kind_share_a_pass(pair: Pair) -> None:
     assert_equal_logits(output[26:], hf_logits(hf, torch.cat([prompts[3], chunk]))[-9:])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("count", [2, 5, 16])
 def test_many_decoding_sequences_share_a_pass(pair: Pair, count: int) -> None:
     hf, model = pair

@@ -99,6 +99,7 @@ def halves(small_bfloat16: Twins) -> Logits:
     return play(small_bfloat16, small_bfloat16.caches())
 
 
+@pytest.mark.slow
 def test_the_bundled_drafter_computes_the_same(
     exact: tuple[Logits, tuple[KVCache, KVCache]],
 ) -> None:
@@ -196,6 +197,7 @@ def test_launches_of_a_layer(small: Twins) -> None:
     assert len(others) <= 2 * num_layers + 1  # attention, merging its splits, and its plan
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # those rows compute with any garbage
 def test_rows_without_a_slot_change_nothing(small: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that only fill up a CUDA graph hold anything; beside them, others get what is theirs."""
@@ -229,6 +231,7 @@ def test_rows_without_a_slot_change_nothing(small: Twins, monkeypatch: pytest.Mo
     assert torch.equal(is_changed, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["triton", "reference"])
 @pytest.mark.parametrize("wanted", [None, [], [2], [4, 0], [4, 3, 2, 1, 0]])
 def test_which_rows_get_logits(
@@ -247,6 +250,7 @@ def test_which_rows_get_logits(
     torch.testing.assert_close(output.hidden, everything.hidden[order], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_branch_is_its_plain_sequence(small: Twins) -> None:
     """The Triton path against itself: a tree's deepest branch, token by token."""
     model, table = small.fused, make_table(2)

@@ -263,6 +263,7 @@ def spoil(folder: Path, part: str, change: Callable[[Tensor], Tensor | None]) ->
     save_file(weights, file, metadata={"format": "pt"})
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("case", "part", "change", "message"),
     [
@@ -309,6 +310,7 @@ _LIES = (
 )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("case", sorted(QUICK))
 def test_a_lie_in_a_file_or_its_config_is_told_in_one_sentence(case: str, tmp_path: Path) -> None:
     quantise_folder(tmp_path, case)

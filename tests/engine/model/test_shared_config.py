@@ -15,6 +15,7 @@ from outrider.kernels.quantised.stored_weight import StoredWeight
 from tests.models import save_hf_model
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("architecture", "count", "words"),
     [

@@ -64,6 +64,7 @@ def assert_alike(stored: DecoderModel, decoded: DecoderModel) -> None:
         assert same_bits(logits(stored)[1], logits(decoded)[1])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_s_logits_are_its_decoded_weights(case: str, tmp_path: Path) -> None:
     quantise_folder(tmp_path, case)
@@ -80,6 +81,7 @@ def test_a_checkpoint_s_logits_are_its_decoded_weights(case: str, tmp_path: Path
     assert stored.num_parameters == decoded.num_parameters
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", GGUF, ids=lambda kind: kind.name)
 def test_a_gguf_file_s_logits_are_its_decoded_weights(kind: Kind, tmp_path: Path) -> None:
     file, _ = write_both(tmp_path, "llama3" if kind == Kind.Q8_0 else "qwen2", kind)

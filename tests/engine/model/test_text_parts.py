@@ -47,6 +47,7 @@ def test_the_text_model_gives_transformers_logits(model_type: str, tmp_path: Pat
     assert largest_difference(load_model(str(tmp_path)), reference) < 1e-4
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model_type", ["gemma4", "gemma4_unified", "llama4"])
 def test_others_run_through_transformers(model_type: str, tmp_path: Path) -> None:
     reference = make_multimodal_model(model_type)

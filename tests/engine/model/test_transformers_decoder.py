@@ -53,6 +53,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return reference, load_model(str(folder))
 
 
+@pytest.mark.slow_cases
 def test_runs_through_transformers_with_its_parameters(pair: Pair) -> None:
     reference, model = pair
     assert not isinstance(model, DecoderModel)
@@ -136,6 +137,7 @@ def test_the_log_says_which_class_runs(folder: Path, caplog: pytest.LogCaptureFi
     assert "GPTNeoXForCausalLM, through transformers" in caplog.text
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,6 +185,7 @@ def test_half_precision(folder: Path) -> None:
 # ---- every architecture -------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("model_type", "outcome"),
     [

@@ -226,6 +226,7 @@ def test_rope_settings_of_older_checkpoints(tmp_path: Path) -> None:
     assert rope.original_max_positions == 100
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", [*HF_CONFIGS, "bundled pair"])
 def test_a_config_read_from_its_file_is_what_transformers_makes_of_it(
     name: str, tmp_path: Path

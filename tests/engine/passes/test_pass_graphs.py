@@ -288,6 +288,7 @@ def test_trees_keep_copies_of_logits() -> None:
     assert tree.kept_logits[0].tolist() == [1.0, 2.0]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("speculates", [True, False])
 def test_an_engine_on_recorded_passes_says_the_same(speculates: bool, replayed: list[int]) -> None:
     pair = tiny_pair()

@@ -79,6 +79,7 @@ def _narrow_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemes, "MIN_ROUNDED_SIDE", 32)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
 @pytest.mark.parametrize(
     ("scheme", "kernel"),
@@ -91,6 +92,7 @@ def test_dense_models(
     assert kernel in names(found)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("architecture", ["qwen3-moe", "qwen2-moe", "gpt-oss"])
 @pytest.mark.parametrize(
     ("scheme", "kernel"),
@@ -121,6 +123,7 @@ def test_weights_as_they_are_stored(case: str, tmp_path: Path) -> None:
     assert ("_stored_kernel" in names(found)) == (case != "gptq-act-order")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("fault", ["item", "tolist", "nonzero", "tensor"])
 def test_a_pass_that_waits_is_found(fault: str, folder: Path) -> None:
     model = rounded(folder, "qwen3", None)

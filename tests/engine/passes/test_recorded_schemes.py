@@ -55,6 +55,7 @@ def record(twin: Twin, device: str) -> None:
     assert twin.runner.capture_graphs(capture=capture, max_rows=32) >= 7
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "scheme", "kv_dtype"), KINDS)
 def test_recorded_passes(

@@ -90,6 +90,7 @@ def run_both(
 SIZES = st.lists(st.integers(1, 14), min_size=1, max_size=5)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @settings(max_examples=10)
 @given(first=SIZES, second=SIZES, num_trees=st.integers(0, 3), seed=st.integers(0, 999))
@@ -105,6 +106,7 @@ def test_passes_through_buffers_equal_plain_ones(
         run_both(plain, staged, pieces, "reference")
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     ("architecture", "is_recorded"),
@@ -127,6 +129,7 @@ def test_staged_triton_passes_equal_plain_ones(architecture: str, is_recorded: b
     run_both(plain, staged, mixed, "triton")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @settings(max_examples=8)
@@ -141,6 +144,7 @@ def test_rows_of_the_device_equal_the_same_trees_of_the_host(
     check_device_rows(architecture, "reference", is_recorded, sizes, num_behind, seed)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     ("architecture", "is_recorded"),

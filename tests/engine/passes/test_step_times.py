@@ -47,6 +47,7 @@ def test_a_curve_without_noise_keeps_its_points() -> None:
     assert [curve(rows) for rows in (0, 1, 2, 4, 7, 10, 14)] == [1, 1, 1.5, 2.5, 3.25, 4, 5]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("num_blocks", "block_size", "max_context"),
     [(64, 16, None), (2, 4, None), (5, 4, None), (16, 16, None), (64, 16, 20), (64, 16, 2)],
@@ -82,6 +83,7 @@ def tiny_mixture(tmp_path: Path) -> DecoderModel:
     return DecoderModel.load(str(tmp_path), dtype="float32")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("measure", [profile_step_times, warm_up_passes])
 def test_timed_rows_wake_experts_as_distinct_tokens_do(
     tiny_mixture: DecoderModel,
@@ -104,6 +106,7 @@ def test_timed_rows_wake_experts_as_distinct_tokens_do(
     assert min(woken[16]) > 10
 
 
+@pytest.mark.slow
 def test_timed_tokens_are_the_same_in_every_pass_and_in_a_small_vocabulary(
     tiny_mixture: DecoderModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

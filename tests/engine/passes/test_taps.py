@@ -108,6 +108,7 @@ def test_taps_that_a_model_does_not_have_are_refused(taps: tuple[int, ...], mess
         make_twin(MODEL, taps=taps)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model", [MODEL, Reading(MODEL)], ids=["taps", "features"])
 def test_recorded_passes_are_those_on_the_host(model: CausalModel) -> None:
     """Chunks of prompts and trees, with rows that get no logits."""
@@ -127,6 +128,7 @@ def test_recorded_passes_are_those_on_the_host(model: CausalModel) -> None:
         assert outputs[1].taps.shape == (sum(sizes), 3 * model.config.hidden_size)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what padding holds, interpreted
 @pytest.mark.parametrize(
     "kernels",

@@ -186,6 +186,7 @@ def test_tiers_are_queues_of_their_own() -> None:
     assert place.tenants() == "ab"
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=25)
 def test_no_tenant_with_work_falls_behind_by_more_than_two_requests(seed: int) -> None:
@@ -352,6 +353,7 @@ def test_blocks_are_shared_like_places() -> None:
     place.assert_empty()
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32),
     blocks=st.integers(CAPACITY // BLOCK_SIZE, 20),
@@ -429,6 +431,7 @@ def test_a_full_room_has_a_place_for_another_tenant() -> None:
 # ---- the law ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_sequences", [6, 64])
 def test_the_order_of_service_changes_no_answer(max_sequences: int) -> None:
     rng = random.Random(max_sequences)
@@ -453,6 +456,7 @@ def test_the_order_of_service_changes_no_answer(max_sequences: int) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_a_displaced_answer_goes_on_where_it_was() -> None:
     engine = make_engine(tiny_pair(), config=EngineConfig(max_sequences=2))
     requests = [

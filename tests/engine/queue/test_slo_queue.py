@@ -501,6 +501,7 @@ def test_blocks_are_made_free_like_places() -> None:
 # ---- whatever comes ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32),
     blocks=st.integers(CAPACITY // BLOCK_SIZE, 20),
@@ -547,6 +548,7 @@ def test_whatever_is_asked_every_request_ends_and_nothing_is_left(
     place.assert_forgotten()
 
 
+@pytest.mark.slow
 def test_every_request_starts_under_a_flood() -> None:
     """More short chats than there is time for; batch and late ones still end."""
     place = Place(max_sequences=4, step_s=0.5)

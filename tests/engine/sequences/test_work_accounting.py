@@ -206,6 +206,7 @@ def test_drafting_is_the_small_models_work() -> None:
     assert large.num_drafted_tokens > large.num_accepted_tokens > 0
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("on_device", [False, True])
 def test_every_row_of_a_draft_pass_is_somebodys(on_device: bool) -> None:
     engine = make_engine(tiny_pair(), on_device=on_device)
@@ -266,6 +267,7 @@ def test_an_escalated_answer_is_discarded_and_a_kept_one_is_not() -> None:
         assert (large.num_output_tokens, large.num_discarded_tokens) == (3, 0)
 
 
+@pytest.mark.slow
 def test_switching_back_discards_the_tokens_of_both_tiers() -> None:
     engine = make_engine(tiny_pair(), speculates=False)
     accounts = Accounts(engine)

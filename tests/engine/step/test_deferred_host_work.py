@@ -44,6 +44,7 @@ def test_work_is_done_at_once_or_at_the_next_run_and_in_order() -> None:
     assert done == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_and_no_lesson_is_lost() -> None:
     plain = plainly(tiny_pair(), REQUESTS)
     versions = []

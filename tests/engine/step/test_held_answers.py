@@ -214,6 +214,7 @@ def test_an_answer_that_the_other_tier_cannot_read_is_not_continued() -> None:
 # ---- what goes over ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_right_answer_costs_one_pass_and_no_small_row(temperature: float) -> None:
     """Sampled, twins agree where the noise does not decide: then the rivals are what is right."""
@@ -368,6 +369,7 @@ def test_the_tree_names_its_sources() -> None:
     assert chain == sequence.proposal_token_ids[: len(chain)]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("num_written", [1, 9, 20])
 def test_behind_a_mismatch_the_drafter_reads_the_text_and_not_the_retracted_one(
     num_written: int,

@@ -51,6 +51,7 @@ def serve_and_switch(engine: Engine, request: EngineRequest, switches: dict[int,
     return serve(engine, [request], on_step=watch)[request.request_id]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("step", [0, 1, 7, 39])
@@ -70,6 +71,7 @@ def test_an_escalated_answer_is_the_large_tiers_own(
     assert_idle(engine)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("step", [0, 1, 5])
 def test_a_request_can_switch_to_the_small_tier(step: int, temperature: float) -> None:
@@ -168,6 +170,7 @@ def test_the_numbers_of_an_escalated_answer_are_its_own() -> None:
     assert answer.stats.num_cached_tokens == 36
 
 
+@pytest.mark.slow
 def test_cached_tokens_are_those_of_the_new_tier() -> None:
     engine = make_engine(tiny_pair(), block_size=4)
     serve(engine, [escalating("small", request_id="warm")])
@@ -182,6 +185,7 @@ def test_a_switch_to_where_it_is_changes_nothing() -> None:
     assert answer.token_ids == own_answer(tiny_pair(), "small")
 
 
+@pytest.mark.slow
 def test_a_switch_beside_other_requests_under_block_pressure() -> None:
     pair = tiny_pair()
     requests = [

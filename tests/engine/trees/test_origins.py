@@ -114,6 +114,7 @@ def test_a_small_answer_is_the_small_models() -> None:
     assert tuple(answer.token_ids) == own_answer("small")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("on_device", [False, True])
 def test_drafted_by_the_small_model(on_device: bool) -> None:
     engine = engine_of(on_device=on_device)
@@ -159,6 +160,7 @@ def test_sources_take_turns() -> None:
     )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("tier", ["large", "small"])
 @pytest.mark.parametrize("speculation", [True, False])
 def test_forced_by_the_grammar(tier: Tier, speculation: bool) -> None:
@@ -174,6 +176,7 @@ def test_forced_by_the_grammar(tier: Tier, speculation: bool) -> None:
     assert 1 < sum(is_forced) < len(is_forced)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("on_device", [False, True])
 def test_reused_at_an_escalation(on_device: bool) -> None:
     engine = engine_of(on_device=on_device)
@@ -220,6 +223,7 @@ def mixed() -> list[EngineRequest]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True])
 def test_traced_and_untraced_answers_are_equal(on_device: bool) -> None:
     requests = mixed()

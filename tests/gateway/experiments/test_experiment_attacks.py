@@ -126,6 +126,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_an_arm_that_cannot_be_served_is_refused_and_fails_no_request(
     opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,6 +231,7 @@ def give(made: Books, **said: Any) -> httpx.Response:
     return made.world.http.post("/v1/feedback", json=said)
 
 
+@pytest.mark.slow
 def test_feedback_finds_streamed_answers_and_other_apis(opened: Open) -> None:
     with opened() as made:
         world = made.world
@@ -310,6 +312,7 @@ def test_labels_are_words_and_not_markup_in_reports(opened: Open) -> None:
         assert text in shown.getvalue()
 
 
+@pytest.mark.slow
 def test_a_bad_arm_is_stopped_automatically_and_reported(
     opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +349,7 @@ def test_a_bad_arm_is_stopped_automatically_and_reported(
     assert "experiment arm stopped experiment=risky version=1 arm=on" in caplog.text
 
 
+@pytest.mark.slow
 def test_two_gateways_on_one_database_count_as_one(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], opened: Open, database_url: str
 ) -> None:
@@ -382,6 +386,7 @@ def test_two_gateways_on_one_database_count_as_one(
         assert (old[name].num_requests, new[name].num_requests) == (2 * num_users, num_users)
 
 
+@pytest.mark.slow
 def test_many_layers_are_named_whole_in_the_ledger(opened: Open) -> None:
     """Words that are cut would name arms without a request."""
     with opened() as made:

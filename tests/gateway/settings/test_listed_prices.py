@@ -170,6 +170,7 @@ def test_a_list_whose_prices_no_tier_may_have_lists_no_price(
     assert listed_price("openai", (), "gpt-4o") is None
 
 
+@pytest.mark.slow
 def test_every_price_is_that_of_the_librarys_own_calculation() -> None:
     """All models, at each threshold, below and above it, with nothing, a part and all cached."""
     data = pytest.importorskip("genai_prices.data")

@@ -93,6 +93,7 @@ def test_variables_are_read_in_any_case_and_as_sections() -> None:
 SINGLE_PATHS = [path for path in setting_paths() if path[0] != "experiments"]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", SINGLE_PATHS, ids=".".join)
 def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> None:
     base = {

@@ -29,6 +29,7 @@ def opened(url: str) -> Database:
     return database
 
 
+@pytest.mark.slow_cases
 def test_migrations_make_exactly_the_tables(database_url: str) -> None:
     database = opened(database_url)
     with database.read() as connection:
@@ -54,6 +55,7 @@ def _migrate_at(url: str, barrier: Any) -> None:
     database.close()
 
 
+@pytest.mark.slow
 def test_several_processes_may_begin_at_once(database_url: str) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
@@ -106,6 +108,7 @@ def test_a_failed_block_changes_nothing(database_url: str) -> None:
     database.close()
 
 
+@pytest.mark.slow_cases
 def test_writers_in_threads_lose_no_update(database_url: str) -> None:
     database = opened(database_url)
     with database.write() as connection:

@@ -90,6 +90,7 @@ def test_programs_get_the_fields_of_the_same_call() -> None:
     }
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("template", "arguments", "expected"),
     [

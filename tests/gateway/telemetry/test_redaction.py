@@ -89,6 +89,7 @@ def test_twice_is_once(text: str) -> None:
     assert redact_text(once) == once
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "piece",
     [

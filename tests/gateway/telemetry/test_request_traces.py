@@ -126,6 +126,7 @@ def test_a_models_name_in_the_path_is_in_no_route(make: Make, seen: Seen) -> Non
 MAIL = "me@mail.example"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_private", [False, True])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_texts_are_in_the_trace_where_that_is_wanted(
@@ -257,6 +258,7 @@ def captured(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_answers_are_captured_where_that_is_wanted(
     make: Make, tmp_path: Path, is_streamed: bool

@@ -335,6 +335,7 @@ def test_values_chosen_by_clients_are_cut() -> None:
     assert max(len(value) for value in attributes.values() if isinstance(value, str)) <= 512
 
 
+@pytest.mark.slow
 def test_without_a_collector_nothing_is_traced_or_loaded() -> None:
     tracer = build_tracer(
         TraceSettings(),

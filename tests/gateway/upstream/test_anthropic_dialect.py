@@ -456,6 +456,7 @@ fields = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(messages | json_values, fields)
 def test_any_request_is_translated_or_refused(conversation: Any, document: dict[str, Any]) -> None:
@@ -699,6 +700,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.lists(events, max_size=6))
 def test_any_bytes_are_chunks_or_an_upstream_error(stream: list[bytes]) -> None:

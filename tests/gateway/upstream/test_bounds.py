@@ -63,6 +63,7 @@ def test_media_count_by_the_operators_word(part: Any, least: int, most: int) -> 
     assert least <= most_prompt_tokens(document, 1_000) <= most
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "limits", [LimitSpec(tokens_per_minute=20_000), LimitSpec(usd_per_day=0.02)]
 )

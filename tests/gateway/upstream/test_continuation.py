@@ -104,6 +104,7 @@ def check_stream(chunks: Sequence[Chunk], *, num_tokens: int = NUM_PIECES) -> No
 # ---- every cut ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("server", [REPLAY, FINAL_MESSAGE])
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
 async def test_every_cut_of_a_text(server: str, endpoint: Any) -> None:
@@ -140,6 +141,7 @@ async def test_every_cut_of_thoughts_and_text() -> None:
             under_test.nothing_left()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("server", [REPLAY, FINAL_MESSAGE])
 @pytest.mark.parametrize(
     ("kind", "failure"),

@@ -302,6 +302,7 @@ async def test_leaving_a_race(num_sent: int) -> None:
         assert [outcome for _, outcome, _ in under_test.outcomes] == ["cancelled"] * num_sent
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("num_cancels", [1, 2])
 async def test_leaving_a_race_at_every_step(num_cancels: int) -> None:
     """Also in the very moment in which one has won and the other one is cut off."""

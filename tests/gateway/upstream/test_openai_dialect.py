@@ -511,6 +511,7 @@ framings = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(anything, framings, st.integers(1, 2))
 def test_any_bytes_are_a_chunk_or_an_upstream_error(

@@ -99,6 +99,7 @@ def test_a_file_of_certificates_makes_a_server_trusted(
     run(main())
 
 
+@pytest.mark.slow_cases
 @on_both_loops
 @pytest.mark.parametrize(
     ("name", "host", "trusts_authority", "words"),

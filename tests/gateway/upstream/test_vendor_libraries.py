@@ -131,6 +131,7 @@ def account(tmp_path: Path) -> Iterator[tuple[Endpoint, Path, Any]]:
         yield made, file, key.public_key()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_default", [False, True])
 def test_google_gets_an_assertion_that_the_accounts_key_signed(
     account: tuple[Endpoint, Path, Any], is_default: bool, monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "outrider"
 
 
+@pytest.mark.slow
 def test_a_file_has_the_tokens_and_the_template_of_its_checkpoint(file: Path, cache: Path) -> None:
     folder = checkpoint(str(file))
     assert Path(folder).name == "tiny-Q"
@@ -55,6 +56,7 @@ def test_a_file_has_the_tokens_and_the_template_of_its_checkpoint(file: Path, ca
     assert ours.stop_token_ids == theirs.stop_token_ids
 
 
+@pytest.mark.slow
 def test_the_second_start_makes_nothing(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,12 +66,14 @@ def test_the_second_start_makes_nothing(
     assert len(list((cache / "gguf").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_settings_name_a_file_a_folder_or_an_id(file: Path, cache: Path) -> None:
     flags = {"models.large": str(file.parent), "models.small": "Qwen/Qwen3-0.6B"}
     named = named_models(load_settings(environ={}, flags=flags))
     assert named == {"large": checkpoint(str(file)), "small": "Qwen/Qwen3-0.6B"}
 
 
+@pytest.mark.slow
 def test_the_doctor_reads_a_file_and_tells_what_is_wrong_with_one(file: Path, cache: Path) -> None:
     flags = {"models.large": str(file), "models.small": "none"}
     found = {each.name: each for each in examine(load_settings(environ={}, flags=flags))}
@@ -92,6 +96,7 @@ def test_text_that_is_split_in_an_unknown_way_wants_a_tokenizer_beside_the_file(
         write_tokenizer(unknown, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_transformers_cannot_read_is_told_in_one_sentence(
     file: Path, tmp_path: Path
 ) -> None:

@@ -256,6 +256,7 @@ def test_torch_comes_from_the_index_that_is_asked_for() -> None:
     assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_triton_of_the_image_and_of_make_is_the_one_that_fits_torch() -> None:
     """Builds for CUDA ask for a version of their own, which the CPU's constraint contradicts."""
     (install,) = [rest for word, rest in instructions() if word == "RUN" and "pip check" in rest]

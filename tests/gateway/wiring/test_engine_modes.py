@@ -86,6 +86,7 @@ def test_each_mode_has_a_flag(
     assert getattr(noted_flags["settings"].engine, name) == value
 
 
+@pytest.mark.slow
 def test_modes_reach_the_runners() -> None:
     usual = runners_of()
     for runner in usual.values():
@@ -103,6 +104,7 @@ def test_modes_reach_the_runners() -> None:
         assert runner.model.deterministic
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("settings", "is_deterministic"),
     [
@@ -240,6 +242,7 @@ def test_the_rank_with_the_least_room_decides(monkeypatch: pytest.MonkeyPatch) -
     assert found[2] == {"small": found[0]["small"], "large": 12}  # a part stays free
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["reference", "triton"])
 def test_kernels_are_compiled_before_anyone_waits_for_them(
     kernels: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -263,6 +266,7 @@ def test_kernels_are_compiled_before_anyone_waits_for_them(
     assert isinstance(engine._drafter._last["small"], DeviceGrowth)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("wanted", ["auto", "off"])
 def test_on_the_cpu_trees_grow_on_the_host(wanted: str) -> None:
     settings = settings_of(speculation__on_device=wanted)
@@ -288,6 +292,7 @@ def test_the_start_log_tells_of_a_library_that_is_not_this_version_s(
     assert "C++ compiler" in told
 
 
+@pytest.mark.slow
 def test_the_queue_is_the_one_of_the_settings() -> None:
     runners = runners_of()
     for queue, kind in ("fair", FairQueue), ("deadlines", SloQueue):

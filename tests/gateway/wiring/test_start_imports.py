@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 _GATEWAY = """
 import sys
 from outrider.gateway.settings.tree import load_settings
@@ -33,11 +35,13 @@ def _loaded(script: str, *arguments: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_gateway(tmp_path: object) -> None:
     others = {"scipy", "sklearn", "aiohttp", "httpx", "transformers", "huggingface_hub", "redis"}
     assert not _loaded(_GATEWAY, f"{tmp_path}/outrider.db") & others
 
 
+@pytest.mark.slow
 def test_the_engine() -> None:
     loaded = _loaded(_ENGINE)
     assert "llguidance" in loaded

@@ -121,6 +121,7 @@ def test_a_pair_drafts_and_says_the_same_as_without(pair: dict[str, str]) -> Non
     assert answer(plain)[0] == drafted[0]
 
 
+@pytest.mark.slow
 def test_adaptive_trees_time_the_models(pair: dict[str, str]) -> None:
     stages: list[str] = []
     wiring.build_engine(
@@ -168,6 +169,7 @@ def test_without_speculation_two_tokenizers_are_served(mismatched: dict[str, str
     assert len({tokenizer.fingerprint for tokenizer in parts.tokenizers.values()}) == 2
 
 
+@pytest.mark.slow
 def test_a_mapped_drafter_drafts_and_says_the_same(mismatched: dict[str, str]) -> None:
     engine = build(mismatched, speculation__allow_vocab_mismatch=True)
     assert engine.info().speculation

@@ -88,6 +88,7 @@ WRONG_HEADS: dict[str, tuple[Change, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", WRONG_HEADS)
 def test_a_head_that_is_not_for_this_model(name: str, right_head: Path, tmp_path: Path) -> None:
     change, found = WRONG_HEADS[name]

@@ -35,6 +35,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("stalls", "said"),
     [

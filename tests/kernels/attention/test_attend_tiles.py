@@ -35,6 +35,7 @@ from tests.sizes import repeats
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
+@pytest.mark.slow
 @settings(max_examples=repeats(8, 4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=batches(max_sequences=3),
@@ -396,6 +397,7 @@ def test_bits_do_not_depend_on_other_rows(
         assert torch.equal(among[20], in_tree[node])
 
 
+@pytest.mark.slow
 def test_plan_and_dispatch(device: torch.device) -> None:
     """The public functions; layers with and without a window; the torch reference of the tiles."""
     batch = AttentionBatch(

@@ -133,6 +133,7 @@ def alone(
     return attend(chain(len(path), 1, table), one, (moved[0], moved[1]), window=window)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("window", [None, 1, 20, 50])
 @pytest.mark.parametrize(
     ("heads", "dtype"),

@@ -104,6 +104,7 @@ def moved(thing: object, device: torch.device) -> object:
     return replace(thing, **{f.name: copies[id(getattr(thing, f.name))] for f in fields(thing)})  # type: ignore
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=20),
@@ -160,6 +161,7 @@ def test_the_reference_says_what_is_meant() -> None:
             assert (rest[own:] == POISON).all(), part.name
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(count=st.integers(0, 12), seed=st.integers(0, 1000))
 def test_paths_are_the_set_bits_in_order(count: int, seed: int, device: torch.device) -> None:

@@ -57,6 +57,7 @@ def routes(num_rows: int, num_chosen: int, seed: int) -> Routed:
     return Routed(experts=experts[:, :num_chosen], weights=weights[:, :num_chosen])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("bits", [(16, 16), (8, 8), (4, 4), (4, 8)], ids=str)
 @given(
     shape=st.tuples(st.sampled_from([32, 96, 544]), st.sampled_from([32, 64, 288])),

@@ -32,6 +32,7 @@ def test_small_pieces_share_huge_pages() -> None:
     assert second.data_ptr() == first.data_ptr() + 3 * MIB
 
 
+@pytest.mark.slow
 def test_memory_is_given_back_with_its_last_piece() -> None:
     def mapped_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * 4096

@@ -118,6 +118,7 @@ def alone(
     )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("window", [None, 1, 20, 50])
 @pytest.mark.parametrize("heads", [(4, 2), (16, 1), (3, 3)])
 @pytest.mark.parametrize("threads", [1, 2])

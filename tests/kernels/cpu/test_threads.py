@@ -59,6 +59,7 @@ def test_more_threads_than_processors_and_then_fewer() -> None:
             assert all(same_bits(linear(x), expected) for _ in range(50))
 
 
+@pytest.mark.slow
 def test_a_forked_child_computes_too() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], timeout=120)
     assert done.returncode == 0

@@ -38,6 +38,7 @@ def assert_cuts(tiles: ExpertTiles, experts: torch.Tensor, tile_rows: int) -> No
     assert sorted(found) == list(range(len(pairs)))
 
 
+@pytest.mark.slow
 @given(
     num_rows=st.sampled_from([0, 1, 7, 40]),
     shape=st.sampled_from([(1, 1), (2, 5), (8, 12)]),
@@ -58,6 +59,7 @@ def test_the_kernel_cuts_as_the_reference_does(
         assert torch.equal(left, right), name
 
 
+@pytest.mark.slow
 def test_more_pairs_than_a_program_holds_at_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def choose(num_rows: int, num_chosen: int, *, crowded: bool = False, seed: int =
     return route(logits, RoutingRule(num_chosen=num_chosen))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["cpu", "triton"])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -145,6 +146,7 @@ def test_large_experts_are_multiplied_by_repeated_rows(
     torch.testing.assert_close(result.double(), expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("num_rows", [3, 70])
 def test_the_grouped_kernels_in_half_precision(
@@ -171,6 +173,7 @@ def test_deterministic_rows_keep_their_bits_in_any_company(
         assert torch.equal(mlp(rows[row : row + 1], alone)[0], together[row])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["cpu", "triton"])
 @pytest.mark.parametrize("gate", GATES)
 def test_a_broken_row_breaks_no_other(device: torch.device, kind: str, gate: GateKind) -> None:
@@ -238,6 +241,7 @@ def product_of(row: Tensor, weight: QuantisedWeight, bias: Tensor) -> Tensor:
     return int8_linear_reference(row[None], weight.codes, weight.scales.flatten(), bias)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "gate", "has_bias"),
     [
@@ -263,6 +267,7 @@ def test_rounded_experts_in_groups_are_those_one_by_one(
     assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_experts_of_which_only_one_weight_is_rounded_are_decoded(device: torch.device) -> None:
     experts = [
         replace(one, down=one.down.dequantised(torch.bfloat16))
@@ -355,6 +360,7 @@ def test_sigmoid_within_groups_is_glms() -> None:
 # ---- whole blocks ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["cpu", "triton"])
 def test_router_and_experts_are_qwens_block(device: torch.device, kind: str) -> None:
     qwen = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
@@ -377,6 +383,7 @@ def test_router_and_experts_are_qwens_block(device: torch.device, kind: str) -> 
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["cpu", "triton"])
 def test_router_and_experts_are_gpt_oss_block(device: torch.device, kind: str) -> None:
     oss = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")

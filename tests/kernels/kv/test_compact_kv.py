@@ -94,6 +94,7 @@ def test_cycles_of_any_length(device: torch.device, num_moves: int) -> None:
     assert torch.equal(cache, expected)
 
 
+@pytest.mark.slow
 def test_very_many_moves_go_through_a_buffer(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

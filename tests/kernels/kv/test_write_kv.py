@@ -106,6 +106,7 @@ def test_quantised_heads_are_the_nearest_values(head: list[float], power: int) -
         assert quantised == nearest_fp8(Fraction(quotient.item()))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     kind=KINDS,

@@ -181,6 +181,7 @@ def everything(rows: Tensor, instruction_set: InstructionSet) -> Tensor:
     return torch.cat([normed, *gated, query.flatten(1), kept.flatten(1)], 1)
 
 
+@pytest.mark.slow_cases
 @each_instruction_set
 def test_a_row_has_the_same_bits_alone_and_in_any_company(instruction_set: InstructionSet) -> None:
     rows = random(700, 192)

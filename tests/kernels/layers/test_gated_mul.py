@@ -8,6 +8,7 @@ from outrider.kernels.layers.gated_mul import Activation, gated_mul
 from outrider.kernels.triton_support import use_kernels
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["reference", "triton"])
 @given(rows=st.integers(0, 7), width=st.sampled_from([1, 2, 7, 40, 1024, 1300]))
 def test_gate_is_the_first_half(device: torch.device, kind: str, rows: int, width: int) -> None:
@@ -21,6 +22,7 @@ def test_gate_is_the_first_half(device: torch.device, kind: str, rows: int, widt
     assert torch.equal(x, before)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernel_rounds_once(device: torch.device, dtype: torch.dtype) -> None:
     x = (torch.randn(50, 2 * 333, device=device) * 3).to(dtype)

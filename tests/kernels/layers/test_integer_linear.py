@@ -46,6 +46,7 @@ def test_products_with_8_bits_have_the_reference_s_bits(
     check(device, weight, num_rows, has_bias=has_bias)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     num_rows=st.sampled_from((1, 2, 16, 17, 64, 65, 70)),
@@ -79,6 +80,7 @@ def check(device: torch.device, weight: QuantisedWeight, num_rows: int, *, has_b
     assert same_bits(linear(x.to(device)).cpu(), reference(x, weight, bias))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("group_size", [None, 32])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_none_spoils_its_own_row_and_all_of_it(
@@ -93,6 +95,7 @@ def test_a_number_that_is_none_spoils_its_own_row_and_all_of_it(
     assert same_bits(result[[0, 1, 2, 4]], right[[0, 1, 2, 4]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_size", [None, 64])
 def test_a_row_has_the_same_bits_alone_and_in_any_company(
     device: torch.device, group_size: int | None

@@ -55,6 +55,7 @@ def gathered(adapters: list[LoraWeights], slots: list[int], kind: str) -> LoraRo
     return found
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["auto", "reference"])
 @given(data=st.data())
@@ -64,6 +65,7 @@ def test_each_row_gets_its_own_adapters_product(
     check_sums(device, kind, dtype, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @settings(max_examples=6)  # the interpreter runs program after program
 @given(data=st.data())
@@ -95,6 +97,7 @@ def check_sums(device: torch.device, kind: str, dtype: torch.dtype, data: st.Dat
     assert torch.equal(y[:, sum(sizes[:2]) :], before[:, sum(sizes[:2]) :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), [
     ("auto", torch.bfloat16), ("triton", torch.bfloat16), ("triton", torch.float32),
     ("auto", torch.float32),

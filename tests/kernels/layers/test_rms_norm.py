@@ -49,6 +49,7 @@ def test_large_values_do_not_overflow_in_half_precision() -> None:
     assert torch.equal(RmsNorm(weight, 1e-5)(x), torch.ones_like(x))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=20)
 @given(
@@ -71,6 +72,7 @@ def test_kernel_rounds_once(
     torch.testing.assert_close(result.double(), exact, atol=1e-6, rtol=TOLERANCE[dtype] / 2)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["reference", "triton"])
 @settings(max_examples=20)

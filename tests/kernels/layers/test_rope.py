@@ -23,6 +23,7 @@ LLAMA3 = {
 }
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("rope_type", "extra"), [("default", {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3)]
 )
@@ -80,6 +81,7 @@ def make_table(head_dim: int, dtype: torch.dtype, device: torch.device) -> Rotar
     return RotaryTable(config, max_positions=50, dtype=dtype, device=device)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     positions=st.lists(st.integers(0, 49), max_size=5),

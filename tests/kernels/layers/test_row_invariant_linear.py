@@ -107,6 +107,7 @@ def test_the_kernel_equals_the_reference(
     assert torch.allclose(expected.double(), exact, atol=limit, rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton_kernels", "equal_rows")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(40, 272), (70, 37)])
@@ -148,6 +149,7 @@ def test_many_tiles_of_rows_and_columns_are_each_computed_once(
 # ---- CPU ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pack", [True, False])
 @pytest.mark.parametrize("shape", [(512, 256), (256, 768), (131, 48), (33, 7)])
@@ -211,6 +213,7 @@ def test_row_counts_that_change_bits_are_not_run() -> None:
     assert linear._run_rows[torch.get_num_threads()] == (4, 8, 12, 16, 32, 48)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1, 64])
 def test_sums_in_another_order_are_found_behind_rounding(size: int, dtype: torch.dtype) -> None:
@@ -301,6 +304,7 @@ def test_without_the_compiled_products_bfloat16_is_torchs(
 # ---- row-wise operations --------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [7, 64, 1000])
 def test_the_norm_keeps_bits_and_equals_the_plain_one(
@@ -316,6 +320,7 @@ def test_the_norm_keeps_bits_and_equals_the_plain_one(
     )
 
 
+@pytest.mark.slow_cases
 def test_the_norm_over_heads_of_a_fused_projection(threads: int) -> None:
     weight = random(6, 64)
     heads = random(120, 8, 64, seed=1)
@@ -324,6 +329,7 @@ def test_the_norm_over_heads_of_a_fused_projection(threads: int) -> None:
     torch.testing.assert_close(norm(heads[:, :6]), RmsNorm(weight, 1e-5)(heads[:, :6]))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [5, 64, 1000])

@@ -123,6 +123,7 @@ def make(  # noqa: PLR0913 - what there is of a product
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=repeats(14, 6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, FEW_ROWS),
@@ -169,6 +170,7 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
         assert not scratch.arrivals.any()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "width", "columns"), [(1, 64, 70), (3, 1280, 129), (16, 48, 5)])
 def test_the_stream_in_front_of_the_next_product(
@@ -196,6 +198,7 @@ def test_the_stream_in_front_of_the_next_product(
         )
 
 
+@pytest.mark.slow
 def test_products_of_several_splits_share_their_scratch(device: torch.device) -> None:
     wide = make(3, 1280, 40, dtype=torch.bfloat16, device=device, has_norm=True, activation="silu")
     flat = make(3, 1024, 70, dtype=torch.bfloat16, device=device, adds=True)
@@ -208,6 +211,7 @@ def test_products_of_several_splits_share_their_scratch(device: torch.device) ->
         torch.testing.assert_close(result, problem.expected(), atol=0.1, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_row_has_its_bits_in_any_company_of_few(device: torch.device, equal_rows: None) -> None:
     problem = make(
         FEW_ROWS, 1280, 40, dtype=torch.bfloat16, device=device, has_norm=True, activation="silu"

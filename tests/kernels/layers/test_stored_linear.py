@@ -32,6 +32,7 @@ def check(weight: StoredWeight, x: Tensor, bias: Tensor | None) -> None:
     torch.testing.assert_close(result.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.slow
 @settings(max_examples=repeats(20, 10), deadline=None)
 @given(
     number=st.sampled_from(["int4", "int8", "float8"]),
@@ -71,6 +72,7 @@ def test_every_code_of_float8_is_decoded(device: torch.device) -> None:
     check(weight, torch.eye(256).bfloat16().to(device), None)
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_alone_and_in_any_company(device: torch.device) -> None:
     linear = StoredLinear(random_stored("int4", 40, 3, 64).to(device))
     rows = random(70, 192).to(device)

@@ -68,12 +68,14 @@ def test_every_row_is_its_own_paths_recurrence(device: torch.device, **case: Any
     check("reference", device, **case)
 
 
+@pytest.mark.slow
 @settings(max_examples=repeats(12, 4))
 @given(**CASES)
 def test_so_it_is_in_triton(device: torch.device, **case: Any) -> None:
     check("triton", device, **case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["reference", "triton"])
 def test_texts_of_several_lengths_share_a_batch(device: torch.device, choice: KernelChoice) -> None:
     heads = Heads(num_groups=2, ratio=2, key_dim=16, value_dim=24)

@@ -7,6 +7,7 @@ from outrider.kernels.triton_support import KernelChoice, use_kernels
 from tests.kernels.recurrent.growing_texts import Cached, Heads, random_inputs, recurrence
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("choice", ["reference", "triton"])
 @pytest.mark.parametrize("boundary", [1, 16, 19])
 def test_rows_behind_a_fold_go_on(

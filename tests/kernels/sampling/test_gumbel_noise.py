@@ -138,6 +138,7 @@ def test_the_noise_is_standard_gumbel() -> None:
     assert (per_token - 0.5772).abs().max() < 6 * math.sqrt(variance / 500)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("varies", ["seed", "stream", "position"])
 def test_argmax_of_logits_plus_noise_is_a_sample(varies: str) -> None:
     count = 40_000
@@ -221,6 +222,7 @@ def test_the_kernels_bits_are_the_same(
     assert torch.equal(bits.cpu(), gumbel_bits(keys.cpu(), vocab_size))
 
 
+@pytest.mark.slow
 @needs_triton
 @settings(max_examples=15)
 @given(

@@ -44,6 +44,7 @@ def changed(logit: float, shift: float, factor: float) -> float:
     return float((x / f if x > 0 else x * f) + torch.tensor(shift))
 
 
+@pytest.mark.slow_cases
 @settings(max_examples=30)
 @given(
     shape=st.tuples(st.integers(1, 5), st.integers(1, 40)),

@@ -192,6 +192,7 @@ def scores_by_definition(logits: Tensor, rows: SamplingRows, floor: Tensor) -> T
 MIXED_ROWS = st.lists(st.just((0.0, 5, 0.5, 0.5)) | ROWS, max_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 @settings(max_examples=15)
 @given(
@@ -249,6 +250,7 @@ def test_of_equal_scores_the_lowest_token_is_the_best(device: torch.device, choi
     assert first.scores.tolist() == [[2.0], [0.0], [1.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 def test_some_tokens_of_a_larger_vocabulary_are_ranked_as_among_all(
     device: torch.device, choice: str
@@ -269,6 +271,7 @@ def test_some_tokens_of_a_larger_vocabulary_are_ranked_as_among_all(
     torch.testing.assert_close(found.probs, expected.probs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_row_is_the_same_in_any_company(device: torch.device, choice: str) -> None:
     rows: list[Row] = [(0.0, 0, 1.0, 0.0), (0.7, 5, 0.9, 0.0), (1.0, 0, 1.0, 0.0)]
@@ -295,6 +298,7 @@ def test_a_row_is_the_same_in_any_company(device: torch.device, choice: str) -> 
                 assert torch.equal(getattr(strided, name), getattr(together, name))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("with_noise", [False, True])
 def test_whole_rows_are_those_of_the_definition(

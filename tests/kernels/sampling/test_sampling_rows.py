@@ -28,6 +28,7 @@ def make_table(num_sequences: int, num_depths: int, device: torch.device) -> Sam
     )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("choice", ["reference", pytest.param("triton", marks=needs_triton)])
 @settings(max_examples=20)
 @given(

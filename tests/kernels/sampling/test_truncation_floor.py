@@ -93,6 +93,7 @@ def kept_by_definition(logits: Tensor, row: Row) -> tuple[set[int], float]:
     return set(stay.nonzero().flatten().tolist()), margin
 
 
+@pytest.mark.slow
 @needs_triton
 @settings(max_examples=15)
 @given(
@@ -148,6 +149,7 @@ CASES: list[tuple[Row, float]] = [
 ]
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("capacity", [1024, 256], ids=["collected", "all logits"])
 def test_keeps_what_the_definition_keeps(
@@ -167,6 +169,7 @@ def test_keeps_what_the_definition_keeps(
         assert set(found[index].nonzero().flatten().tolist()) == expected, row
 
 
+@pytest.mark.slow
 @needs_triton
 def test_equal_scores_at_the_border_all_stay(device: torch.device) -> None:
     logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]], device=device).repeat(3, 1)
@@ -175,6 +178,7 @@ def test_equal_scores_at_the_border_all_stay(device: torch.device) -> None:
     assert found.tolist() == [[True, True, True, True, False]] * 3
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_row_is_the_same_alone_and_between_others(device: torch.device) -> None:
     torch.manual_seed(0)
@@ -207,6 +211,7 @@ def test_nothing_is_cut_where_the_host_says_so(device: torch.device, choice: str
         assert truncation_floor(logits[:0], rows_of([(1.0, 2, 1.0, 0.0)], device)).shape == (0,)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_row_without_a_possible_token_keeps_all(device: torch.device) -> None:
     logits = torch.full((3, 40), -torch.inf, device=device)

@@ -39,6 +39,7 @@ def test_an_empty_batch_builds_no_tree(kernels: None, device: torch.device) -> N
     assert trees.tree_index.tolist() == [-1] * 3
 
 
+@pytest.mark.slow_cases
 def test_the_payload_holds_the_candidates(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(11, device, num_sequences=3, width=2, branching=3, has_text=True)
     growth.choose()

@@ -61,6 +61,7 @@ def check_frontier_is_the_hosts(growth: Growth, num_levels: int) -> None:
         growth.expand()
 
 
+@pytest.mark.slow
 @given(**SHAPES, min_path_prob=FLOORS)
 @MANY
 def test_without_text_the_frontier_is_the_hosts(device: torch.device, **shape: Any) -> None:
@@ -69,6 +70,7 @@ def test_without_text_the_frontier_is_the_hosts(device: torch.device, **shape: A
         check_frontier_is_the_hosts(growth, num_levels=7)
 
 
+@pytest.mark.slow
 @given(**TRITON_SHAPES, min_path_prob=FLOORS)
 @example(**RICH, min_path_prob=0.001)
 @FEW
@@ -124,6 +126,7 @@ def check_frontier_and_rows(growth: Growth, num_levels: int) -> None:
         growth.expand()
 
 
+@pytest.mark.slow
 @given(**SHAPES, min_path_prob=FLOORS)
 @MANY
 def test_the_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:
@@ -131,6 +134,7 @@ def test_the_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:
         check_frontier_and_rows(Growth.begin(device=device, has_text=True, **shape), 6)
 
 
+@pytest.mark.slow
 @given(**TRITON_SHAPES, min_path_prob=FLOORS)
 @example(**RICH, min_path_prob=0.001)
 @FEW
@@ -169,6 +173,7 @@ def check_parents_come_before(growth: Growth) -> None:
     assert torch.equal(short, rows[:, : first + width - 1])
 
 
+@pytest.mark.slow
 @given(**SHAPES, min_path_prob=FLOORS)
 @MANY
 def test_a_stepwise_model_computes_what_hangs_on_computed_nodes(
@@ -178,6 +183,7 @@ def test_a_stepwise_model_computes_what_hangs_on_computed_nodes(
         check_parents_come_before(Growth.begin(device=device, has_text=True, **shape))
 
 
+@pytest.mark.slow
 def test_tritons_frontier_of_a_stepwise_model(device: torch.device) -> None:
     shape: dict[str, Any] = {**RICH, "min_path_prob": 0.001}
     with tree_kernels("triton"):
@@ -233,6 +239,7 @@ def test_behind_the_last_node_that_fits_nothing_would_fit(
     assert growth.nodes[0] == likeliest[:2].tolist()
 
 
+@pytest.mark.slow
 def test_draft_slots_end_with_the_mask(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(3, device, num_sequences=2, width=5, branching=8, has_text=False)
     # Depth and nodes do not matter, and the passes so far have taken the slots up to 250.
@@ -253,6 +260,7 @@ def test_draft_slots_end_with_the_mask(kernels: None, device: torch.device) -> N
     assert len(growth.nodes[0]) == 3
 
 
+@pytest.mark.slow_cases
 def test_where_the_root_is_unknown_nothing_grows(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(3, device, num_sequences=2, width=3, branching=2, has_text=True)
     tree = growth.trees[1]

@@ -50,6 +50,7 @@ def check_guesses_join_as_they_do_on_the_host(growth: Growth) -> None:
         assert_same_candidates(growth)
 
 
+@pytest.mark.slow
 @given(**SHAPES, has_text=st.booleans(), min_path_prob=FLOORS)
 @MANY
 def test_guesses_join_as_they_do_on_the_host(device: torch.device, **shape: Any) -> None:
@@ -57,6 +58,7 @@ def test_guesses_join_as_they_do_on_the_host(device: torch.device, **shape: Any)
         check_guesses_join_as_they_do_on_the_host(Growth.begin(device=device, **shape))
 
 
+@pytest.mark.slow
 @given(**TRITON_SHAPES, has_text=st.booleans(), min_path_prob=FLOORS)
 @example(**RICH, has_text=True, min_path_prob=0.001)
 @FEW
@@ -65,6 +67,7 @@ def test_guesses_join_in_triton_too(device: torch.device, **shape: Any) -> None:
         check_guesses_join_as_they_do_on_the_host(Growth.begin(device=device, **shape))
 
 
+@pytest.mark.slow
 def test_guesses_beyond_the_capacity_are_left_out(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(
         5, device, num_sequences=2, width=4, branching=14, has_text=False, capacity=64

@@ -113,6 +113,7 @@ def check_selection(
     assert_selected(growth, trees, expected_parts(growth, num_nodes, caps))
 
 
+@pytest.mark.slow
 @given(**SELECTIONS)
 @MANY
 def test_the_likeliest_of_all_trees_are_selected(device: torch.device, **given_: Any) -> None:
@@ -120,6 +121,7 @@ def test_the_likeliest_of_all_trees_are_selected(device: torch.device, **given_:
         check_selection(device, num_levels=3, **given_)
 
 
+@pytest.mark.slow
 @given(**{**SELECTIONS, **TRITON_SHAPES})
 @example(**RICH, has_text=True, min_path_prob=0.0, num_nodes=30, caps=[20, 12, 30])
 @FEW
@@ -147,6 +149,7 @@ def uniform_state(
     return state
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_chain", [True, False])
 def test_the_largest_trees(kernels: None, device: torch.device, is_chain: bool) -> None:
     state = uniform_state(device, num_sequences=2, num_candidates=256, is_chain=is_chain, prob=1.0)
@@ -157,6 +160,7 @@ def test_the_largest_trees(kernels: None, device: torch.device, is_chain: bool) 
         assert mask_of(trees.ancestor_words[256 + place]) == expected
 
 
+@pytest.mark.slow_cases
 def test_equals_are_taken_rank_by_rank_and_tree_by_tree(
     kernels: None, device: torch.device
 ) -> None:

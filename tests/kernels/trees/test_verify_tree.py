@@ -130,6 +130,7 @@ class Case:
             assert emitted == tokens + [-1] * (max_depth + 1 - len(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 @settings(max_examples=30)
 @given(
@@ -156,6 +157,7 @@ def test_a_forest_has_padding_and_paths(
     case.check_paths(paths, case.max_depth + slack)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("sizes", [[256], [3, 256, 1, 250, 256, 256, 256]])
 def test_256_nodes_a_tree(device: torch.device, choice: str, sizes: list[int]) -> None:
@@ -166,6 +168,7 @@ def test_256_nodes_a_tree(device: torch.device, choice: str, sizes: list[int]) -
     case.check_paths(paths, case.max_depth)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_chain_is_accepted_to_its_end(device: torch.device, choice: str) -> None:
     tokens = torch.arange(256, device=device)

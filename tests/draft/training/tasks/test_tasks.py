@@ -138,6 +138,7 @@ def test_difficulty_lengthens_the_answers() -> None:
         assert lengths == sorted(lengths), family
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("split", ["train", "heldout"])
 def test_same_seed_same_tasks(split: str) -> None:
     def first(seed: int) -> list[Task]:
@@ -147,6 +148,7 @@ def test_same_seed_same_tasks(split: str) -> None:
     assert first(1) != first(2)
 
 
+@pytest.mark.slow
 def test_train_and_heldout_prompts_are_disjoint() -> None:
     train = {task.split_key for task in itertools.islice(stream(0, "train"), 5_000)}
     heldout = {task.split_key for task in itertools.islice(stream(0, "heldout"), 500)}
@@ -285,6 +287,7 @@ def test_special_characters_in_an_expected_answer_are_literal() -> None:
     assert set(string.punctuation) & set(task.expected)
 
 
+@pytest.mark.slow
 def test_the_command_writes_distinct_rows_of_one_split(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,6 +53,7 @@ def status(world: World, **fields: Any) -> str | None:
 # ---- what is equal -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model", ["cloud", "large"])
 def test_an_equal_request_gets_the_same_bytes(make: Make, model: str) -> None:
     with make() as world:
@@ -65,6 +66,7 @@ def test_an_equal_request_gets_the_same_bytes(make: Make, model: str) -> None:
         assert len(world.cloud.requests) == (1 if model == "cloud" else 0)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model", ["cloud", "large"])
 def test_streams_are_replayed_event_by_event(make: Make, model: str) -> None:
     with make() as world:
@@ -94,6 +96,7 @@ def test_labels_and_the_order_of_fields_change_nothing(make: Make) -> None:
         assert status(world, max_tokens=5, outrider=timed) == "hit"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "other",
     [
@@ -224,6 +227,7 @@ def test_a_hit_is_charged_as_the_settings_say_and_costs_nothing(
 # ---- what is kept --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "script",
     [

@@ -40,6 +40,7 @@ def served(response: httpx.Response) -> tuple[str | None, str]:
     return response.headers.get("x-outrider-arm"), response.headers["x-outrider-tier"]
 
 
+@pytest.mark.slow
 def test_arms_name_models_for_requests_that_leave_the_choice(opened: Open) -> None:
     with opened(PLACES) as made:
         told = Counter(served(made.world.chat()) for _ in range(24))
@@ -49,6 +50,7 @@ def test_arms_name_models_for_requests_that_leave_the_choice(opened: Open) -> No
         assert served(made.world.chat(outrider={"tier": "small"})) == (None, "small")
 
 
+@pytest.mark.slow
 def test_arms_name_aliases_in_place_of_an_alias(opened: Open) -> None:
     arms = {"fast": {"set": {"model": "fast"}}, "good": {"set": {"model": "good"}}}
     wanted = {**PLACES, "arms": arms, "control": "fast", "eligible": {"models": ["my-app"]}}
@@ -74,6 +76,7 @@ def test_an_arm_that_cannot_be_served_leaves_the_request_as_it_was(opened: Open)
         assert served(made.world.chat(model="my-app"))[0] is not None
 
 
+@pytest.mark.slow
 def test_keys_that_may_not_name_every_arms_model_take_no_part(opened: Open) -> None:
     narrow = Scopes(models=frozenset({"auto", "small"}))
     with opened(PLACES, scopes=narrow) as made:

@@ -101,6 +101,7 @@ def test_a_request_is_decoded_once_along_its_chain(
     assert len(decoded) == 1
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("has_clouds", [True, False])
 def test_a_local_model_continues_anothers_answer(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], has_clouds: bool
@@ -222,6 +223,7 @@ def test_models_of_a_request_are_tried_in_their_order(make: Make) -> None:
         assert content(world.http.post("/v1/chat/completions", json=nameless)) == LOCAL_TEXT
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("models", "status", "param"),
     [
@@ -262,6 +264,7 @@ def test_a_private_request_skips_the_servers_of_its_chain(make: Make) -> None:
 # ---- when the next model is tried ----------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", [DOWN, FILTERED, TOO_LONG, WITHHELD])
 def test_the_next_model_answers(make: Make, script: MockScript, stream: bool) -> None:
@@ -276,6 +279,7 @@ def test_the_next_model_answers(make: Make, script: MockScript, stream: bool) ->
             assert content(world.chat(model="gpt-4o-mini")) == TWO_TEXT
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("script", "kinds", "status"),
     [
@@ -397,6 +401,7 @@ def test_prefer_local_goes_on_elsewhere_without_a_setting(make: Make) -> None:
 IGNORED = "x-outrider-ignored-fields"
 
 
+@pytest.mark.slow
 def test_reasoning_effort_breaks_no_client_of_the_local_models(make: Make) -> None:
     with make() as world:
         answer = world.chat(reasoning_effort="low")

@@ -71,6 +71,7 @@ def totals(made: Books, name: str, num_requests: int) -> dict[str, ArmTotals]:
     return found
 
 
+@pytest.mark.slow
 def test_a_user_stays_in_an_arm_that_applies_its_settings(opened: Open) -> None:
     with opened(DRAFTS) as made:
         world = made.world
@@ -110,6 +111,7 @@ def test_a_request_with_its_own_setting_takes_no_part(opened: Open) -> None:
         assert arm_of(world.chat(user="user-1", outrider={"tier": "small"})) is not None
 
 
+@pytest.mark.slow
 def test_the_report_says_why_requests_took_no_part(opened: Open) -> None:
     with opened(DRAFTS) as made:
         world = made.world
@@ -126,6 +128,7 @@ def test_the_report_says_why_requests_took_no_part(opened: Open) -> None:
         totals(made, "drafts", 1)
 
 
+@pytest.mark.slow
 def test_a_forced_arm_is_served_and_not_counted(opened: Open) -> None:
     with opened(DRAFTS) as made:
         world = made.world
@@ -138,6 +141,7 @@ def test_a_forced_arm_is_served_and_not_counted(opened: Open) -> None:
         totals(made, "drafts", 0)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 def test_other_apis_take_part_in_experiments(opened: Open, path: str) -> None:
     body: dict[str, Any] = {"model": "auto", "input": "Hi"}
@@ -152,6 +156,7 @@ def test_other_apis_take_part_in_experiments(opened: Open, path: str) -> None:
         totals(made, "drafts", 1)
 
 
+@pytest.mark.slow
 def test_an_arm_may_send_requests_to_an_upstream_tier(opened: Open) -> None:
     policies = {
         "here": {"set": {"policy": "local_only"}},
@@ -188,6 +193,7 @@ def test_an_arm_may_set_how_tokens_are_drawn(opened: Open) -> None:
         assert arm_of(world.chat(max_tokens=9)) is not None
 
 
+@pytest.mark.slow
 def test_experiments_of_two_layers_cross(opened: Open) -> None:
     watching = {
         "name": "watching", "unit": "user", "layer": "routing", "start": True,
@@ -203,6 +209,7 @@ def test_experiments_of_two_layers_cross(opened: Open) -> None:
         assert "hold_back_tokens" in clash.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_feedback_finds_its_arm(opened: Open) -> None:
     with opened(DRAFTS) as made:
         world = made.world
@@ -222,6 +229,7 @@ def test_feedback_finds_its_arm(opened: Open) -> None:
     assert (sum(one.n for one in given), sum(one.sum for one in given)) == (6, 6)
 
 
+@pytest.mark.slow
 def test_a_refused_request_counts_and_a_wrong_one_does_not(opened: Open) -> None:
     local = {"policy": "local_only"}
     with opened({**DRAFTS, "unit": "key"}) as made:
@@ -238,6 +246,7 @@ def test_a_refused_request_counts_and_a_wrong_one_does_not(opened: Open) -> None
     assert (arm.count("refused"), arm.count("attained")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_dashboard_shows_the_requests(opened: Open) -> None:
     with opened(DRAFTS) as made:
         for user in USERS[:5]:

@@ -96,6 +96,7 @@ def expected() -> str:
     return answer_text(HEALTHY, CHAT)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", BEFORE)
 def test_another_replica_answers(replicas: World, name: str, stream: bool) -> None:
@@ -117,6 +118,7 @@ def test_another_replica_answers(replicas: World, name: str, stream: bool) -> No
             assert response.json()["choices"][0]["message"]["content"] == expected()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", AMID)
 def test_another_replica_goes_on(replicas: World, name: str) -> None:
     spoil(replicas, AMID[name])
@@ -130,6 +132,7 @@ def test_another_replica_goes_on(replicas: World, name: str) -> None:
         assert len(streamed.ids) == 1
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("name", "stream"),
     [(name, True) for name in BEFORE]
@@ -148,6 +151,7 @@ def test_the_local_models_answer(fallback: World, name: str, stream: bool) -> No
     assert text == LOCAL_TEXT
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", AMID)
 def test_an_answer_that_cannot_continue_ends_cleanly(fallback: World, name: str) -> None:
     spoil(fallback, AMID[name])

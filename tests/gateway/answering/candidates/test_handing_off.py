@@ -153,6 +153,7 @@ def test_completions_and_tool_calls_pass_through(make: Make) -> None:
             assert "".join(part.choices[0].text for part in parts if part.choices) == CLOUD_TEXT
 
 
+@pytest.mark.slow
 def test_the_servers_refusal_is_passed_on_in_its_own_words(make: Make) -> None:
     with make() as world:
         world.cloud.script = MockScript(toxic=Toxic(kind="status", status=422))
@@ -184,6 +185,7 @@ def test_names_are_listed_together(make: Make) -> None:
 # ---- policies -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("policy", "answers"),
     [
@@ -444,6 +446,7 @@ def test_a_queue_that_is_too_long_hands_over(make: Make) -> None:
             assert report(kept)["degraded"] is True
 
 
+@pytest.mark.slow
 def test_a_queue_that_the_deadline_does_not_allow_hands_over(make: Make) -> None:
     with make() as world, one_waits(world):
         response = world.chat(outrider={"deadline_ms": 150})
@@ -505,6 +508,7 @@ def test_private_requests_have_a_prefix_cache_of_their_own(make: Make) -> None:
         assert private.cache_salt == PRIVATE_SALT + open_.cache_salt
 
 
+@pytest.mark.slow
 def test_private_requests_never_leave_the_machine(make: Make) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     weak = TestPolicy(watch=lambda: PlannedWatch("escalate", at=2))
@@ -630,6 +634,7 @@ def test_a_ring_of_gateways_is_told(make: Make) -> None:
         assert world.cloud.requests[0].headers["x-outrider-hops"] == f"abc, {own}"
 
 
+@pytest.mark.slow
 def test_max_cost_holds_for_upstream_tiers(make: Make) -> None:
     price = {"prompt": 100.0, "completion": 1000.0}
     with make(tier={"price": price}) as world:
@@ -703,6 +708,7 @@ def test_a_tier_that_was_named_is_replaced_only_where_the_request_says_so(make: 
             assert report(response)["degraded"] is True
 
 
+@pytest.mark.slow
 def test_no_model_here_at_all(make: Make) -> None:
     with make(local=()) as world:
         assert content(world.chat()) == CLOUD_TEXT
@@ -714,6 +720,7 @@ def test_no_model_here_at_all(make: Make) -> None:
         assert world.http.get("/openapi.json").status_code == 200
 
 
+@pytest.mark.slow
 def test_the_openapi_document_describes_upstream_answers(make: Make) -> None:
     with make() as world:
         document = world.http.get("/openapi.json").json()

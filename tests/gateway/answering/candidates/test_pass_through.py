@@ -122,6 +122,7 @@ def test_embeddings_are_passed_on_under_the_servers_name(make: Any, far: Far) ->
         client.close()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model", ["auto", "media/other", "embed-small"])
 def test_every_kind_of_name_works(make: Any, far: Far, model: str) -> None:
     aliases = {"embed-small": {"models": ["media/other"]}}
@@ -180,6 +181,7 @@ def test_the_next_model_of_a_chain_answers(make: Any, far: Far) -> None:
         assert embed(world, model="down").status_code in (502, 503)
 
 
+@pytest.mark.slow
 def test_a_server_that_failed_is_tried_again(make: Any, far: Far) -> None:
     good = far.answer
     far.answer = lambda path: (
@@ -201,6 +203,7 @@ def test_rubbish_is_no_answer_and_a_refusal_is_passed_on(make: Any, far: Far) ->
         assert answer.json()["error"]["message"] == "too many inputs"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
@@ -235,6 +238,7 @@ def test_without_a_tier_that_has_it_the_operator_is_told_what_to_set(make: Any) 
         assert "tiers.NAME.endpoints" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "body",
     [
@@ -263,6 +267,7 @@ def post_form(world: World, body: bytes) -> httpx.Response:
     return world.http.post("/v1/audio/transcriptions", content=body, headers={"content-type": FORM})
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("comes_first", [True, False])
 def test_no_server_sees_another_model_than_the_gateway(
     make: Any, far: Far, comes_first: bool
@@ -317,6 +322,7 @@ def test_azures_clients_name_the_model_in_the_path(make: Any, far: Far) -> None:
             assert b"none" not in sent[2]
 
 
+@pytest.mark.slow
 def test_a_head_without_end_does_not_hold_the_gateway(make: Any, far: Far) -> None:
     """160 kB held every other request for 7 s, whoever sent them."""
     with make() as world:
@@ -439,6 +445,7 @@ def test_images_take_their_price_from_a_budget(keyed: Any, far: Far) -> None:
         assert [row["cost_nanos"] for row in rows] == [40_000_000] * 2
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "fields", [{"num_images": 3}, {"n": 2, "samples": 2}, {"n": "1", "batch_size": 1, "n_iter": 3}]
 )
@@ -467,6 +474,7 @@ def test_images_that_a_server_fetches_count(keyed: Any, far: Far) -> None:
         assert draw(made, image_url=addresses[0]) == 200
 
 
+@pytest.mark.slow
 def test_a_sound_that_a_server_fetches_is_bounded_by_seconds_only(keyed: Any, far: Far) -> None:
     far.answer = lambda path: (200, "application/json", SOUND)
     bounds = {"audio_bytes_per_second": 300, "audio_tokens": 0}
@@ -512,6 +520,7 @@ def test_speech_is_charged_by_the_bytes_of_its_text(keyed: Any, far: Far) -> Non
             assert say(made, listed) == 429
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("limits", "missing"),
     [

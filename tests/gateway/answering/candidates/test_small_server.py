@@ -78,6 +78,7 @@ def answer(world: World, is_streamed: bool, **fields: Any) -> tuple[str, dict[st
 both_ways = pytest.mark.parametrize("is_streamed", [True, False])
 
 
+@pytest.mark.slow_cases
 @both_ways
 def test_a_good_answer_is_kept(make: Make, is_streamed: bool) -> None:
     watch = PlannedWatch("commit", at=3)
@@ -97,6 +98,7 @@ def test_a_good_answer_is_kept(make: Make, is_streamed: bool) -> None:
         assert world.count(decided) == 1
 
 
+@pytest.mark.slow_cases
 @both_ways
 def test_a_weak_answer_is_the_clouds(make: Make, is_streamed: bool) -> None:
     with make(PlannedWatch("escalate", at=3)) as world:
@@ -117,6 +119,7 @@ def test_a_weak_answer_is_the_clouds(make: Make, is_streamed: bool) -> None:
         )
 
 
+@pytest.mark.slow_cases
 @both_ways
 def test_if_no_other_can_take_over_the_answer_is_kept(make: Make, is_streamed: bool) -> None:
     with make(PlannedWatch("escalate", at=2)) as world:
@@ -152,6 +155,7 @@ def test_the_router_sends_hard_prompts_past_the_server(make: Make) -> None:
         assert not asked(world)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("policy", [None, "local_only", "prefer_local"])
 def test_private_requests_stay_on_the_device(make: Make, policy: str | None) -> None:
     with make(PlannedWatch("escalate", at=1)) as world:
@@ -175,6 +179,7 @@ def test_a_server_that_is_not_local_gets_no_private_request(make: Make) -> None:
         assert world.chat().json()["outrider"]["tier"] == "device"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("logprobs", "complaint"),
     [
@@ -198,6 +203,7 @@ def test_log_probabilities_that_cannot_be_used(
         assert world.count('outrider_cascade_untrusted_total{tier="device"}') == 1
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -232,6 +238,7 @@ def test_a_server_that_is_down_at_the_start_is_asked_again(make: Make) -> None:
         wait_for(lambda: small.tells_logprobs is True)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("pieces", "fault"),
     [

@@ -81,6 +81,7 @@ def test_unratified_tokens_are_reported(server: Server, http: httpx.Client) -> N
     assert both.outrider.unratified_tokens == 6
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("quality", "param"),
     [

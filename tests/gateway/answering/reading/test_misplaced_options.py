@@ -63,6 +63,7 @@ def refusal(response: httpx.Response) -> str:
     return message
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", SURFACES)
 def test_misplaced_and_doubled_options_are_refused_on_every_surface(
     world: World, path: str

@@ -72,6 +72,7 @@ def test_places(named: Named, policy: Policy | None) -> None:
     assert made.may_hand_over == (places == ("local", "cloud"))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("named", NAMED)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("default", get_args(Policy))

@@ -66,6 +66,7 @@ def new(http: httpx.Client) -> Iterator[dict[str, float]]:
     assert {name: count for name, count in after.items() if count} == new
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("fields", "right", "wrong"),
     [
@@ -235,6 +236,7 @@ def test_the_check_agrees_with_another_library() -> None:
     assert min(seen.values()) > 20
 
 
+@pytest.mark.slow
 def test_the_check_ends_for_every_schema_that_compiles() -> None:
     """`items: null` passed the compiler, and its check answered 500."""
     rng = random.Random(4)

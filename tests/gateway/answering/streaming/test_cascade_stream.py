@@ -135,6 +135,7 @@ def same(outcome: Outcome, expected: Outcome, index: int = 0) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", ["text", "stop", "grammar"])
 async def test_every_position(pair: ChatTokenizer, temperature: float, kind: str) -> None:
@@ -191,6 +192,7 @@ async def test_every_position(pair: ChatTokenizer, temperature: float, kind: str
             assert num_reused <= cascade.num_retracted_tokens
 
 
+@pytest.mark.slow
 async def test_choices_decide_alone_and_share_the_prompt(pair: ChatTokenizer) -> None:
     async with running_engine() as client:
         prompt = await render(pair)
@@ -240,6 +242,7 @@ async def test_the_large_model_continues_behind_the_sent_text(pair: ChatTokenize
             assert pair.decode(outcome.logprobs()) == outcome.text()
 
 
+@pytest.mark.slow
 async def test_whoever_leaves_whenever_nothing_stays_held(pair: ChatTokenizer) -> None:
     """Before the first token, among held ones, while an answer moves, in mid-stream, or never."""
 

@@ -80,6 +80,7 @@ def assert_same(outcome: Outcome, expected: Outcome, index: int = 0) -> None:
     assert usage.num_accepted_tokens == other.num_accepted_tokens
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("action", ["commit", "escalate"])
 @pytest.mark.parametrize("place", range(0, 21, 4))
 def test_every_position_with_a_stop_string_at_every_place(
@@ -167,6 +168,7 @@ def test_nothing_is_repeated_or_lost(tokenizer: ChatTokenizer, encode: Encode, c
     assert not engine.running
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("action", ["commit", "escalate"])
 def test_calls(tokenizer: ChatTokenizer, encode: Encode, action: Action) -> None:
     """Tool calls are held, dropped and sent like text."""

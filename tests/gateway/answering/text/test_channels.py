@@ -140,6 +140,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(
     assert read(text, cuts, opens=opens) == whole
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "text",
     [

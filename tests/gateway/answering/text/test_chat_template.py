@@ -85,6 +85,7 @@ def test_a_template_refuses_and_changes_nothing(tokenizer_folder: Path, template
     assert talk == [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
 
 
+@pytest.mark.slow
 def test_a_chat_needs_no_transformers() -> None:
     """Rendered and encoded, also where a text spells control tokens."""
     folder = PAIR_FOLDER / "large"

@@ -105,6 +105,7 @@ def test_the_same_ids_as_transformers(
     assert list(prompt.token_ids) == theirs
 
 
+@pytest.mark.slow
 @given(beginning=st.text(max_size=60))
 def test_the_bundled_pairs_prompt_ends_with_the_beginning(beginning: str) -> None:
     """Whatever it is, also in Unicode: it stands at the end, once, and nothing behind it."""
@@ -197,6 +198,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "argumen
 JSON_FORMAT = {"type": "json_object"}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
@@ -296,6 +298,7 @@ def complete(url: str, **fields: Any) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["small", "large"])
 def test_wherever_it_is_cut_an_answer_goes_on_as_it_went(pair_url: str, model: str) -> None:
     """Between any two tokens, as a gateway does that continues a broken upstream answer."""
@@ -315,6 +318,7 @@ def test_wherever_it_is_cut_an_answer_goes_on_as_it_went(pair_url: str, model: s
         assert beginning + rest["choices"][0]["message"]["content"] == whole
 
 
+@pytest.mark.slow
 def test_the_cascade_goes_on_too(pair_url: str) -> None:
     """Kept or handed over, it is the answer of the model that gave it, from the same beginning."""
     escalated = set()

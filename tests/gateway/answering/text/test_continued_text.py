@@ -75,6 +75,7 @@ def chatted(http: httpx.Client, *messages: object, **fields: object) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
+@pytest.mark.slow_cases
 def test_a_completion_goes_on_behind_its_prompt(server: Server, http: httpx.Client) -> None:
     server.says("fox jumps")
     assert completed(http, BEGINNING) == " fox jumps"

@@ -55,6 +55,7 @@ def read(form: ToolFormatName, text: str, step: int, *, only_calls: bool = False
     return joined
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hole_6_little_of_a_hostile_answer_is_read_again(form: ToolFormatName, text: str) -> None:
@@ -63,6 +64,7 @@ def test_hole_6_little_of_a_hostile_answer_is_read_again(form: ToolFormatName, t
     read(form, text, 7, only_calls=True)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("num_spaces", range(220, 300, 7))
 def test_where_a_head_is_too_long_does_not_depend_on_the_cuts(num_spaces: int) -> None:
     text = "<tool_call>" + " " * num_spaces + '{"name": "f", "arguments": {}}' + " " * num_spaces

@@ -52,6 +52,7 @@ def test_the_bundled_pair_is_read_alike(tier: str) -> None:
     assert ours.special_tokens_map == theirs.special_tokens_map
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=200))
 def test_ids_are_the_same(text: str) -> None:
     folder = PAIR_FOLDER / "large"
@@ -71,6 +72,7 @@ def test_a_chat_tokenizer_is_the_same_either_way() -> None:
         assert getattr(ours, name) == getattr(theirs, name), name
 
 
+@pytest.mark.slow
 def test_loading_the_bundled_pair_imports_no_transformers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _LOAD_PAIR, str(PAIR_FOLDER / "large")],

@@ -227,6 +227,7 @@ def streamed(response: httpx.Response) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_schema_gives_json_whole_and_streamed(url: str) -> None:
     fields = {"response_format": json_schema(SCHEMA, strict=True)}
     answer = content(ask(url, **fields))
@@ -237,6 +238,7 @@ def test_a_schema_gives_json_whole_and_streamed(url: str) -> None:
     assert content(ask(url, outrider={"speculation": "off"}, **fields)) == answer
 
 
+@pytest.mark.slow
 def test_several_choices_conform_each(url: str) -> None:
     response = ask(
         url, n=3, temperature=1.2, seed=5, response_format=json_schema(SCHEMA), model="small"
@@ -248,6 +250,7 @@ def test_several_choices_conform_each(url: str) -> None:
         assert set(json.loads(text)) == {"city", "size", "when"}
 
 
+@pytest.mark.slow
 def test_regex_choice_and_grammar(url: str) -> None:
     assert content(ask(url, structured_outputs={"choice": ["Paris", "Oslo"]})) in {"Paris", "Oslo"}
     assert content(ask(url, structured_outputs={"regex": "[A-F]{3}[0-9]"}))[:3].isupper()
@@ -258,6 +261,7 @@ def test_regex_choice_and_grammar(url: str) -> None:
     assert response.json()["choices"][0]["text"] == "(ja)"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),

@@ -235,6 +235,7 @@ CASES = [(form, False) for form in VARIANTS] + [
 ]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("form", "is_special"),
     CASES,

@@ -619,6 +619,7 @@ BOUNDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [

@@ -240,6 +240,7 @@ ENDPOINTS: Final = (
 )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("column", [0, 1], ids=["chat", "completions"])
 @pytest.mark.parametrize("name", sorted(SAID))
 def test_the_line_is_true(gateway: Gateway, name: str, column: int) -> None:

@@ -92,6 +92,7 @@ SURFACES = (
 )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", SURFACES)
 def test_hole_6_a_body_of_too_many_values_is_refused_before_it_is_parsed(
     http: httpx.Client, path: str
@@ -106,6 +107,7 @@ def test_hole_6_a_body_of_too_many_values_is_refused_before_it_is_parsed(
     assert "limits.max_json_objects" in error["message"]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("document", "bound"),
     [

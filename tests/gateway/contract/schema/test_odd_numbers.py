@@ -61,6 +61,7 @@ def body(path: str, field: str, number: str) -> bytes:
     return f'{{"model": "auto", {own}, "{name}": {number}}}'.encode()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_hole_1_no_number_is_a_failure_of_the_gateway(
     server: Server, http: httpx.Client, path: str
@@ -79,6 +80,7 @@ def test_hole_1_no_number_is_a_failure_of_the_gateway(
     assert {200, 400} <= statuses, "some of them are numbers like any other"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(
     ("field", "value"),

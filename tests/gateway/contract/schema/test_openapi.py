@@ -108,6 +108,7 @@ def test_the_document_is_built_once_and_not_on_the_event_loop(
     assert "/v1/chat/completions" in pages[0].json()["paths"]
 
 
+@pytest.mark.slow
 def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:
     whole, key = keyed
     outcome = asked(whole, repeats(20, 8), key)

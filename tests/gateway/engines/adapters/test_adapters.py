@@ -97,6 +97,7 @@ def test_a_request_names_an_adapter_as_its_model(http: TestClient, key: str) -> 
     assert 'outrider_adapters_resident{tier="large"}' in metrics
 
 
+@pytest.mark.slow
 def test_administrators_load_list_and_unload(http: TestClient, key: str, folder: Path) -> None:
     assert answer(http, key, "poetry")["status"] == 404
     wanted = {"name": "poetry", "path": str(folder / "poetry")}
@@ -142,6 +143,7 @@ def test_keys_without_the_admin_scope_manage_none(http: TestClient, key: str) ->
     assert http.post("/admin/adapters", json=body, headers=headers).status_code == 403
 
 
+@pytest.mark.slow
 def test_a_key_may_be_restricted_to_an_adapter(http: TestClient, key: str) -> None:
     del key
     made = http.post("/admin/keys", json={"name": "one", "models": ["legal"]}, headers=BOSS)

@@ -87,6 +87,7 @@ async def used_blocks(client: EngineClient) -> int:
     return (await client.stats()).tiers["large"].num_used_blocks
 
 
+@pytest.mark.slow_cases
 @both
 async def test_a_stream_is_prefill_tokens_finished(make_client: MakeClient) -> None:
     async with started(make_client("{}")) as client:
@@ -139,6 +140,7 @@ async def test_leaving_the_iterator_aborts_in_the_engine(make_client: MakeClient
         assert await used_blocks(client) == 0
 
 
+@pytest.mark.slow_cases
 @both
 async def test_a_cancelled_consumer_aborts_in_the_engine(make_client: MakeClient) -> None:
     async with started(make_client(STEP_MS)) as client:
@@ -157,6 +159,7 @@ async def test_a_stream_that_is_not_begun_costs_nothing(make_client: MakeClient)
         assert await used_blocks(client) == 0
 
 
+@pytest.mark.slow_cases
 @both
 async def test_a_slow_reader_neither_stalls_nor_loses(make_client: MakeClient) -> None:
     async with started(make_client("{}")) as client:
@@ -203,6 +206,7 @@ async def test_a_held_answer_waits_for_its_settlement(make_client: MakeClient) -
         assert await used_blocks(client) == 0
 
 
+@pytest.mark.slow_cases
 @both
 async def test_settled_before_its_end_an_answer_is_not_held(make_client: MakeClient) -> None:
     async def settled(client: EngineClient, name: str, max_tokens: int) -> list[EngineEvent]:
@@ -223,6 +227,7 @@ async def test_settled_before_its_end_an_answer_is_not_held(make_client: MakeCli
         assert [type(event) for event in events[-2:]] == [TokensEmitted, Finished]
 
 
+@pytest.mark.slow_cases
 @both
 async def test_a_held_answer_can_be_handed_over(make_client: MakeClient) -> None:
     async with started(make_client("{}")) as client:
@@ -235,6 +240,7 @@ async def test_a_held_answer_can_be_handed_over(make_client: MakeClient) -> None
         assert events[-1].tier == "large"
 
 
+@pytest.mark.slow_cases
 @both
 async def test_an_answer_can_be_kept_at_a_handover(make_client: MakeClient) -> None:
     async with started(make_client(STEP_MS)) as client:
@@ -285,6 +291,7 @@ async def test_a_thread_with_nothing_but_held_answers_does_not_step() -> None:
         assert isinstance([event async for event in held][-1], Finished)
 
 
+@pytest.mark.slow_cases
 @both
 @pytest.mark.parametrize(
     ("token_id", "error_class", "attribute", "value"),
@@ -367,6 +374,7 @@ async def test_start_can_be_cancelled(make_client: MakeClient) -> None:
     assert not client.is_ready
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", [InProcessEngineClient, ProcessEngineClient])
 async def test_loading_progress_is_forwarded(kind: type) -> None:
     seen: list[tuple[str, float]] = []
@@ -419,6 +427,7 @@ async def is_replaced(client: ProcessEngineClient, pid: int | None) -> None:
     assert tokens(await collect(client, "after", max_tokens=2)) == [30, 31]
 
 
+@pytest.mark.slow
 async def test_kill_9_in_mid_stream_fails_the_stream_where_nothing_is_resumed() -> None:
     async with started(process(STEP_MS, resume_within_s=0.0)) as client:
         pid = client.pid
@@ -438,6 +447,7 @@ async def test_kill_9_in_mid_stream_fails_the_stream_where_nothing_is_resumed() 
         await is_replaced(client, pid)
 
 
+@pytest.mark.slow
 async def test_it_is_restarted_again_and_again() -> None:
     async with started(process()) as client:
         for _ in range(3):
@@ -447,6 +457,7 @@ async def test_it_is_restarted_again_and_again() -> None:
             await is_replaced(client, pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_id", [scripted_engine.CRASH_IN_STEP, scripted_engine.EXIT_IN_STEP])
 async def test_a_step_that_raises_or_exits_restarts_the_process(token_id: int) -> None:
     async with started(process()) as client:
@@ -457,6 +468,7 @@ async def test_a_step_that_raises_or_exits_restarts_the_process(token_id: int) -
         await is_replaced(client, pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume_within_s", [0.0, 60.0])
 async def test_hole_1_a_request_that_ends_engines_ends_two_at_most(resume_within_s: float) -> None:
     async with started(process(resume_within_s=resume_within_s)) as client:
@@ -480,6 +492,7 @@ async def is_replaced_not(client: ProcessEngineClient, pid: int | None) -> None:
     assert client.pid == pid
 
 
+@pytest.mark.slow
 async def test_a_process_that_stops_answering_is_replaced() -> None:
     async with started(process(stall_timeout_s=0.4)) as client:
         pid = client.pid
@@ -505,6 +518,7 @@ async def test_an_engine_that_is_stopped_is_not_ready_until_it_goes_on() -> None
         assert isinstance((await collect(client, "a"))[-1], Finished)
 
 
+@pytest.mark.slow
 async def test_an_engine_in_a_long_step_is_ready_all_the_time() -> None:
     async with started(process(unready_after_s=0.4)) as client:
         stream = asyncio.create_task(
@@ -521,6 +535,7 @@ async def _asked_for_ever(client: EngineClient) -> None:
         await client.stats()
 
 
+@pytest.mark.slow
 async def test_a_call_that_waits_is_answered_when_the_engine_dies() -> None:
     async with started(process(stall_timeout_s=0.4)) as client:
         stream = asyncio.create_task(collect(client, "a", prompt=(scripted_engine.WEDGE_IN_STEP,)))
@@ -529,6 +544,7 @@ async def test_a_call_that_waits_is_answered_when_the_engine_dies() -> None:
         assert isinstance((await stream)[-1], Failed)
 
 
+@pytest.mark.slow
 async def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     marker.touch()
@@ -567,6 +583,7 @@ async def test_a_report_that_cannot_be_handled_ends_the_start() -> None:
         await ProcessEngineClient(recipe, on_progress=fail).start()
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
@@ -597,6 +614,7 @@ async def test_closing_lets_the_engine_end_by_itself() -> None:
         assert early.process.returncode == 0
 
 
+@pytest.mark.slow
 async def test_the_socket_is_private(tmp_path: Path) -> None:
     def modes() -> list[int]:
         return [folder.stat().st_mode & 0o777 for folder in tmp_path.glob("outrider-*")]
@@ -605,6 +623,7 @@ async def test_the_socket_is_private(tmp_path: Path) -> None:
         assert modes() == [0o700]
 
 
+@pytest.mark.slow
 def test_closing_in_the_middle_of_a_restart_leaves_nothing() -> None:
     async def main(delay_s: float) -> None:
         async with started(process('{"load_s": 0.05}')) as client:
@@ -627,6 +646,7 @@ async def test_without_socket_files_it_talks_encrypted_tcp(monkeypatch: pytest.M
         assert tokens(await collect(client, "a", max_tokens=2)) == [30, 31]
 
 
+@pytest.mark.slow
 @pytest.mark.uvloop
 async def test_it_runs_on_uvloop() -> None:
     async with started(process()) as client:
@@ -653,6 +673,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_the_engine_ends_with_its_gateway_and_cleans_up(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", ORPHAN],
@@ -668,6 +689,7 @@ def test_the_engine_ends_with_its_gateway_and_cleans_up(tmp_path: Path) -> None:
     assert eventually(lambda: not list(tmp_path.glob("outrider-*")))
 
 
+@pytest.mark.slow
 @pytest.mark.uvloop
 async def test_a_process_that_was_started_before_is_taken_over() -> None:
     recipe = EngineRecipe(builder=BUILDER, arguments=STEP_MS)

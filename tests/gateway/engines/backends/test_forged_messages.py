@@ -106,6 +106,7 @@ def send_raw(endpoint: str) -> None:
                 connection.sendall(b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f" + message)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["no keys", "wrong keys", "raw bytes"])
 async def test_forged_messages_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     has = zmq.has

@@ -68,6 +68,7 @@ KEYS = FleetKeys(server=KeyPair.new(), client=KeyPair.new())
 HASTY = Patience(resume_within_s=0)
 
 
+@pytest.mark.slow
 async def test_two_gateways_use_the_same_ids_and_get_their_own_answers() -> None:
     with replica(STEP_MS, keys=KEYS) as engine:
         first, second = (RemoteEngineClient(engine.endpoint, KEYS) for _ in range(2))
@@ -85,6 +86,7 @@ async def test_two_gateways_use_the_same_ids_and_get_their_own_answers() -> None
                 await collect(first, "long", prompt=(REFUSE_TOO_LONG,))
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_leaves_takes_its_requests_along() -> None:
     with replica(STEP_MS) as engine:
         stays, leaves = (RemoteEngineClient(engine.endpoint) for _ in range(2))
@@ -98,6 +100,7 @@ async def test_a_gateway_that_leaves_takes_its_requests_along() -> None:
             assert isinstance([event async for event in stream][-1], Failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs", "error", "says"),
     [
@@ -119,6 +122,7 @@ async def test_a_wrong_key_is_no_way_in(
         assert engine.engine.num_steps == 0
 
 
+@pytest.mark.slow
 async def test_another_version_and_other_models_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,6 +141,7 @@ async def test_another_version_and_other_models_are_refused_by_name(
             await newer.start()
 
 
+@pytest.mark.slow
 async def test_a_gateway_waits_for_an_engine_that_is_not_there_or_loads() -> None:
     loading = Replica()
     client = RemoteEngineClient(loading.endpoint)
@@ -150,6 +155,7 @@ async def test_a_gateway_waits_for_an_engine_that_is_not_there_or_loads() -> Non
         await client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["drained", "crashed"])
 async def test_answers_go_on_with_the_next_engine_at_the_address(ends: str) -> None:
     """An engine that drains its time away, or dies, in the middle of an answer."""
@@ -172,6 +178,7 @@ async def test_answers_go_on_with_the_next_engine_at_the_address(ends: str) -> N
             assert isinstance(events[-1], Finished)
 
 
+@pytest.mark.slow
 async def test_without_patience_a_lost_engine_ends_the_answer_at_once() -> None:
     engine = Replica(STEP_MS).start()
     async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
@@ -185,6 +192,7 @@ async def test_without_patience_a_lost_engine_ends_the_answer_at_once() -> None:
             await client.stats()
 
 
+@pytest.mark.slow
 async def test_a_request_that_two_engines_died_with_is_refused_and_a_cut_line_is_no_death() -> None:
     async def lose_line(client: RemoteEngineClient) -> None:
         assert client._link is not None
@@ -214,6 +222,7 @@ async def test_a_request_that_two_engines_died_with_is_refused_and_a_cut_line_is
         assert events[-1].code == CrashSuspectError.code
 
 
+@pytest.mark.slow
 async def test_while_it_drains_an_engine_ends_what_it_has_and_takes_nothing_new() -> None:
     engine = Replica(STEP_MS).start()
     async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
@@ -229,6 +238,7 @@ async def test_while_it_drains_an_engine_ends_what_it_has_and_takes_nothing_new(
         assert engine.exit_status == 0
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_silent_is_given_up() -> None:
     patience = Patience(unready_after_s=0.1, stall_timeout_s=0.3, resume_within_s=0)
     with replica('{"step_s": 1.0}') as engine:
@@ -283,6 +293,7 @@ def serves(engine: Replica) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_malformed_messages_end_themselves_and_never_the_engine() -> None:
     rng = random.Random(5)
     nested = b"\x91" * 100_000
@@ -310,6 +321,7 @@ def test_malformed_messages_end_themselves_and_never_the_engine() -> None:
         serves(engine)
 
 
+@pytest.mark.slow
 def test_what_one_gateway_can_make_an_engine_hold_is_bounded() -> None:
     bounds = ListenerBounds(max_gateways=2, max_requests=3, max_message_bytes=50_000)
     with replica(STEP_MS, bounds=bounds) as engine:
@@ -333,6 +345,7 @@ def test_what_one_gateway_can_make_an_engine_hold_is_bounded() -> None:
         assert _eventually(lambda: not engine.engine.running)
 
 
+@pytest.mark.slow
 def test_a_silent_gateway_s_requests_are_aborted_and_it_is_told() -> None:
     bounds = ListenerBounds(silent_after_s=0.2)
     with replica(STEP_MS, bounds=bounds) as engine, Peer(engine.endpoint) as peer:
@@ -343,6 +356,7 @@ def test_a_silent_gateway_s_requests_are_aborted_and_it_is_told() -> None:
         assert "connect again" in peer.received().reason
 
 
+@pytest.mark.slow
 def test_a_gateway_of_this_machine_may_be_silent_until_it_has_gone(tmp_path: Path) -> None:
     """It was stopped for a while, or has ended without a word."""
     bounds = ListenerBounds(silent_after_s=0.05)
@@ -356,6 +370,7 @@ def test_a_gateway_of_this_machine_may_be_silent_until_it_has_gone(tmp_path: Pat
         assert _eventually(lambda: not engine.engine.running)
 
 
+@pytest.mark.slow
 def test_a_gateway_cannot_change_requests_of_another() -> None:
     with (
         replica(STEP_MS) as engine,
@@ -397,6 +412,7 @@ def test_requests_of_the_same_id_are_told_apart() -> None:
         assert all(requests.owner(each) == found for each, found in own.items())
 
 
+@pytest.mark.slow
 async def test_one_machine_has_one_clock_and_no_copies_of_requests(tmp_path: Path) -> None:
     with replica('{"step_s": 0.05}', endpoint=f"ipc://{tmp_path}/line") as engine:
         async with started(RemoteEngineClient(engine.endpoint)) as client:
@@ -411,6 +427,7 @@ async def test_one_machine_has_one_clock_and_no_copies_of_requests(tmp_path: Pat
             assert engine.engine.running["b"].request.arrival_s <= time.monotonic()
 
 
+@pytest.mark.slow
 async def test_arrivals_are_ages_on_the_way() -> None:
     with replica('{"step_s": 0.05}') as engine:
         async with started(RemoteEngineClient(engine.endpoint)) as client:
@@ -468,6 +485,7 @@ def test_addresses_have_a_form(address: str) -> None:
         require_safe(address, KEYS)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said() -> None:
     with replica() as engine, pytest.raises(SettingsError, match=r"cannot listen.*in use"):
         EngineListener(engine.endpoint, None, ListenerBounds())

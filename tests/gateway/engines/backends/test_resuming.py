@@ -80,6 +80,7 @@ async def is_down(client: ProcessEngineClient) -> None:
     await becomes(lambda: not client.is_ready)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("at", [0, 1, 7, MOST - 1])
 async def test_an_answer_goes_on_behind_what_was_received(at: int) -> None:
     async with started(process(STEP_MS)) as client:
@@ -97,6 +98,7 @@ async def test_an_answer_goes_on_behind_what_was_received(at: int) -> None:
         assert work.num_prompt_tokens == 2
 
 
+@pytest.mark.slow
 async def test_many_answers_go_on_and_a_new_request_waits_for_the_next_engine() -> None:
     async with started(process(STEP_MS)) as client:
         readers = [
@@ -115,6 +117,7 @@ async def test_many_answers_go_on_and_a_new_request_waits_for_the_next_engine() 
             assert tokens(reader.events) == [100 * number + k for k in range(MOST)]
 
 
+@pytest.mark.slow
 async def test_a_second_death_ends_the_request() -> None:
     async with started(process(STEP_MS)) as client:
         reader = Reader(client, make_request("a", max_tokens=10**6))
@@ -176,6 +179,7 @@ async def test_what_left_before_the_death_is_not_resumed() -> None:
         assert isinstance(ending, Failed)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_told_meanwhile", [True, False])
 @pytest.mark.parametrize("action", ["settle", "switch", "keep"])
 async def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhile: bool) -> None:
@@ -221,6 +225,7 @@ async def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhil
         assert num_written == len(tokens(reader.events))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["settle", "switch"])
 async def test_an_answer_that_is_held_at_the_death_is_held_again(action: str) -> None:
     async with started(process()) as client:
@@ -247,6 +252,7 @@ def with_reserve() -> ProcessEngineClient:
     return ProcessEngineClient(recipe)
 
 
+@pytest.mark.slow
 async def test_the_process_in_reserve_goes_on_with_the_answers() -> None:
     async with started(with_reserve()) as client:
         for _ in range(2):
@@ -262,6 +268,7 @@ async def test_the_process_in_reserve_goes_on_with_the_answers() -> None:
     assert client._reserve is None
 
 
+@pytest.mark.slow
 async def test_a_reserve_that_has_died_is_not_needed() -> None:
     async with started(with_reserve()) as client:
         assert client._reserve is not None

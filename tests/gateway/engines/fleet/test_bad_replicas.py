@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
 from outrider.engine.cache.block_news import BlockFeed, BlockNews
 from outrider.engine.cache.block_pool import BlockPool
 from outrider.engine.events import Finished
@@ -66,6 +68,7 @@ class Wire:
             sink.close()
 
 
+@pytest.mark.slow
 async def test_a_partition_that_heals_sends_nothing_twice() -> None:
     with replicas.replica(STEP_MS) as far, replicas.replica(STEP_MS) as near:
         async with Wire(far.endpoint).open() as wire:
@@ -122,6 +125,7 @@ class LossyIndex(BlockIndex):
         return super().note(lane, news)
 
 
+@pytest.mark.slow
 async def test_an_index_out_of_step_asks_anew_and_is_right_again() -> None:
     """A message is lost on the way; the number of the next one tells."""
 

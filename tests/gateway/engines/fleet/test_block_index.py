@@ -123,6 +123,7 @@ def test_a_long_prompt_is_measured_to_a_sixteenth() -> None:
         assert number * 15 // 16 <= found[lane] <= number
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("depth", [1, 17, 500, 2047, 2998])
 def test_the_only_one_that_has_a_text_is_measured_more_closely(depth: int) -> None:
     index, numbers = BlockIndex(max_blocks=10_000, max_lanes=9), list(range(3000))

@@ -86,6 +86,7 @@ async def test_replicas_are_those_that_a_name_has_now() -> None:
         second.stop()
 
 
+@pytest.mark.slow
 async def test_a_killed_replica_s_answer_goes_on_at_another() -> None:
     replicas = [Replica(STEP_MS).start() for _ in range(2)]
     settings = Settings(engine=EngineSettings(replicas=tuple(each.endpoint for each in replicas)))

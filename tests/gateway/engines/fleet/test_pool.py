@@ -257,6 +257,7 @@ async def test_closing_ends_what_is_in_flight() -> None:
 # ---- tiers in different replicas ---------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("is_together", [True, False])
 @pytest.mark.parametrize("action", ["settle", "switch", "keep"])
 @pytest.mark.parametrize("dies", ["no", "before", "after"])

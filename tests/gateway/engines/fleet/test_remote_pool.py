@@ -20,6 +20,7 @@ from tests.gateway.scripted_engine import CRASH_IN_STEP, make_request
 MOST = 60
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("has_time", [True, False])
 def test_answers_of_a_stopped_replica_end_there_or_go_on_at_the_other(has_time: bool) -> None:
     async def main(stack: ExitStack) -> None:
@@ -51,6 +52,7 @@ def test_answers_of_a_stopped_replica_end_there_or_go_on_at_the_other(has_time: 
         run(main(stack))
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut_is_no_death_of_its_replica() -> None:
     async def main(stack: ExitStack) -> None:
         listening = stack.enter_context(replica('{"step_s": 0.002}'))
@@ -76,6 +78,7 @@ def test_a_connection_that_is_cut_is_no_death_of_its_replica() -> None:
         run(main(stack))
 
 
+@pytest.mark.slow
 async def test_a_replica_that_comes_back_as_another_process_has_died() -> None:
     patience, step_s = Patience(resume_within_s=0), '{"step_s": 0.002}'
     engine = ListeningReplica(step_s).start()

@@ -57,6 +57,7 @@ def test_the_better_arm_wins(totals):
         assert fast.quantiles["ttft_s"][q].difference.is_below(0.0)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("arms", "changes", "state", "winner"),
     [
@@ -102,6 +103,7 @@ def test_guardrails_are_exceeded_kept_or_open(totals):
     assert {rail.state for each in empty.arms for rail in each.guardrails} == {"open"}
 
 
+@pytest.mark.slow
 def test_text_and_json_of_a_report(totals):
     plan = plan_of("control", "fast", "slow", limits=LIMITS, stopped={"slow": "15 % errors"})
     analysis = analyse(plan, totals)
@@ -119,6 +121,7 @@ def test_text_and_json_of_a_report(totals):
     assert document["comparisons"][0]["shares"]["attained"]["p_value"] < 0.01
 
 
+@pytest.mark.slow
 def test_an_experiment_without_requests_is_told_too(tmp_path):
     analysis = analyse(plan_of("control", "fast", limits=LIMITS), {})
     assert analysis.verdict.text.startswith("No request has come yet.")
@@ -131,6 +134,7 @@ def test_an_experiment_without_requests_is_told_too(tmp_path):
         SamplePlan(name="x", version=1, control="a", weights={"a": 1})
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_png_and_its_absence_is_told(totals, tmp_path, monkeypatch):
     analysis = analyse(plan_of("control", "fast"), totals)
     path = tmp_path / "report.png"

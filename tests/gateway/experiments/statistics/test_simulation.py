@@ -17,6 +17,7 @@ from tests.gateway.experiments.statistics.simulation import (
 ALPHA = 0.05
 
 
+@pytest.mark.slow
 def test_two_thousand_experiments_of_equal_arms_looked_at_after_every_request():
     """Type-I error at most alpha, where an ordinary test is wrong in a third of them."""
     setup = AttainmentSetup(control_share=0.9, arm_share=0.9, num_requests=1000)
@@ -26,6 +27,7 @@ def test_two_thousand_experiments_of_equal_arms_looked_at_after_every_request():
     assert found.ordinary_share > 0.25
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "setup",
     [
@@ -53,6 +55,7 @@ def test_one_arm_misses_its_share_in_no_more_than_alpha_of_the_runs():
     assert 0.01 < missed <= ALPHA
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("setup", "most"),
     [

@@ -9,6 +9,7 @@ from outrider.gateway.experiments.statistics.size import SizeQuestion, requests_
 LOGNORMAL = math.sqrt(math.exp(0.49) - 1.0)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("control", "arm", "expected"),
     [(0.9, 0.95, (1100, 1900, 2600)), (0.8, 0.85, (2400, 4200, 5700)),
@@ -29,6 +30,7 @@ def test_means_take_what_full_simulations_took(ratio: float, expected: tuple[int
         assert needed == pytest.approx(wanted, rel=0.25)
 
 
+@pytest.mark.slow
 def test_requests_that_are_alike_count_for_less() -> None:
     alone = SizeQuestion(kind="share", control=0.9, arm=0.95)
     alike = SizeQuestion(

@@ -329,6 +329,7 @@ TEXTS = st.text(st.sampled_from('ab \n\u2028漢🙂"\\'), max_size=6)
 ARGUMENTS = st.dictionaries(TEXTS, TEXTS, max_size=2).map(json.dumps)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     thought=st.lists(TEXTS, max_size=3),

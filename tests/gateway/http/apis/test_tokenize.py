@@ -118,6 +118,7 @@ def test_tokens_that_are_none(http: httpx.Client) -> None:
         assert refused(http, "/v1/detokenize", tokens=wrong)["param"].startswith("tokens")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

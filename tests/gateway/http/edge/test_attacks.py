@@ -102,6 +102,7 @@ def with_field(path: str, name: str, value: str) -> bytes:
 # Bodies
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize(
     "body",
@@ -143,6 +144,7 @@ def test_numbers_that_are_none(post: Post, whole: Whole, path: str, number: str)
     assert whole.engine.submitted == []
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 @pytest.mark.parametrize(
     "number", ["9" * 5000, "-" + "9" * 5000, "1" + "0" * 400, "1e308", str(2**63), str(-(2**64))]
@@ -165,6 +167,7 @@ def test_unknown_fields_are_named(post: Post, whole: Whole, path: str) -> None:
     assert whole.engine.submitted == []
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", POSTS)
 def test_a_field_name_of_a_megabyte_is_not_repeated(post: Post, path: str) -> None:
     for body in (

@@ -138,6 +138,7 @@ def ask_with(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "missing"),
     [

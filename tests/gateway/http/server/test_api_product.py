@@ -8,6 +8,8 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
@@ -17,6 +19,7 @@ from tests.gateway.hybrid import LOCAL_TEXT, hybrid
 EXAMPLE = Path(__file__).parents[4] / "examples" / "api_product"
 
 
+@pytest.mark.slow
 def test_the_script_runs_with_its_settings(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
 ) -> None:

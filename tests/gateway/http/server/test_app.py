@@ -99,6 +99,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(("refusal", "status", "code"), REFUSALS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_engines_refusals(

@@ -5,6 +5,7 @@ import random
 import re
 
 import httpx
+import pytest
 
 from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import load_settings
@@ -66,6 +67,7 @@ async def _until_idle(url: str) -> dict[str, list[float]]:
     return held
 
 
+@pytest.mark.slow
 def test_random_disconnects_leave_no_block_held() -> None:
     settings = load_settings(
         flags={

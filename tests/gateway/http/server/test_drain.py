@@ -154,6 +154,7 @@ def spans_of(bodies: list[bytes]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_a_second_word_ends_the_grace() -> None:
     flags = {
         "models.large": "none",
@@ -180,6 +181,7 @@ def test_a_second_word_ends_the_grace() -> None:
         asyncio.run(scenario(mock.url))
 
 
+@pytest.mark.slow
 def test_an_engines_own_counts_are_in_the_trace(
     pair: dict[str, Path], collector: tuple[str, list[bytes]]
 ) -> None:

@@ -117,6 +117,7 @@ async def test_an_id_is_in_use_until_the_engine_has_said_its_last_word(
         await becomes(lambda: bool(endings))
 
 
+@pytest.mark.slow_cases
 @both
 @pytest.mark.parametrize(
     "token_id", [scripted_engine.REFUSE_QUEUE_FULL, scripted_engine.REFUSE_INVALID]

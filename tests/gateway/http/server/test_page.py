@@ -80,6 +80,7 @@ def test_a_browser_without_a_key_gets_the_page_that_asks_for_one(keyed: Keyed) -
         assert "frame-ancestors 'none'" in policy
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("method", "path", "accept"),
     [

@@ -42,6 +42,7 @@ def azure(world: World, **options: Any) -> openai.AzureOpenAI:
     )
 
 
+@pytest.mark.slow
 def test_azures_clients_get_answers(tokenizer: ChatTokenizer, encode: Any) -> None:
     with hybrid(tokenizer, encode) as world:
         with azure(world) as client:

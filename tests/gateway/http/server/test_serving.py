@@ -84,6 +84,7 @@ def chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
+@pytest.mark.slow
 def test_serve_answers_survives_its_engine_and_drains(pair: dict[str, Path]) -> None:
     with serving(pair) as gateway:
         assert "speculation on" in gateway.banner
@@ -177,6 +178,7 @@ def run_serve(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path: Path) -> None:
     result = run_serve(["--large", str(tmp_path / "nothing")])
     assert result.returncode == 2
@@ -201,6 +203,7 @@ assert sys.modules["torch"] is None
     subprocess.run([sys.executable, "-c", script, str(pair["large"])], check=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_a_private_gateway_lives_as_long_as_its_block(pair: dict[str, Path]) -> None:
     flags = {
         "models.large": str(pair["large"]),

@@ -26,6 +26,7 @@ API_TESTS = (
 )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("edge", [True, False])
 def test_the_start_says_what_the_proxy_has_to_bound(
     edge: bool, caplog: pytest.LogCaptureFixture

@@ -137,6 +137,7 @@ def test_bytes_that_are_no_key(opened: Open) -> None:
         assert status_of_raw(made, b"authorization: Bearer " + key) == 200
 
 
+@pytest.mark.slow
 def test_of_several_keys_sent_only_the_one_used_pays(opened: Open) -> None:
     """A client that sends two keys has both; the request is one tenant's all the same."""
     with opened() as made:
@@ -277,6 +278,7 @@ def test_no_key_can_make_itself_an_administrator(opened: Open) -> None:
 # ---- others' things -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_key_reads_the_usage_of_another_tenant(opened: Open) -> None:
     with opened() as made:
         store = made.world.context.tenancy.keys.store
@@ -320,6 +322,7 @@ def test_no_key_reads_the_usage_of_another_tenant(opened: Open) -> None:
     assert {group["group"]: group["requests"] for group in everything["data"]} == {own: 1, its: 3}
 
 
+@pytest.mark.slow
 def test_an_idempotent_answer_is_its_owners(opened: Open) -> None:
     with opened() as made:
         team = made.world.context.tenancy.keys.store.create_team(TeamOrder(name="reds"))
@@ -337,6 +340,7 @@ def test_an_idempotent_answer_is_its_owners(opened: Open) -> None:
     assert {row["key_id"] for row in rows} == {key[3:11] for key in keys}
 
 
+@pytest.mark.slow
 def test_no_tenant_takes_the_place_of_another(opened: Open) -> None:
     with opened(limits=LimitSpec(concurrent_requests=1)) as made:
         other = made.new_key("other", LimitSpec(concurrent_requests=1))
@@ -364,6 +368,7 @@ ODD_NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_scope_is_evaded_by_no_name(opened: Open) -> None:
     scopes = Scopes(models=frozenset({"auto", "small"}), tiers=frozenset({"small"}))
     with opened(scopes=scopes, mirrored=MockScript(), mirror={"tier": "shadow", "share": 1}) as it:
@@ -408,6 +413,7 @@ def test_a_key_is_told_of_the_tiers_that_it_may_use(opened: Open) -> None:
             assert response.json()["error"]["code"] == "tier_not_allowed"
 
 
+@pytest.mark.slow
 def test_no_answer_comes_from_a_forbidden_tier(opened: Open) -> None:
     """However it would get there: by the router, a weak answer, a full queue, a policy."""
     scopes = Scopes(tiers=frozenset({"small"}))
@@ -480,6 +486,7 @@ def test_words_stay_words(opened: Open) -> None:
     assert not any(line.startswith("ERROR") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_request_id_is_the_clients_word_and_not_our_key(opened: Open) -> None:
     with opened() as made, logged() as log:
         other = made.new_key("other")
@@ -500,6 +507,7 @@ def test_a_request_id_is_the_clients_word_and_not_our_key(opened: Open) -> None:
     assert "DROP" not in log.getvalue()
 
 
+@pytest.mark.slow
 def test_many_at_once_are_told_apart(opened: Open) -> None:
     """Every answer is its own key's in the books, whatever else runs."""
     with opened() as made:

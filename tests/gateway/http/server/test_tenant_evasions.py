@@ -36,6 +36,7 @@ NO_MONEY = ("-1", "-1e-9", "NaN", "Infinity", "1e999", "1e10", '"1"', "true", "[
 NO_WEIGHTS = ("0", "-1", "NaN", "1e9", '"2"', "null", "true")
 
 
+@pytest.mark.slow
 def test_no_limit_is_a_number_that_is_none(opened: Open) -> None:
     with opened(scopes=ADMIN) as made:
         http = made.world.http
@@ -64,6 +65,7 @@ def test_no_limit_is_a_number_that_is_none(opened: Open) -> None:
         assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "false")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("flag", ["--usd-per-day", "--tokens-per-minute", "--weight"])
 def test_nor_from_the_command_line(flag: str, tmp_path: Any) -> None:
     for value in ("nan", "inf", "-1", "1e300"):
@@ -117,6 +119,7 @@ def test_requests_above_the_limit_do_not_begin(opened: Open) -> None:
         made.rows(1)
 
 
+@pytest.mark.slow
 def test_however_one_asks_no_more_than_the_limit_is_taken(opened: Open) -> None:
     """All ways at once, whole and streamed, until nothing is left."""
     limit = 600
@@ -147,6 +150,7 @@ def test_however_one_asks_no_more_than_the_limit_is_taken(opened: Open) -> None:
     assert 0.7 * limit < charged(rows) <= limit
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_repeatedly_pays_each_time(opened: Open) -> None:
     """The prompt is read and tokens are written before its client is missed: those are charged."""
     limits = LimitSpec(tokens_per_minute=10_000, concurrent_requests=2, requests_per_minute=100)
@@ -188,6 +192,7 @@ def test_a_client_that_leaves_repeatedly_pays_each_time(opened: Open) -> None:
     assert requests_left == 100 - num_left - 2
 
 
+@pytest.mark.slow
 def test_many_cancelled_requests_leave_nothing_behind(opened: Open) -> None:
     limits = LimitSpec(tokens_per_minute=10_000, concurrent_requests=3)
     with opened(limits=limits) as made:
@@ -245,6 +250,7 @@ def test_tries_again_are_one_request(opened: Open) -> None:
 # ---- money --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("missing_nanos", [0, 1])
 def test_a_budget_is_exact_to_the_nano_dollar(opened: Open, missing_nanos: int) -> None:
     with opened() as made:
@@ -267,6 +273,7 @@ def test_a_budget_is_exact_to_the_nano_dollar(opened: Open, missing_nanos: int) 
     assert (error["code"], told[-1].headers["x-should-retry"]) == ("insufficient_quota", "false")
 
 
+@pytest.mark.slow
 def test_a_limit_of_one_model_is_that_models_under_every_name(opened: Open) -> None:
     limits = LimitSpec(models={"large": LimitSpec(requests_per_minute=2)})
     policy = TestPolicy(tier="small")

@@ -64,6 +64,7 @@ def seen(books: Tenants, is_shared: bool) -> bool:
     return is_shared or not books.is_isolated
 
 
+@pytest.mark.slow_cases
 def test_a_prompt_is_in_the_cache_of_its_tenant_only(books: Tenants) -> None:
     keys = tenants(books, "cache")
     messages = [{"role": "user", "content": SECRET + "When is it?"}]
@@ -82,6 +83,7 @@ def test_a_prompt_is_in_the_cache_of_its_tenant_only(books: Tenants) -> None:
     assert booked == [first, again, found["mate"], found["stranger"]]
 
 
+@pytest.mark.slow_cases
 def test_an_answer_is_a_guess_for_its_tenant_only(books: Tenants) -> None:
     """What the large model wrote for one is drafted for the same one again."""
     keys = tenants(books, "drafts")
@@ -101,6 +103,7 @@ def test_an_answer_is_a_guess_for_its_tenant_only(books: Tenants) -> None:
         assert stranger == first
 
 
+@pytest.mark.slow_cases
 def test_the_tier_of_a_conversation_is_known_to_its_tenant_only(books: Tenants) -> None:
     keys = tenants(books, "turns")
     messages = [{"role": "user", "content": "What is the plan for the ninth of May?"}]
@@ -117,6 +120,7 @@ def test_the_tier_of_a_conversation_is_known_to_its_tenant_only(books: Tenants) 
     assert (sticky("stranger") is not None) is seen(books, is_shared=False)
 
 
+@pytest.mark.slow_cases
 def test_a_cache_has_no_name_that_another_could_give_it(books: Tenants) -> None:
     """Neither `user` nor any cache key of a request opens another's."""
     keys = tenants(books, "names")

@@ -147,6 +147,7 @@ def test_hops_in_several_headers_are_one_list(make: Make) -> None:
         assert not far.asked
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_upstream_key_reaches_no_client(
     make: Make, stream: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
@@ -193,6 +194,7 @@ def test_the_upstream_key_reaches_no_client(
     assert file.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_prompts_are_in_no_log(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     messages = [{"role": "user", "content": SECRET}]
@@ -258,6 +260,7 @@ _ODD: dict[str, bytes] = {
 }
 
 
+@pytest.mark.slow
 def test_an_invalid_upstream_answer_is_a_clean_error_or_the_local_answer(make: Make) -> None:
     with facing(make, lambda connection, _: _hang_up(connection)) as (world, far):
         for name, answer in _ODD.items():
@@ -521,6 +524,7 @@ _SLIPS = (
 )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("policy", ["prefer_local", "prefer_cloud", "cloud_only"])
 def test_a_misspelt_private_option_is_not_sent_upstream(make: Make, policy: str) -> None:
     with facing(make, handoff={"policy": policy}) as (world, far):
@@ -668,6 +672,7 @@ def endless(data: bytes) -> Play:
     return play
 
 
+@pytest.mark.slow
 def test_an_endless_stream_without_text_is_cut_off(make: Make) -> None:
     with facing(make) as (world, far):
         for data in (b":" + b"x" * 60_000 + b"\n\n", piece() * 500, b"data:\n\n" * 9000):

@@ -109,6 +109,7 @@ def read_and_leave(world: World, num_events: int, **fields: Any) -> None:
 # ---- clients that leave -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_before_the_first_byte(make: Make, stream: bool) -> None:
     with make(clouds=(SILENT, SILENT), tier={"max_retries": 2}) as world:
@@ -142,6 +143,7 @@ def test_leaving_while_a_retry_is_waited_for(make: Make) -> None:
             leave(world, lambda: len(cloud.requests) >= 1, stream=True, model="cloud")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("num_events", [1, 5])
 def test_leaving_in_mid_stream(make: Make, num_events: int) -> None:
     with make(clouds=(SLOW,)) as world:
@@ -184,6 +186,7 @@ class _Reluctant(ScriptedClient):
     is_ending = False
 
 
+@pytest.mark.slow
 def test_leaving_when_the_other_tier_has_just_taken_over(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +262,7 @@ def test_a_deadline_of_a_millisecond_or_less_is_a_clean_answer(make: Make) -> No
                         assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_and_goes_costs_no_answer(make: Make) -> None:
     def flapping(request: Any) -> MockScript:
         is_down = request.index % 7 < 4
@@ -300,6 +304,7 @@ def gateway(url: str, **flags: Any) -> Iterator[str]:
         yield own
 
 
+@pytest.mark.slow
 def test_two_gateways_that_point_at_each_other_say_so(make: Make) -> None:
     """The first one learns its own address only when it listens, so a mock stands in for it."""
     with ExitStack() as stack:
@@ -363,6 +368,7 @@ class _Forwarder:
         self._server.server_close()
 
 
+@pytest.mark.slow
 def test_shutting_down_with_streams_in_flight(make: Make) -> None:
     """The drain time passes, streams are cut, servers are told, and nothing hangs."""
     with mock_in_thread(MockScript(num_pieces=5000, gap_s=0.02)) as mock:

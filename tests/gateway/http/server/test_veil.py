@@ -77,6 +77,7 @@ def test_a_scoped_key_of_an_alias_sees_the_alias_alone(opened: Any) -> None:
         assert "x-outrider-tier" not in refused.headers
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("scopes", "model", "sees"),
     [
@@ -98,6 +99,7 @@ def test_costs_are_for_admins_and_the_key_or_the_alias_decides(
         assert (report["cost_usd"] is not None) is (sees == "costs")
 
 
+@pytest.mark.slow
 def test_a_suppliers_own_fields_and_costs_are_hidden(opened: Any) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cost": 0.25}
     more = {"model": "vendor/model-1", "provider": "Vendor", "system_fingerprint": "fp"}
@@ -147,6 +149,7 @@ def test_embeddings_hide_the_servers_model(opened: Any) -> None:
         assert "x-outrider-tier" not in answer.headers
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("by_key", [True, False])
 def test_errors_name_no_tier(opened: Any, by_key: bool) -> None:
     """ "The cloud tier answered with status 500.": before and within a stream, of each API."""
@@ -186,6 +189,7 @@ def test_refusals_of_tiers_name_none(opened: Any) -> None:
         assert "cloud" not in answer.text
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("scopes", "asked", "told"),
     [

@@ -214,6 +214,7 @@ def test_no_request_administrates_while_no_key_is_required(world: World) -> None
         assert client.get("/admin/keys", headers=BOSS).json()["data"] == []
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -45,6 +45,7 @@ def test_metrics_need_a_scope_once_a_key_exists(tmp_path: Path) -> None:
     world.run(work)
 
 
+@pytest.mark.slow
 def test_a_tenants_key_reads_no_metrics_and_a_scrapers_key_nothing_else(opened: Open) -> None:
     with opened() as made:
         plain, scraper = made.new_key("plain"), made.new_key("scraper", scopes=SCRAPER)
@@ -64,6 +65,7 @@ def test_a_tenants_key_reads_no_metrics_and_a_scrapers_key_nothing_else(opened: 
     assert admin.status_code == 403
 
 
+@pytest.mark.slow
 def test_a_setting_opens_metrics_alone(opened: Open) -> None:
     with opened(keys={"refresh_s": 0.02, "open_metrics": True}) as made:
         assert httpx.get(f"{made.world.url}/metrics").status_code == 200

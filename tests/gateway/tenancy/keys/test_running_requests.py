@@ -115,6 +115,7 @@ def error_codes(lines: Iterator[str]) -> list[str]:
     return [error.get("code") or error.get("type") for error in found if error]
 
 
+@pytest.mark.slow
 def test_a_revoked_keys_stream_ends_and_is_paid_for_until_then(opened: Open) -> None:
     with opened(limits=LimitSpec(tokens_per_minute=10_000)) as made:
         made.world.says(LOCAL_TEXT, hangs=True)

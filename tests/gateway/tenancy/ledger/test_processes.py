@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from outrider.gateway.storage.database import Database
 from tests.gateway.tenancy.ledger.ledgers import make_ledger, opened, row, stored_ids
 from tests.gateway.tenancy.ledger.process import FLUSH_S
@@ -29,6 +31,7 @@ def replay(database: Database, journal: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_kill_loses_one_flush_interval_at_most(tmp_path: Path) -> None:
     url, journal = f"sqlite:///{tmp_path / 'x.db'}", tmp_path / "journal"
     with opened(url) as database:
@@ -73,6 +76,7 @@ def has(journal: Path, row_id: bytes) -> bool:
     return any(row_id in path.read_bytes() for path in journal.glob("*.rows"))
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_database_and_a_clean_stop_loses_nothing(tmp_path: Path) -> None:
     url, journal = f"sqlite:///{tmp_path / 'x.db'}", tmp_path / "journal"
 

@@ -372,6 +372,7 @@ def test_large_amounts_are_exact(rig: Rig) -> None:
         assert {s.remaining for s in three.states} == {1}
 
 
+@pytest.mark.slow
 def test_fifty_clients_of_two_hundred_requests_never_pass_a_limit(
     rig: Rig,
 ) -> None:

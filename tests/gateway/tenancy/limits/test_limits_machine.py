@@ -173,6 +173,7 @@ def _run(make_rig: Callable[[], Rig], max_examples: int, num_steps: int) -> None
     )
 
 
+@pytest.mark.slow
 def test_no_order_of_things_passes_a_limit(make_rig: Callable[[], Rig]) -> None:
     _run(make_rig, 25, 40)
 

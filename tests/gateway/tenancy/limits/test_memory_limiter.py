@@ -176,6 +176,7 @@ def test_a_window_that_was_left_alone_is_empty() -> None:
     assert window.reset_s(ClockTimes(1e9, 0.0)) == 0
 
 
+@pytest.mark.slow
 def test_keys_that_are_gone_cost_nothing() -> None:
     """Counters of 12,000 keys, one of them open: only those that count are kept."""
     clocks = Clocks()

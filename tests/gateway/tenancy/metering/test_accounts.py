@@ -25,6 +25,7 @@ def nanos(tier_prices: tuple[float, float], num_prompt: int, num_completion: int
 SMALL, LARGE = (1.0, 2.0), (10.0, 30.0)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_is_one_row_and_costs_what_its_usage_says(opened: Open, streams: bool) -> None:
     with opened(limits=MANY) as made:
@@ -162,6 +163,7 @@ def test_a_cancelled_answer_is_charged_for_its_tokens(opened: Open) -> None:
     assert left == 10_000 - row["num_charged_tokens"]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model", ["small", "cloud"])
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_ends_where_the_limit_ends(opened: Open, model: str, streams: bool) -> None:
@@ -193,6 +195,7 @@ def test_an_answer_ends_where_the_limit_ends(opened: Open, model: str, streams: 
         assert response.text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_many_at_once_never_take_more_than_the_limit(opened: Open) -> None:
     import concurrent.futures
 
@@ -233,6 +236,7 @@ def test_scopes_bound_the_models_and_the_tiers_of_a_key(opened: Open) -> None:
     assert hidden.status_code == 403
 
 
+@pytest.mark.slow
 def test_every_endpoint_wants_a_key(opened: Open) -> None:
     with opened() as made:
         document = made.world.http.get("/openapi.json").json()
@@ -275,6 +279,7 @@ def test_a_request_above_a_limit_is_not_to_be_retried(opened: Open) -> None:
     assert left == 50
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("tier", ["small", "large"])
 def test_auto_is_answered_by_a_tier_that_is_left(opened: Open, tier: str) -> None:
     """A limit of one tier is no limit of all."""

@@ -76,6 +76,7 @@ def connected(made: Books) -> socket.socket:
     return socket.create_connection((parts.hostname, parts.port), timeout=10)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("path", POSTS)
 def test_a_request_that_is_refused_counts_as_one(made: Books, path: str) -> None:
     key = made.new_key(f"refused at {path}", ONE_A_MINUTE)
@@ -135,6 +136,7 @@ def test_a_client_that_leaves_within_its_body_has_made_a_request(made: Books) ->
     assert post(made, key, CHAT, HELLO).status_code == 429
 
 
+@pytest.mark.slow
 def test_a_repeated_answer_is_no_request(made: Books) -> None:
     key = made.new_key("repeats", LimitSpec(requests_per_minute=2))
     answers = [

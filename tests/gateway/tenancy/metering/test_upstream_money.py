@@ -66,6 +66,7 @@ def read_a_little(made: Books, num_lines: int, **fields: Any) -> list[str]:
         return [next(lines) for _ in range(num_lines)]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("with_usage", [False, True])
 def test_a_stream_that_a_limit_cuts_is_charged(opened: Open, with_usage: bool) -> None:
     """It was free: the gateway's own [DONE] settled before the attempt was booked."""
@@ -215,6 +216,7 @@ def test_a_failure_of_the_server_is_free_in_mid_stream_too(opened: Open) -> None
     assert row["cost_nanos"] > 0
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("usage", ["always", "never"])
 def test_an_answer_that_was_repeated_after_it_broke_off_is_charged_once(
     opened: Open, usage: Any
@@ -243,6 +245,7 @@ def test_an_answer_that_was_repeated_after_it_broke_off_is_charged_once(
     assert [row["num_discarded_tokens"] for row in rows] == [0, *written[:2]]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("last", ["large", "second"])
 def test_a_prompt_is_charged_once_where_another_model_continues_the_answer(
     opened: Open, last: str
@@ -320,6 +323,7 @@ def test_a_comment_that_looks_like_the_end_settles_nothing(opened: Open) -> None
 CONTROLS = "".join(map(chr, (*range(32), 127)))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "names",
     [
@@ -352,6 +356,7 @@ def fail(*_: Any) -> None:
     raise KeyError("a fault of the gateway's own")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("place", "name", "stream"),
     [

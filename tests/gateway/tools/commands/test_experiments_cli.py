@@ -76,6 +76,7 @@ def test_all_fields_from_a_file_and_by_path(run: Invoke, tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("arguments", "says", "status"),
     [

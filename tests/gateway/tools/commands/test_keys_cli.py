@@ -123,6 +123,7 @@ def test_teams_are_listed(keys: Invoke) -> None:
     assert "Another team has the name" in taken.stderr
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -95,6 +95,7 @@ def test_an_empty_answer_fails(server: Server, console: Console, output: io.Stri
     assert "No answer" in output.getvalue()
 
 
+@pytest.mark.slow
 def test_a_gateway_that_does_not_start_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_it_is_cut_in_the_middle_of_an_answer(
     assert device.asked[num_asked[0] - 1]["messages"][0]["content"] == demo_hybrid.LONG.prompt
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "fault", [{"refuses": "weekday"}, {"is_silent": True}, {"breaks_off": True}]
 )

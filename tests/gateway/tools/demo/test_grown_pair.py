@@ -71,6 +71,7 @@ def test_a_cache_that_cannot_be_made_keeps_the_pair_as_it_is(tmp_path: Path, cac
     assert "it cannot be grown" in line
 
 
+@pytest.mark.slow
 def test_a_grown_pair_has_the_routers_judgement(tmp_path: Path) -> None:
     grow_pair(tmp_path)
     pair = [checkpoint_fingerprint(tmp_path / name) for name in ("small", "large")]

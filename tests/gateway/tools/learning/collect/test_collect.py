@@ -369,6 +369,7 @@ def invoke(pair: dict[str, Path], data: Path, out: Path, *more: str) -> Result:
     return CliRunner().invoke(cli, [*words, *models, "--num-threads", "1", *more])
 
 
+@pytest.mark.slow
 def test_the_command_labels_with_real_models(pair: dict[str, Path], tmp_path: Path) -> None:
     rows_in = [{"prompt": f"How are you {n}?", "expected": "."} for n in range(3)]
     data, out = write_lines(tmp_path / "q.jsonl", rows_in), tmp_path / "labels.jsonl"
@@ -392,6 +393,7 @@ def test_the_command_labels_with_real_models(pair: dict[str, Path], tmp_path: Pa
     assert again["hidden_state"] == pytest.approx(rows[0]["hidden_state"])
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -55,12 +55,14 @@ def test_a_run_prints_and_keeps_what_it_found(mock: MockThread, tmp_path: Path) 
     assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_the_exit_status_tells_of_objectives_that_were_missed(mock: MockThread) -> None:
     missed = run("--url", mock.url, *QUICK, "--slo", "ttft_ms=0.01", "--fail-below", "0.5")
     assert missed.exit_code == 3
     assert "0.0% met the objectives" in missed.output
 
 
+@pytest.mark.slow
 def test_a_missing_server_fails_with_a_message() -> None:
     told = run("--url", "http://127.0.0.1:9", *QUICK)
     assert told.exit_code == 1
@@ -68,6 +70,7 @@ def test_a_missing_server_fails_with_a_message() -> None:
     assert "Traceback" not in told.output
 
 
+@pytest.mark.slow
 def test_a_trace_may_lie_in_the_folder_of_data(mock: MockThread, tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     folder.mkdir()
@@ -88,6 +91,7 @@ def test_a_trace_may_lie_in_the_folder_of_data(mock: MockThread, tmp_path: Path)
     assert any("order of time" in note for note in result.meta.notes)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -47,6 +47,7 @@ def test_a_slower_run_is_seen_with_the_truth_in_the_intervals() -> None:
     assert comparison.share_faster is None
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_promised() -> None:
     """95 % of them, somewhat less with so few requests."""
     truth_ms = 80.0 * float(np.exp(0.3**2 / 2))  # the mean of made_rows' log-normal
@@ -60,6 +61,7 @@ def test_intervals_hold_the_truth_about_as_often_as_promised() -> None:
     assert 85 <= num_held <= 99
 
 
+@pytest.mark.slow
 def test_pairing_cancels_out_differences_between_requests() -> None:
     rows = made_rows(200)
     slower = [

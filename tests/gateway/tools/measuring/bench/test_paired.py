@@ -155,6 +155,7 @@ def test_made_texts_differ_so_that_no_cache_answers_the_second() -> None:
     assert planned[0] == planned[1]
 
 
+@pytest.mark.slow
 def test_a_duration_ends_a_closed_loop_after_whole_pairs() -> None:
     target = _Target(seconds={"a": 0.004, "b": 0.004})
     load = LoadSettings(concurrency=2, duration_s=0.15)
@@ -164,6 +165,7 @@ def test_a_duration_ends_a_closed_loop_after_whole_pairs() -> None:
     assert min(first.summary.duration_s, second.summary.duration_s) > 0.1
 
 
+@pytest.mark.slow
 def test_a_side_that_fails_is_in_the_figures() -> None:
     load = LoadSettings(concurrency=8, num_requests=32, duration_s=None)
     # What B is asked before the measured block: the look at it, and the warm-up.

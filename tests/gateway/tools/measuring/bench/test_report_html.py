@@ -136,6 +136,7 @@ def test_a_page_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> N
         write_report(made_result(made_rows(5)), tmp_path / "file" / "page.html")
 
 
+@pytest.mark.slow
 def test_a_large_run_stays_small() -> None:
     assert len(report_page(made_result(made_rows(3000, num_tokens=4)))) < 300_000
 

@@ -73,6 +73,7 @@ def run(
 # ---- sizes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("tier", ["small", "large"])
 def test_a_models_sizes_are_those_of_the_loaded_model(tier: str) -> None:
     folder = bundled_pair() / tier
@@ -312,6 +313,7 @@ def test_requests_that_can_never_be_served_are_refused(ask: SimulatedRequest, ma
 # ---- plans -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_highest_rate_lies_where_the_queue_begins_to_grow() -> None:
     # 10 tokens at 10 ms, two at a time: 20 requests a second at most.
     system = System(large=TIER, max_sequences=2)
@@ -373,6 +375,7 @@ def said(*arguments: str) -> tuple[int, str]:
     return outcome.exit_code, outcome.output
 
 
+@pytest.mark.slow
 def test_the_command_by_a_data_sheet(tmp_path: Path) -> None:
     measured = tmp_path / "run.json"
     write_result(result(ROWS), measured)
@@ -418,6 +421,7 @@ def test_a_missing_model_is_refused_before_anything_is_loaded(
     assert "models.large = './nowhere': no such folder" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_cuts_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     code, text = said("--device", "h100", "--usd-per-hour", "2.5", "--answer-tokens", "20")

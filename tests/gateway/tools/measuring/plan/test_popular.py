@@ -32,6 +32,7 @@ def test_sizes_add_up_to_what_is_published(model_id: str, billions: float, kv_by
     assert sizes.name == model_id.rpartition("/")[2]
 
 
+@pytest.mark.slow
 def test_a_plan_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     # The larger context is another model's.
