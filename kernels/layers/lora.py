@@ -52,11 +52,13 @@ def site_of(layer: int, projection: Projection) -> int:
 class LoraPart:
     """One low-rank product: scale * (x @ a.T) @ b is added to columns from `start` on.
 
-    a: [rank, width of x]; b: [rank, size], PEFT's B transposed. Both contiguous, of one dtype.
+    `a` and `b` are contiguous, of one dtype.
     """
 
     a: Tensor
+    """[rank, width of x]."""
     b: Tensor
+    """[rank, size], PEFT's B transposed."""
     start: int
     scale: float
 
