@@ -65,13 +65,12 @@ def pool_adjacent_violators(values: list[float], weights: list[float]) -> list[f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCalibration:
-    """A calibration for greedy or for sampling requests, which follows what is learnt later.
-
-    chance: of a guess, to be right where its parent was. The compiled library reads `of.table`.
-    """
+    """A calibration for greedy or for sampling requests, which follows what is learnt later."""
 
     of: "EdgeCalibration"
+    """The compiled library reads its `table`."""
     chance: Calibrate
+    """Of a guess, to be right where its parent was."""
     is_greedy: bool
 
     def __call__(self, confidence: float, sources: int, depth: int) -> float:

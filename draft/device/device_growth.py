@@ -325,9 +325,7 @@ class GrownHeadDrafts(GrownDrafts):
 
 @dataclass(frozen=True, slots=True)
 class _RecordedLevel:
-    """The next level of trees that have recorded ones; see
-    `outrider.engine.protocols.DraftLevel`.
-    """
+    """The next recorded level of trees; see `outrider.engine.protocols.DraftLevel`."""
 
     trees: DeviceTrees
     recorded: RecordedTrees

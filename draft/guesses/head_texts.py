@@ -44,21 +44,21 @@ class Head:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class HeadText:
-    """A sequence as the head knows it.
-
-    Slot j of `view` holds the token at start + j + 1, with the taps of the large model's row at
-    start + j. waiting: the taps behind what is computed, in order. is_tried: read although heads
-    do not pay at present. hidden: of this step's tree, by candidate, what its row gave.
-    """
+    """A sequence as the head knows it."""
 
     sequence: Sequence
     view: KVView
+    """Slot j holds the token at `start` + j + 1, with the taps of the large model's row at `start`
+    + j."""
     start: int = 0
     waiting: list[Tensor] = field(default_factory=list)
+    """The taps behind what is computed, in order."""
     num_waiting: int = 0
     num_taken: int = 0
     is_tried: bool = False
+    """Read although heads do not pay at present."""
     hidden: dict[int, Tensor] = field(default_factory=dict)
+    """Of this step's tree, by candidate, what its row gave."""
 
     @property
     def end(self) -> int:

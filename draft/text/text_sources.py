@@ -35,17 +35,18 @@ _Owner = tuple[str, str]
 
 @dataclass(eq=False, slots=True)
 class _SequenceState:
-    """The state of a sequence's text. `best`: the last best match and where it was found.
-
-    `proposal` is the sequence's own list, which is another one after every change of tier.
-    """
+    """The state of a sequence's text."""
 
     proposal: list[int]
+    """The sequence's own list, which is another one after every change of tier."""
     index: SuffixIndex | None = None
     best: tuple[SuffixIndex, Match] | None = None
-    best_at: int = 0  # the text's length then
+    """The last best match and where it was found."""
+    best_at: int = 0
+    """The text's length then."""
     cursors: dict[_Expected, PredictionCursor] = field(default_factory=dict)
-    num_followed: int = 0  # output tokens that the cursors have seen
+    num_followed: int = 0
+    """Output tokens that the cursors have seen."""
 
 
 class _TenantMemory:

@@ -37,17 +37,18 @@ _MAX_LOGITS = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """Settings of the answers. `temperature` 0 is greedy; row i draws from `seed` + i.
-
-    `max_tokens`: of an answer. `max_length`: of prompt and answer together. `top_k`: number of the
-    large model's candidates kept at each place.
-    """
+    """Settings of the answers."""
 
     temperature: float = 0.0
+    """0 is greedy."""
     max_tokens: int = 256
+    """Of an answer."""
     max_length: int = 1024
+    """Of prompt and answer together."""
     seed: int = 0
+    """Row i draws from `seed` + i."""
     top_k: int = 32
+    """Candidates of the large model that are kept at each place."""
     stop_token_ids: tuple[int, ...] = ()
 
 
@@ -63,26 +64,30 @@ class TokenRow:
 class TaughtRow:
     """A sequence and what the large model expects at each of its n places, given those before it.
 
-    token_ids: [n] int64. top_ids: [n, top_k] int32 and top_logprobs: [n, top_k] float32, best
-    first; place 0 has no predecessor and its values mean nothing.
+    Place 0 has no predecessor, and its values mean nothing.
     """
 
     token_ids: Tensor
+    """int64 [n]."""
     num_prompt_tokens: int
     top_ids: Tensor
+    """int32 [n, top_k], best first."""
     top_logprobs: Tensor
+    """float32 [n, top_k], best first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TappedRow(TaughtRow):
-    """A sequence whose taps (hidden states of some layers) lie in a file; the last place has none.
+    """A sequence whose taps (hidden states of some layers) lie in a file.
 
-    first: where they begin among the file's rows. tap_size: of all taps of a place together.
+    The last place has none.
     """
 
     shard: Path
     first: int
+    """Where they begin among the file's rows."""
     tap_size: int
+    """Of all taps of a place together."""
 
     def read_taps(self) -> Tensor:
         """[n, tap_size], in the large model's precision."""
