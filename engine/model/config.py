@@ -21,15 +21,15 @@ _MAX_SIZE: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """A layer: its rotation, its window in tokens (None for full attention), its kind of MLP.
-
-    is_recurrent: a state goes from row to row (`ModelConfig.recurrence`) in place of attention.
-    """
+    """A layer: its rotation, its window, its kind of MLP."""
 
     rope: RopeConfig
     window: int | None = None
-    is_sparse: bool = False  # a mixture of experts
+    """Tokens; None for full attention."""
+    is_sparse: bool = False
+    """A mixture of experts."""
     is_recurrent: bool = False
+    """A state goes from row to row (`ModelConfig.recurrence`) in place of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +64,17 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """The mixtures of a model's sparse layers.
-
-    shared_size: inner size of the MLP that every row goes through, 0 for none. is_stacked: all
-    experts are in one tensor, as gpt-oss has them, with biases.
-    """
+    """The mixtures of a model's sparse layers."""
 
     num_experts: int
     inner_size: int
     routing: RoutingRule
     gate: GateKind = "silu"
     shared_size: int = 0
+    """Inner size of the MLP that every row goes through; 0 for none."""
     router_bias: bool = False
     is_stacked: bool = False
+    """All experts are in one tensor, as gpt-oss has them, with biases."""
     names: ExpertNames = ExpertNames()
 
     def __post_init__(self) -> None:
@@ -91,9 +89,7 @@ class ExpertsConfig:
 class Recurrence:
     """The shape of gated delta rule layers (Yang et al., Gated Delta Networks, 2024).
 
-    Each value head has a state of key_dim x value_dim; key heads serve several of them. num_taps:
-    rows that the convolution sees, its own included. is_grouped: the checkpoint has one key head's
-    projections after the other's, as Qwen3-Next does.
+    Each value head has a state of key_dim x value_dim; key heads serve several of them.
     """
 
     num_key_heads: int
@@ -101,7 +97,9 @@ class Recurrence:
     key_dim: int
     value_dim: int
     num_taps: int
+    """Rows that the convolution sees, its own included."""
     is_grouped: bool = False
+    """The checkpoint has one key head's projections after the other's, as Qwen3-Next does."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for heads that cannot be shared out, and for taps that are too few."""
@@ -140,13 +138,10 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The description of a decoder, which `outrider.engine.model.decoder` builds and runs.
-
-    `dtype` is the checkpoint's own ("bfloat16", "float16" or "float32"). `model_id` is the folder
-    or hub id it was read from.
-    """
+    """The description of a decoder, which `outrider.engine.model.decoder` builds and runs."""
 
     model_id: str
+    """The folder or hub id that it was read from."""
     architecture: str
     is_native: bool = True  # False: transformers' own modules run it
     is_text_part: bool = False  # of a checkpoint that takes images, too
@@ -191,6 +186,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = field(default=())
     dtype: str = "float32"
+    """The checkpoint's own: "bfloat16", "float16" or "float32"."""
 
     def __post_init__(self) -> None:
         """Raise UnsupportedModelError for shapes that make no sense."""

@@ -42,17 +42,17 @@ _LEAST_CONTEXT_RATIO = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeCurve:
-    """Seconds of a pass by its number of rows: measured points, straight lines between them.
-
-    `num_rows` ascends and `seconds` never falls: a smaller pass cannot cost more than a larger
-    one, whatever a noisy measurement says. The points hold for rows that see `context` tokens;
-    every row costs `row_context_s` more for each token beyond.
-    """
+    """Seconds of a pass by its number of rows: measured points, straight lines between them."""
 
     num_rows: tuple[int, ...]
+    """Ascends."""
     seconds: tuple[float, ...]
+    """Never falls: a smaller pass cannot cost more than a larger one, whatever a noisy measurement
+    says."""
     context: float = 0.0
+    """The tokens that the points' rows see."""
     row_context_s: float = 0.0
+    """What every row costs more for each token beyond `context`."""
 
     @classmethod
     def from_points(

@@ -37,27 +37,27 @@ _GUARDED_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloQueueConfig:
-    """Bounds on the effect of objectives.
-
-    unstated_ttft_s: objective assumed for a request without one. late_aging_s: a request that is
-    so much over its time counts as passed over; batch_aging_s: a batch request that has waited so
-    long does. aged_every: one of so many starts of a tier is for those. batch_share: share of
-    places that batch may hold while other requests are there. pace: share of the requested time
-    between tokens that is aimed at. max_pause_s: a batch answer that stood still for so long gets a
-    step. max_displacements: times that a batch answer may lose its place to one that is short of
-    time. max_lead_tokens: a tenant that has had so many more tokens (over its weight) than the one
-    whose turn it is takes no place from others.
-    """
+    """Bounds on the effect of objectives."""
 
     unstated_ttft_s: float = 10.0
+    """The objective assumed for a request without one."""
     late_aging_s: float = 20.0
+    """A request that is so much over its time counts as passed over."""
     batch_aging_s: float = 120.0
+    """A batch request that has waited so long counts as passed over."""
     aged_every: int = 4
+    """One of so many starts of a tier is for requests that were passed over."""
     batch_share: float = 0.5
+    """Share of places that batch requests may hold while other requests are there."""
     pace: float = 0.8
+    """Share of the requested time between tokens that is aimed at."""
     max_pause_s: float = 2.0
+    """A batch answer that stood still for so long gets a step."""
     max_displacements: int = 2
+    """Times that a batch answer may lose its place to a request that is short of time."""
     max_lead_tokens: float = 2048.0
+    """A tenant that has had so many more tokens (over its weight) than the one whose turn it is
+    takes no place from others."""
 
 
 class SloQueue(FairQueue):
