@@ -72,8 +72,7 @@ _CHARACTER_CLASSES: Final = ("+-*/^=<>%", ",", "\"'`", "{}()[];=<>`_\\", '{}[]:"
 class FeatureConfig:
     """Sizes of the vector's blocks and how much of a prompt is read.
 
-    Blocks are powers of two; 0 leaves the block out. Each n-gram block has norm 1, and
-    each step that a statistic reaches counts `statistic_scale` beside it.
+    Blocks are powers of two; 0 leaves the block out. Each n-gram block has norm 1.
     """
 
     num_char_features: int = 8192
@@ -84,6 +83,7 @@ class FeatureConfig:
     max_head_chars: int = 2048
     max_tail_chars: int = 1024
     statistic_scale: float = 0.1
+    """What each step that a statistic reaches counts."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
