@@ -25,26 +25,29 @@ _Pieces = list[tuple[AnswerKind, str, Mark]]
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """An addition to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
+    """An addition to one choice.
 
-    `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
-    "arguments" goes on with it. `call_id` is there where one begins. `tokenizer` is the one that
-    knows `logprobs`, where it is not the job's. The last delta of a choice has the finish reason
-    and no text, and the stop string, if it was one of the request's that ended it. `trace`: of the
-    pieces, where the request is traced.
+    The last delta of a choice has the finish reason and no text.
     """
 
     index: int
     kind: AnswerKind = "content"
+    """"call" begins a call, and `text` is the function's name; "arguments" goes on with it."""
     call_index: int = 0
+    """Counts a choice's tool calls."""
     call_id: str = ""
+    """Where a call begins."""
     text: str = ""
     pieces: tuple[Piece, ...] = ()
+    """(text, whether it was drafted); they join to `text`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     tokenizer: ChatTokenizer | None = None
+    """The one that knows `logprobs`, where it is not the job's."""
     finish_reason: ApiFinishReason | None = None
     stop: str | None = None
+    """The stop string that ended the choice, if it was one of the request's."""
     trace: DeltaTrace | None = None
+    """Of the pieces, where the request is traced."""
 
 
 @dataclass(slots=True)

@@ -30,8 +30,7 @@ _ORDINARY_Z: Final = 1.959963984540054
 class ArmSelfCheck:
     """One arm against itself: shares of the splits in which a difference was declared.
 
-    `false_alarms`: by the intervals here, at any look; `ordinary`: by the usual z test at 5 %, at
-    any look, for comparison. None where there are too few data.
+    None where there are too few data.
     """
 
     arm: str
@@ -39,7 +38,9 @@ class ArmSelfCheck:
     effective_buckets: float
     design_effect: float
     false_alarms: float | None
+    """By the intervals here, at any look."""
     ordinary: float | None
+    """By the usual z test at 5 %, at any look, for comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
