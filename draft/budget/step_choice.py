@@ -91,7 +91,8 @@ class _Choice:
     kept: StepKind
     recent: Pace = field(default_factory=lambda: Pace(kept=_KEPT_RECENT))
     seconds: float = 0.0
-    num_between: int = -_STEPS_BETWEEN  # at first, what guesses are worth is still learnt
+    num_between: int = -_STEPS_BETWEEN
+    """Steps since the last probe; below 0 at first, while the worth of guesses is still learnt."""
     probe: _Probe | None = None
 
     def like(self) -> "_Choice":

@@ -59,7 +59,8 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
     shared_gate: str | None = None
-    correction: str | None = None  # added to the router's scores
+    correction: str | None = None
+    """Added to the router's scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,42 +144,58 @@ class ModelConfig:
     model_id: str
     """The folder or hub id that it was read from."""
     architecture: str
-    is_native: bool = True  # False: transformers' own modules run it
-    is_text_part: bool = False  # of a checkpoint that takes images, too
-    num_ranks: int = 1  # that share the model; heads and inner sizes are one rank's
-    weight_format: WeightFormat | None = None  # None: weights are stored as they are computed with
-    num_parameters: int | None = None  # None: follows from what is below
+    is_native: bool = True
+    """False: transformers' own modules run it."""
+    is_text_part: bool = False
+    """It is the text part of a checkpoint that takes images, too."""
+    num_ranks: int = 1
+    """Ranks that share the model; heads and inner sizes are one rank's."""
+    weight_format: WeightFormat | None = None
+    """None: weights are stored as they are computed with."""
+    num_parameters: int | None = None
+    """None: follows from what is below."""
     hidden_size: int
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
-    full_heads: HeadShape | None = None  # of the layers without a window, where theirs differ
+    full_heads: HeadShape | None = None
+    """Of the layers without a window, where theirs differ."""
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
     layers: tuple[LayerConfig, ...]
-    recurrence: Recurrence | None = None  # of the recurrent layers
+    recurrence: Recurrence | None = None
+    """Of the recurrent layers."""
     names: TensorNames = TensorNames()
-    ignored_prefixes: tuple[str, ...] = ()  # of tensors that nothing here reads
+    ignored_prefixes: tuple[str, ...] = ()
+    """Of tensors that nothing here reads."""
     # ---- norms
     norm_kind: Literal["rms", "layer"] = "rms"
     norm_eps: float
-    norm_offset: float = 0.0  # 1 where a checkpoint stores weight - 1
-    qk_norm: Literal["head", "row"] | None = None  # over each head, or over a row's heads together
+    norm_offset: float = 0.0
+    """1 where a checkpoint stores weight - 1."""
+    qk_norm: Literal["head", "row"] | None = None
+    """Over each head, or over a row's heads together."""
     # ---- projections
-    attention_bias: bool = False  # of queries, keys and values
+    attention_bias: bool = False
+    """Of queries, keys and values."""
     output_bias: bool = False
     mlp_bias: bool = False
     activation: Activation = "silu"
-    experts: ExpertsConfig | None = None  # of the sparse layers
-    is_parallel: bool = False  # attention and MLP read the same normalised rows
+    experts: ExpertsConfig | None = None
+    """Of the sparse layers."""
+    is_parallel: bool = False
+    """Attention and MLP read the same normalised rows."""
     # ---- scales; None: the usual head_dim ** -0.5
     attention_scale: float | None = None
     attention_softcap: float | None = None
-    has_output_gate: bool = False  # attention's output is gated, by rows behind each query head's
-    has_sinks: bool = False  # a score without a value joins each head's softmax
+    has_output_gate: bool = False
+    """Attention's output is gated, by rows behind each query head's."""
+    has_sinks: bool = False
+    """A score without a value joins each head's softmax."""
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add
+    residual_scale: float = 1.0
+    """Of what attention and MLP add."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     # ---- tokens

@@ -78,10 +78,14 @@ class Layer:
 
     before_attention: Norm | None
     qkv: Product
-    head_norm: RmsNorm | None  # over each query and key head
-    row_norms: tuple[RmsNorm, RmsNorm] | None  # over all query heads and all key heads of a row
-    sinks: Tensor | None  # float32 [num_query_heads]
-    rotation: int  # which of the model's rotary tables turns its heads
+    head_norm: RmsNorm | None
+    """Over each query and key head."""
+    row_norms: tuple[RmsNorm, RmsNorm] | None
+    """Over all query heads and all key heads of a row."""
+    sinks: Tensor | None
+    """float32 [num_query_heads]."""
+    rotation: int
+    """Which of the model's rotary tables turns its heads."""
     output: Product | SummedProduct
     after_attention: Norm | None
     before_mlp: Norm | None

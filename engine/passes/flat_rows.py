@@ -53,7 +53,8 @@ class FlatRows:
     window_tables: list[list[int]] = field(default_factory=list)
     tree_starts: list[int] = field(default_factory=list)
     ancestor_masks: list[list[int] | None] = field(default_factory=list)
-    adapters: list[LoraWeights | None] = field(default_factory=list)  # of each sequence
+    adapters: list[LoraWeights | None] = field(default_factory=list)
+    """Of each sequence."""
     recurrent: list[RecurrentRows] = field(default_factory=list)
 
     def add(self, piece: ForwardSlice, block_size: int) -> None:

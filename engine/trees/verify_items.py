@@ -29,7 +29,8 @@ class VerifyItem:
 
     sequence: Sequence
     tree: TokenTree
-    first_row: int  # of its tree's logits
+    first_row: int
+    """Of its tree's logits."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -60,10 +60,13 @@ class ChoiceUsage:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
-    num_reused_tokens: int = 0  # held in the other tier's retracted answer
+    num_reused_tokens: int = 0
+    """Held in the other tier's retracted answer."""
     num_steps: int = 0
-    num_prediction_tokens: int = 0  # brought by the request
-    num_predicted_tokens: int = 0  # of them, those that were right
+    num_prediction_tokens: int = 0
+    """Brought by the request."""
+    num_predicted_tokens: int = 0
+    """Of them, those that were right."""
     queue_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

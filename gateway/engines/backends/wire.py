@@ -43,11 +43,15 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of an engine process: the first line of its standard input (JSON)."""
 
-    builder: str  # `module:name` of a function that takes `arguments` and a progress callback
+    builder: str
+    """`module:name` of a function that takes `arguments` and a progress callback."""
     arguments: str
-    endpoint: str  # where it listens
-    key_file: str | None = None  # of the line's keys, where it is no private file
-    scratch_dir: str  # removed by a process whose gateway has died
+    endpoint: str
+    """Where it listens."""
+    key_file: str | None = None
+    """Of the line's keys, where it is no private file."""
+    scratch_dir: str
+    """Removed by a process whose gateway has died."""
     log_level: str = "INFO"
     log_format: LogFormat = "text"
 
