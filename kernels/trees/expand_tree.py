@@ -1,8 +1,9 @@
 """The small model's guesses join growing trees: merged, calibrated, multiplied down.
 
 The same as `outrider.draft.trees.growing_tree.GrowingTree.grow`, for all sequences of a step at
-once and without the host: a token that text guessed too is one candidate, and two opinions of it
-come to the product of their odds; siblings' probabilities are together at most 1.
+once and without the host; `outrider.draft.trees` lists the four implementations. A token that text
+guessed too is one candidate, and two opinions of it come to the product of their odds. Siblings'
+probabilities are together at most 1.
 """
 
 from bisect import bisect_right
