@@ -1,4 +1,4 @@
-"""Protocols of the parts that an engine is given: drafter and verifier."""
+"""The drafter, as an engine needs it, and what passes between the two."""
 
 from collections.abc import Generator, Iterator
 from collections.abc import Sequence as SequenceOf

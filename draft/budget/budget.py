@@ -1,10 +1,10 @@
 """Chooses the number of nodes and of draft passes that give most tokens per second.
 
 The expected number of tokens of a step is one per sequence plus the sum over all nodes of the
-probability that the whole path to the node is accepted; the time of a step is a staircase in its
-rows. Both the tree and its size follow from the ratio (ARCHITECTURE: "Which tree"; Sequoia, Chen et
-al. 2024, section 4.3, for the hardware-aware size). A request that is behind its own pace counts
-for more than its tokens (cf. AdaServe, Li et al. 2025).
+probability that the whole path to the node is accepted. The time of a step is a staircase in its
+rows. Both the tree and its size follow from the ratio (docs/architecture.md, "Which tree"; Sequoia,
+Chen et al. 2024, section 4.3, for the hardware-aware size). A request that is behind its own pace
+counts for more than its tokens (cf. AdaServe, Li et al. 2025).
 """
 
 from collections.abc import Sequence as SequenceOf

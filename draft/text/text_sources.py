@@ -130,9 +130,9 @@ class TextSources:
         suffix: what followed the text's end where it stood before, in the prompt, in this answer or
         in remembered answers of the same `cache_salt` and `memory_group`. prediction: how the
         request's prediction goes on, or where it has none, an earlier answer of the other tier;
-        where it has one, that answer is text that repeats. A source that has nothing to say is left
-        out, and so is the
-        retracted answer while the small model's own chances for it are known (`num_retraced`).
+        where it has one, that answer is text that repeats. A source without guesses is left out. So
+        is the retracted answer while the small model's own chances for it are known
+        (`num_retraced`).
         """
         depth = min(max_depth, self._max_depth)
         if depth < 1:

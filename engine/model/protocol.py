@@ -69,7 +69,7 @@ class CausalModel(Protocol):
         lora: the rows' adapters, None where no row has one.
         recurrent: for models with recurrent layers (`ModelConfig.recurrence`).
         taps: the hidden states to be returned of all rows, numbered as `output_hidden_states` of
-        transformers numbers them (`outrider.engine.model.taps`).
+        transformers numbers them (`outrider.kernels.layers.taps`).
         features: [n, feature_size], of the model's type; None for a model that reads none.
         """
         ...

@@ -370,9 +370,8 @@ class ModelRunner:
         """Record the passes of up to `max_rows` rows; returns how many were.
 
         Nothing is recorded where `cuda_graphs` is off, where no Triton kernels run on CUDA, or
-        where the model's passes cannot be.
-        `capture`: how to record, where it is not to be a CUDA graph. The cache may hold anything,
-        and nothing is written to it.
+        where the model's passes cannot be recorded. The cache may hold anything, and nothing is
+        written to it. `capture`: how to record, where it is not to be a CUDA graph.
         """
         if capture is None:
             on_cuda = self.device.type == "cuda" and uses_triton(self.device)

@@ -66,7 +66,7 @@ def store_bits(pointers, values, mask):  # type: ignore[no-untyped-def]
 
 
 def num_warps_for(capacity: int) -> int:
-    """Warps of a program that holds so many candidates: two of them a thread, at most four."""
+    """Warps of a program that holds so many candidates: two a thread, four at `MAX_CAPACITY`."""
     return min(max(capacity // 64, 1), 8)
 
 
