@@ -1,6 +1,6 @@
 """The guesses that the target judges: the likeliest of all trees of a step, under one budget.
 
-As `outrider.draft.trees.growing_tree.GrowingTree.to_token_tree` of what `TreeDrafter` shares out: a
+As `outrider.draft.trees.guess_tree.GuessTree.to_token_tree` of what `TreeDrafter` shares out: a
 path counts by its probability times its sequence's urgency. A tree's part is the head of its own
 ranking, in which parents stand before children, so every selection is a forest (cf. Sequoia, Chen
 et al. 2024).
