@@ -133,8 +133,8 @@ class FeatureReader(Protocol):
         """Take from the head's cache what it has of a sequence that is about to start.
 
         num_cached: the tokens that the large model's prefix cache gives it. Returns how many of
-        them it should take: fewer where the head lacks some of the last ones, so that a few tokens
-        are computed again rather than missing in the head's view for good.
+        them it should take: fewer where the head lacks some of the last ones. Then a few tokens are
+        computed again, rather than missing in the head's view for good.
         """
 
     def forget(self, sequence: Sequence) -> None:

@@ -1,9 +1,9 @@
 """Features of a prompt: hashed n-grams and statistics, one vector, numpy only.
 
 Training and serving call the same function, so they cannot disagree. Everything is vectorised over
-the prompt's code points: an n-gram's hash is a difference of two prefix hashes (Karp, Rabin 1987),
-modulo 2**64, then mixed (the finaliser of MurmurHash3) and folded into a block of the vector with
-a random sign (feature hashing: Weinberger et al., ICML 2009).
+the prompt's code points. An n-gram's hash is a difference of two prefix hashes (Karp, Rabin 1987),
+modulo 2**64. It is mixed (the finaliser of MurmurHash3), then folded into a block of the vector
+with a random sign (feature hashing: Weinberger et al., ICML 2009).
 
 Layout of the vector [num_features]: character n-grams | word n-grams | steps of statistics.
 Only the first `max_head_chars` and the last `max_tail_chars` characters are looked at, so the cost

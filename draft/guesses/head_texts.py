@@ -1,9 +1,8 @@
 """A head's views of the sequences, and the large model's hidden states that wait to be taken in.
 
 A head's row for the token at i carries what the large model made of the tokens up to i - 1. So its
-text is the sequence's without the first token, which is part of the salt instead: a slot depends on
-the tokens up to its own, and a block that is found in the prefix cache never stands for another
-next token.
+text is the sequence's without the first token, which is part of the salt instead. A slot depends on
+the tokens up to its own. So a block of the prefix cache never stands for another next token.
 """
 
 from collections.abc import Iterator

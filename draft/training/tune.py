@@ -3,9 +3,9 @@
 The limits are tried one after the other (depth, nodes, branching, frontier), each over a few values
 while the others stay at the best found so far: the whole grid would take hours and says little
 more, because the limits hardly interact once the trees are sized by the cost of passes. All values
-of a limit and plain decoding run in turn, round by round, on the real engine, and are compared
-within a round, so that a machine that slows down slows all of them. A limit is moved only where
-that gains more than one percent: less is noise.
+of a limit and plain decoding run in turn, round by round, on the real engine. They are compared
+within a round, so a machine that slows down slows all of them. A limit is moved only where that
+gains more than one percent: less is noise.
 """
 
 import time

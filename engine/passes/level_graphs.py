@@ -3,9 +3,8 @@
 A level chooses the nodes that the model computes next, takes their rows in, runs the pass, ranks
 the tokens and adds the best as children. Launched one by one that is some ten launches around the
 recorded pass, with the host's work between them; here it is one, and the levels of a step follow
-each other with nothing between them: the trees, their block tables and what their tokens are drawn
-with are brought to static tensors once a step (`LevelGraphs.begin`), and the rest lies on the
-device already.
+each other with nothing between them. The trees, their block tables and what their tokens are drawn
+with come to static tensors once a step (`LevelGraphs.begin`). The rest lies on the device already.
 
 A recording has a number of trees (`TREE_COUNTS`); a step that has fewer is filled up with trees
 that have no rows. Every tensor outside the graphs' own memory that a recording reads or writes

@@ -102,8 +102,8 @@ class RunningStepTimes:
     """A curve that follows what passes really take.
 
     One factor for all sizes follows the machine (its clock, its other work, longer contexts); one
-    for each measured size corrects the shape, and fades while that size is not used, so that one
-    bad moment does not rule a size out for ever.
+    for each measured size corrects the shape. It fades while that size is not used, so one bad
+    moment does not rule a size out for ever.
     """
 
     def __init__(self, curve: StepTimeCurve) -> None:
@@ -300,9 +300,9 @@ def follow_step_times(
 ) -> RunningStepTimes:
     """Profile a runner, or take what was `saved`, and go on learning from every pass.
 
-    On a processor that is busy with other programs a measurement is used, but not saved. Times of
-    a busy moment may be saved all the same, so passes that are much faster than what was saved have
-    it measured anew, and the faster times are kept.
+    On a processor that is busy with other programs a measurement is used, but not saved. Times of a
+    busy moment may be saved all the same. If passes are much faster than what was saved, it is
+    measured anew, and the faster times are kept.
     """
     known = curve = saved.load(runner) if saved is not None else None
     if curve is None or _beats(warm_up_passes(runner), curve):

@@ -1,10 +1,10 @@
 """Fair queueing between tenants: deficit round robin on tokens, with weights and priorities.
 
-Deficit round robin (Shreedhar and Varghese, "Efficient Fair Queuing using Deficit Round Robin",
-1995) gives each tenant a quantum a round and lets it start what the quantum pays for. Here the
-quantum is taken to its limit, a token: next is the tenant that has had least so far, in tokens over
-weight. That is as fair as rounds can be, and needs none (Goyal et al., "Start-time Fair Queuing",
-1996; Sheng et al., "Fairness in Serving Large Language Models", 2024, count the same way).
+Deficit round robin gives each tenant a quantum a round and lets it start what the quantum pays for
+(Shreedhar and Varghese, "Efficient Fair Queuing using Deficit Round Robin", 1995). Here the quantum
+is taken to its limit, a token: next is the tenant that has had least so far, in tokens over weight.
+That is as fair as rounds can be, and needs none (Goyal et al., "Start-time Fair Queuing", 1996;
+Sheng et al., "Fairness in Serving Large Language Models", 2024, count the same way).
 """
 
 from collections import deque

@@ -259,9 +259,9 @@ def tile_shapes(
 ) -> tuple[TileShape, ...]:
     """All that `tile_shape` may return for a model, the smallest tiles first.
 
-    What ahead-of-time compilation showed to fit into the registers, with enough stages for at
-    least two blocks of keys and values to be under way (the block ids they depend on take stages
-    as well). A thread holds block_m * head_dim / (32 * num_warps) sums.
+    The shapes that fit into the registers, by ahead-of-time compilation. Stages are enough for two
+    blocks of keys and values under way; the block ids that these depend on take stages as well. A
+    thread holds block_m * head_dim / (32 * num_warps) sums.
     """
     if dtype == torch.float32:  # products without tensor cores: unrolled, so few of them
         # of block_m, block_n, num_warps and num_stages

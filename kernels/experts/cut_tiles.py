@@ -1,7 +1,7 @@
 """Sort pairs of a row and an expert by expert, and cut them into tiles of one expert each.
 
-How many rows an expert has is known to the device alone, so there are as many tiles as there can
-be at most, and those beyond the last are empty.
+Only the device knows how many rows an expert has. So there are as many tiles as there can be at
+most, and those beyond the last are empty.
 """
 
 from dataclasses import dataclass

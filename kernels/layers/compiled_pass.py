@@ -1,8 +1,8 @@
 """All layers of a pass, or the whole of it, in one call of the compiled library (pass.h).
 
 The same functions run in the same order as where a caller runs them one by one, so the bits are the
-same. What is spared is the way through Python between them, which takes as long as a tenth of a
-large model's pass and most of a small one's.
+same. That saves the way through Python between them: a tenth of a large model's pass, and most of a
+small one's.
 """
 
 import ctypes

@@ -3,9 +3,8 @@
 As `outrider.draft.trees.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most
 likely reaches and then leaves by none of their children. The small model can compute a node when it
 has computed its parent or does so in the same pass; unlike there, no row is spent on the ancestors
-of a promising node: they are chosen in their own right, one below the other. A model that is
-stepwise can compute a node only when it has computed its parent before, as a head, whose rows carry
-what the parent's gave.
+of a promising node: they are chosen in their own right, one below the other. A stepwise model can
+compute a node only after its parent. A head is stepwise: its rows carry what the parent's row gave.
 """
 
 from dataclasses import dataclass

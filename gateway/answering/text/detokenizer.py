@@ -98,7 +98,7 @@ class WindowDetokenizer:
     """Decodes the last few tokens with and without the new one; the difference is its text.
 
     For decoders that look at neighbours. Text that ends in U+FFFD is held back until it is whole,
-    but never longer than the window, so the cost of a token is bounded. `after`: the tokens of the
+    but never longer than the window. So the cost of a token is bounded. `after`: the tokens of the
     text that goes on.
     """
 

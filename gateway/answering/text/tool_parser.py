@@ -1,7 +1,7 @@
 """Finds tool calls in an answer while it is written.
 
 The grammar of the request (gateway/answering/text/tools.py) lets the model write calls in the
-format's way only, so the parser reads just that, with any white space between the parts. All else
+format's way only. So the parser reads just that, with any white space between the parts. All else
 is content.
 """
 

@@ -1,8 +1,8 @@
 """A/A self-check on recorded data: arms split against themselves must not differ.
 
-The buckets of units of each arm are put into two halves at random, again and again, and each pair
-is looked at many times while its requests come in (each bucket's successes and failures in random
-order). Both halves had the same settings, so every difference declared is a false alarm. That is
+Again and again, the buckets of units of each arm are put into two halves at random. Each pair is
+looked at many times while its requests come in, each bucket's successes and failures in random
+order. Both halves had the same settings, so every difference declared is a false alarm. That is
 done with the units, rates and design effects that the experiment really has.
 """
 

@@ -120,8 +120,8 @@ class RequestIntake:
 
         `is_form`: it is in parts; else JSON.
 
-        A request that ends without an answer of its own (a repeated one) gives its count back, and
-        so does one that fails through no fault of its own.
+        A request that ends without an answer of its own (a repeated one) gives its count back. So
+        does one that fails through no fault of its own.
         """
         try:
             with self.bodies.hold(_owner_of(request)) as held:

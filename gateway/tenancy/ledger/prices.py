@@ -112,8 +112,8 @@ class PriceBook:
 
     Amounts are sums of tokens times prices, rounded down to whole nano-dollars once for each
     attempt. Prices may rise with the length of the prompt, and never fall. So amounts never fall
-    when tokens are added, and what the parts of a request are charged never exceeds the reservation
-    for the whole of it.
+    when tokens are added. The charges of a request's parts never exceed the reservation for the
+    whole of it.
     """
 
     def __init__(self, rates: Mapping[str, _TierRates], strong_tier: str = STRONG) -> None:
