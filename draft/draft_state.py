@@ -24,9 +24,9 @@ class DraftState:
     """None before the first draft pass and after its blocks were reclaimed."""
     tree: DraftTree | None = None
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    """Of the small model's best guesses."""
+    """How often the small model's best guess is right."""
     head_acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    """Of the head's best guesses."""
+    """How often the head's best guess is right."""
     model: DraftModel = "small"
     """The one that drafts in this step."""
     forecast: TreeForecast | None = None

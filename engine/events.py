@@ -245,9 +245,9 @@ class AdapterInfo:
     """A LoRA adapter that was read."""
 
     digest: str
-    """Of its content."""
+    """The digest of its content."""
     num_bytes: int
-    """Of its weights, as they are held here."""
+    """The size of its weights, as they are held here."""
     max_rank: int
     num_modules: int
 

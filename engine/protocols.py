@@ -77,7 +77,7 @@ class DraftLogits:
     """[total_rows, vocab_size], where such rows were wanted. None where a recorded level was
     replayed, which has grown the trees itself."""
     hidden: Tensor | None = None
-    """Of a head's pass, in the slices' order, [num_logit_rows, hidden_size]."""
+    """The hidden states of a head's pass, in the slices' order, [num_logit_rows, hidden_size]."""
     hidden_of_device_rows: Tensor | None = None
     """[total_rows, hidden_size]."""
 
@@ -109,7 +109,7 @@ class Beside:
     """Sequences that decode without a tree; they wait for the step as well."""
     num_prompts: int = 0
     num_prompt_rows: int = 0
-    """Of all `num_prompts` prompts together."""
+    """Rows of all `num_prompts` prompts together."""
 
 
 NOTHING_BESIDE: Final = Beside()

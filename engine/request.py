@@ -111,7 +111,7 @@ class EngineRequest:
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    """Of the tokenizer of `tier`."""
+    """Ids of the tokenizer of `tier`."""
     tier: Tier
     sampling: SamplingParams
     speculation: SpeculationParams = field(default_factory=SpeculationParams)

@@ -48,9 +48,9 @@ class OperatingPoint:
     watched_share: float
     """Prompts that began under watch, in [0, 1]."""
     accuracy: float
-    """Of the answers given, in [0, 1]."""
+    """The accuracy of the answers given, in [0, 1]."""
     relative_accuracy: float
-    """As a share of always-large's."""
+    """The accuracy as a share of always-large's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Calibration:
     stage: Stage
     """What the quality compared with the threshold is made of."""
     quality_deciles: tuple[float, ...]
-    """Of the text qualities seen in calibration, [11] from lowest to highest: what drift is
+    """Deciles of the text qualities seen in calibration, [11] from lowest to highest: what drift is
     measured against."""
 
 
@@ -128,9 +128,9 @@ class CalibrationTarget:
     """Target that selects a setting; exactly one of the first four fields is set."""
 
     recovered_gap: float | None = None
-    """Of what always-large adds to always-small, in (0, 1], at the least strong share."""
+    """The share of what always-large adds to always-small, in (0, 1], at the least strong share."""
     strong_share: float | None = None
-    """Of the prompts, in [0, 1], never more."""
+    """The share of prompts that the large model answers, in [0, 1], never more."""
     quality: float | None = None
     """Accuracy as a share of always-large's, above 0, at the least strong share."""
     max_cost_usd: float | None = None

@@ -52,7 +52,8 @@ class LabelledPrompts:
     hidden: FloatRows | None = None
     """The small model's hidden state of the last prompt token, [num_prompts, hidden_size]."""
     logprobs: list[FloatRows] | None = None
-    """Of the tokens of the small model's whole answer, for each prompt [its number of tokens]."""
+    """Those of the tokens of the small model's whole answer, for each prompt [its number of
+    tokens]."""
     num_prompt_tokens: FloatRows | None = None
     num_weak_tokens: FloatRows | None = None
     num_strong_tokens: FloatRows | None = None

@@ -219,9 +219,9 @@ class _Stages:
     probe: ScaledStage | None
     answer: ScaledStage | None
     prompt_held_out: FloatRows
-    """Of the probe; of the text where there is no probe."""
+    """What the probe says; the text's where there is no probe."""
     answer_held_out: FloatRows | None
-    """Of the answer stage."""
+    """What the answer stage says."""
     record: Mapping[str, Any]
     """Squared error of the gain and APGR, by candidate, on the same held-out prompts."""
 

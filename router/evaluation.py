@@ -41,7 +41,7 @@ class CalibrationBin:
     observed: float
     """1 - (large score - small score), the mean over the bin."""
     standard_error: float
-    """Of `observed`."""
+    """The error of `observed`."""
     num_prompts: int
 
 
@@ -88,9 +88,9 @@ class RouterReport:
     setting: OperatingPoint
     """What the router's own setting gives here."""
     setting_accuracy: BootstrapInterval
-    """Of `setting`."""
+    """The accuracy of `setting`, with its interval."""
     setting_share: BootstrapInterval
-    """Of `setting`."""
+    """The strong share of `setting`, with its interval."""
     oracle_apgr: float
     oracle_curve: FloatRows
     oracle_accuracy: float

@@ -49,9 +49,9 @@ class GuardNumbers:
 
     num_outcomes: int = 0
     strong_share: float | None = None
-    """Of answers, given by the large model."""
+    """The share of answers that the large model gave."""
     expected_share: float | None = None
-    """As calibrated."""
+    """The strong share that the calibration predicts."""
     quality_shift: float | None = None
     """The stability index."""
     escalated_confidence: float | None = None

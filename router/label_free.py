@@ -176,7 +176,7 @@ class LabelFreePolicy:
     model: AgreementModel = field(default_factory=AgreementModel)
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     explore_share: float = EXPLORE_SHARE
-    """Of the kept answers, those that the large model judges as well."""
+    """The share of kept answers that the large model judges as well."""
     fixed_threshold: float | None = None
     """Replaces the learnt threshold."""
     draw: Callable[[], float] = random.random

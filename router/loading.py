@@ -54,7 +54,7 @@ class RoutingOptions:
     """Replaces the calibrated band's upper end."""
     autopilot: bool = False
     explore_share: float = EXPLORE_SHARE
-    """Of kept answers without a router, those that the large model judges."""
+    """The share of kept answers without a router that the large model judges."""
     abstains: bool = True
     """Prompts that are unlike the router's training go to the policy without a router."""
     cascade: CascadeOptions = field(default_factory=CascadeOptions)

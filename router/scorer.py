@@ -120,7 +120,7 @@ class RouterScorer:
     """Takes what `answer_inputs` makes."""
     calibration: Calibration | None = None
     prompt_hashes: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
-    """Of the training prompts, ascending; the smallest MAX_PROMPT_HASHES at most."""
+    """Hashes of the training prompts, ascending; the smallest MAX_PROMPT_HASHES at most."""
     familiarity: Familiarity | None = None
     """Finds prompts that are unlike the training's. None for routers of earlier versions."""
     training: Mapping[str, Any] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class StepBudget:
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
     num_rows: int
-    """Of its large pass without guesses."""
+    """Rows of the step's large pass, without guesses."""
     context: float
     """The tokens that these rows see on average."""
     base_tokens: float
@@ -78,7 +78,7 @@ class StepBudget:
     beside_s: float = 0.0
     """What any step takes beside its levels and its large pass."""
     num_block_rows: int = 0
-    """Of the one pass that guesses all depths for a sequence; 0 where every level is a pass."""
+    """Rows of the one pass that guesses all depths of a sequence; 0 where every level is a pass."""
 
     def level_s(self, num_rows: int) -> float:
         """Expected seconds of a level of drafts with so many rows."""
@@ -173,7 +173,7 @@ class TreeBudget:
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
     head_pass_s: PassTimeEstimate | None = None
-    """Of a head, where one drafts."""
+    """The pass time of a head, where one drafts."""
     max_stretch: float = 1.3
     """A step with guesses may take this many times as long as a plain one."""
     unseen_s: float = 0.08

@@ -72,7 +72,7 @@ class RequestCalibration:
     of: "EdgeCalibration"
     """The compiled library reads its `table`."""
     chance: Calibrate
-    """Of a guess, to be right where its parent was."""
+    """The chance that a guess is right where its parent was."""
     is_greedy: bool
 
     def __call__(self, confidence: float, sources: int, depth: int) -> float:

@@ -93,7 +93,7 @@ class _Choice:
     recent: Pace = field(default_factory=lambda: Pace(kept=_KEPT_RECENT))
     """Steps of the kept kind."""
     seconds: float = 0.0
-    """Of all steps."""
+    """Time of all steps of the group."""
     num_between: int = -_STEPS_BETWEEN
     """Steps since the last probe; below 0 at first, while the worth of guesses is still learnt."""
     probe: _Probe | None = None

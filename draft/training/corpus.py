@@ -62,9 +62,10 @@ class Mix:
     """Composition of training rows."""
 
     difficulty_weights: Sequence[float] = (2, 4, 4, 4)
-    """Of difficulties 1 to 4. Difficulty 1 is mostly contained in the others: half as many."""
+    """Weights of difficulties 1 to 4. Difficulty 1 is mostly contained in the others: half as
+    many."""
     family_weights: Mapping[str, float] = field(default_factory=dict)
-    """Of families; 1 where not named."""
+    """Weights of families; 1 where a family is not named."""
     interviews: float = 0.0
     """Share of rows that begin with many questions about one passage."""
     skips: float = 0.0

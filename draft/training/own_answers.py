@@ -41,9 +41,9 @@ class AnswerPlan:
     temperature: float = 0.0
     """0 is greedy."""
     max_tokens: int = 256
-    """Of an answer."""
+    """The most tokens of an answer."""
     max_length: int = 1024
-    """Of prompt and answer together."""
+    """The most tokens of prompt and answer together."""
     seed: int = 0
     """Row i draws from `seed` + i."""
     top_k: int = 32
@@ -86,7 +86,7 @@ class TappedRow(TaughtRow):
     first: int
     """Where they begin among the file's rows."""
     tap_size: int
-    """Of all taps of a place together."""
+    """The size of all taps of a place together."""
 
     def read_taps(self) -> Tensor:
         """[n, tap_size], in the large model's precision."""

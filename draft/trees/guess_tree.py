@@ -47,7 +47,7 @@ class GuessTree:
     num_passes: int
     """Small passes that computed the slots: at most `max_depth`."""
     kept_logits: dict[int, Tensor]
-    """Of computed candidates."""
+    """The logits of computed candidates."""
 
     @property
     def num_candidates(self) -> int:

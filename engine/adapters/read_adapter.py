@@ -93,7 +93,7 @@ class AdapterFile:
     modules: dict[str, tuple[Tensor, Tensor, float]]
     """A and B of each module, and its scale."""
     digest: str
-    """Of all of the files."""
+    """The digest of all files together."""
 
     def weights(self, config: ModelConfig, device: torch.device) -> LoraWeights:
         """Return the products of a model of this config."""

@@ -39,7 +39,7 @@ class CompileBounds:
     token_cpu_s: float = 0.05
     """To find the tokens that may follow, at some of the places that a trial reaches."""
     max_grammar_bytes: int = 64 * 2**20
-    """Of the compiled grammar."""
+    """The largest compiled grammar."""
 
 
 DEFAULT_BOUNDS: Final = CompileBounds()

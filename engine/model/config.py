@@ -159,16 +159,16 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     full_heads: HeadShape | None = None
-    """Of the layers without a window, where theirs differ."""
+    """The heads of layers without a window, where theirs differ."""
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
     layers: tuple[LayerConfig, ...]
     recurrence: Recurrence | None = None
-    """Of the recurrent layers."""
+    """The shape of the recurrent layers."""
     names: TensorNames = TensorNames()
     ignored_prefixes: tuple[str, ...] = ()
-    """Of tensors that nothing here reads."""
+    """How the names of tensors begin that nothing here reads."""
     # ---- norms
     norm_kind: Literal["rms", "layer"] = "rms"
     norm_eps: float
@@ -178,12 +178,12 @@ class ModelConfig:
     """Over each head, or over a row's heads together."""
     # ---- projections
     attention_bias: bool = False
-    """Of queries, keys and values."""
+    """Queries, keys and values have biases."""
     output_bias: bool = False
     mlp_bias: bool = False
     activation: Activation = "silu"
     experts: ExpertsConfig | None = None
-    """Of the sparse layers."""
+    """The mixtures of the sparse layers."""
     is_parallel: bool = False
     """Attention and MLP read the same normalised rows."""
     # ---- scales; None: the usual head_dim ** -0.5
@@ -195,7 +195,7 @@ class ModelConfig:
     """A score without a value joins each head's softmax."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """Of what attention and MLP add."""
+    """Factor of what attention and MLP add to the residual stream."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     # ---- tokens

@@ -27,7 +27,7 @@ class SharedInputs:
 
     positions: Tensor
     slots: tuple[Tensor, Tensor]
-    """Of the layers without a window, and of those with one."""
+    """The slots for layers without a window, and for those with one."""
     attention: Plan
     kv_cache: KVCache
     is_fused: bool

@@ -20,9 +20,9 @@ class LoraModule:
     size: int
     """The number of its columns."""
     width: int
-    """Of the projection's rows."""
+    """The width of the projection's input rows."""
     order: Tensor | None = None
-    """Of the projection's columns, by the checkpoint's; None where they are in its order."""
+    """The order of the projection's columns, by the checkpoint's; None where it is the same."""
 
 
 def lora_modules(config: ModelConfig) -> dict[str, LoraModule]:

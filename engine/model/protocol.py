@@ -22,7 +22,7 @@ class ForwardOutput:
     hidden: Tensor
     """[m, hidden_size], after the final norm."""
     taps: Tensor | None = None
-    """Of all n rows, [n, number of taps * hidden_size]. None where none are asked for."""
+    """The taps of all n rows, [n, number of taps * hidden_size]. None where none are asked for."""
 
 
 class CausalModel(Protocol):

@@ -33,7 +33,7 @@ class Cut:
     spans: tuple[tuple[int, int], ...] = ()
     """The places along it that are put together."""
     length: int = 0
-    """Of the part; zeros behind what there is."""
+    """The length of the part; zeros stand behind what there is."""
     is_elsewhere: bool = False
     """The tensor is read by another rank alone, which adds it; here it is zero."""
 

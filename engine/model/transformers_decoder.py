@@ -50,7 +50,7 @@ class _Pass:
     """State shared by the layers of a pass; `layer` counts them as they come."""
 
     slots: tuple[Tensor, Tensor]
-    """Of the layers without a window, and of those with one."""
+    """The slots for layers without a window, and for those with one."""
     attention: Plan
     kv_cache: KVCache
     windows: tuple[int | None, ...]

@@ -41,7 +41,7 @@ class RankSpec:
     folder: str
     """Where the ranks meet."""
     num_threads: int
-    """Of a CPU."""
+    """Threads of a rank on a CPU."""
     timeout_s: float
     log_level: int
     """Logging's."""

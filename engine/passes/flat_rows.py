@@ -54,7 +54,7 @@ class FlatRows:
     tree_starts: list[int] = field(default_factory=list)
     ancestor_masks: list[list[int] | None] = field(default_factory=list)
     adapters: list[LoraWeights | None] = field(default_factory=list)
-    """Of each sequence."""
+    """The adapter of each sequence."""
     recurrent: list[RecurrentRows] = field(default_factory=list)
 
     def add(self, piece: ForwardSlice, block_size: int) -> None:

@@ -69,19 +69,19 @@ class LevelConfig:
     max_levels: int
     """Behind the roots' level."""
     capacity: int
-    """Of a tree's candidates."""
+    """The most candidates of a tree."""
     min_path_prob: float
     """As of `choose_frontier`."""
     most_believed: float
     """As of `choose_frontier`."""
     vocab_size: int
-    """Of the logits' columns that are ranked."""
+    """The number of the logits' columns that are ranked."""
     token_ids: Tensor | None
     """The target's token of each column, for a model that has some of its tokens."""
     recalled_bit: int
     """As of `init_trees`."""
     table: EdgeTable
-    """Of guesses; its shifts change with what is learnt."""
+    """The calibration of guesses; its shifts change with what is learnt."""
 
     def fits(self, other: "LevelConfig") -> bool:
         """True if levels recorded with this one are what a drafter with the other one wants."""
@@ -122,11 +122,11 @@ class RecordedTrees:
 
     captured: CapturedLevel
     state: TreeState
-    """Of the step's trees alone."""
+    """The part of the static state that the step's trees use."""
     hidden: Tensor | None
     """What a head's rows gave, by draft offset, of the step's trees alone."""
     num_rows: int
-    """Of a level, padding included."""
+    """Rows of a level, padding included."""
     mean_context: float
     """Tokens that a row sees at most."""
 

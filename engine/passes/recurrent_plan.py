@@ -31,7 +31,7 @@ class RecurrentRows:
     tree_start: int | None = None
     """The rows before this slot are text; None: all rows are."""
     masks: Sequence[int] | None = None
-    """Of a tree; bit j is slot `tree_start + j`."""
+    """The slots that each row of a tree sees; bit j is slot `tree_start + j`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,15 +63,15 @@ class ModelRunner:
     max_context: int | None = None
     prefix_caching: bool = True
     kv_dtype: torch.dtype | None = None
-    """Of the cache; None: the model's."""
+    """The type of the cache; None: the model's."""
     cuda_graphs: bool = True
     """Whether `capture_graphs` records passes. Before it is called, and for passes that are none of
     the recorded ones, kernels are launched one by one."""
     num_window_blocks: int | None = None
-    """Of layers that have a window, where they get a smaller cache of their own
+    """Blocks of layers that have a window, where they get a smaller cache of their own
     (`outrider.engine.cache.window_blocks`)."""
     recurrent_sizes: RecurrentSizes = field(default_factory=RecurrentSizes)
-    """Of what recurrent layers keep, where the model has some."""
+    """The sizes of what recurrent layers keep, where the model has some."""
     taps: tuple[int, ...] = ()
     """The hidden states that every pass yields of all its rows (`outrider.kernels.layers.taps`)."""
     pool: BlockPool = field(init=False)

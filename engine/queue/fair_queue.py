@@ -73,7 +73,7 @@ class _Books:
     """What the tenant whose turn it was had had, at the last start. A tenant with nothing waiting
     begins there: idle time earns no credit."""
     mean_answer_tokens: float = _FIRST_GUESS_TOKENS
-    """Of tenants that were not there before."""
+    """Begins the mean of tenants that were not there before."""
 
     def enter(self, tenant: str, weight: float) -> None:
         """A sequence came."""

@@ -74,7 +74,7 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Those in the prefix cache when it first started on its tier."""
     num_resumed_tokens: int = 0
-    """Of the answer, from another engine."""
+    """Tokens of the answer that came from another engine."""
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
@@ -82,7 +82,7 @@ class Sequence:
     num_steps: int = 0
     num_preemptions: int = 0
     work: dict[Tier, WorkCounts] = field(default_factory=dict)
-    """Of every tier that did any for it, whether it was kept or not."""
+    """Counts of every tier that worked for it, whether the work was kept or not."""
     adapters: "dict[Tier, LoraWeights]" = field(default_factory=dict)
     """Its adapters, from when they are there until it ends."""
     arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))

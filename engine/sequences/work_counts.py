@@ -25,7 +25,7 @@ class WorkCounts:
     num_draft_rows: int = 0
     num_steps: int = 0
     num_cached_at_first: int | None = None
-    """Of a request: what its first start found in the prefix cache. None before that."""
+    """What a request's first start found in the prefix cache. None before that."""
 
     def note_emission(self, event: TokensEmitted) -> None:
         """One step's tokens, and the tree that they came of."""

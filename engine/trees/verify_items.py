@@ -30,7 +30,7 @@ class VerifyItem:
     sequence: Sequence
     tree: TokenTree
     first_row: int
-    """Of its tree's logits."""
+    """The first row of its tree's logits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class VerifiedPass:
     output: PassOutput
     verdicts: list[Verdict] = field(default_factory=list)
     logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
-    """Of the verdicts' tokens, for each item; empty where none are wanted."""
+    """Log-probabilities of the verdicts' tokens, for each item; empty where none are wanted."""
 
 
 def answer_slices(

@@ -51,13 +51,13 @@ class ExperimentRecord:
     name: str
     state: ExperimentState
     share: float
-    """Of the units; they take part while it runs."""
+    """The share of the units that takes part while it runs."""
     current: VersionRecord
     slots: Ranges = ()
-    """Those of its layer; none otherwise."""
+    """The slots that it has of its layer; none while it does not run."""
     source: ExperimentSource = "admin"
     fingerprint: str | None = None
-    """Of the settings in outrider.toml that were last applied."""
+    """The digest of the settings in outrider.toml that were last applied."""
     created_at: float
 
     @property

@@ -65,7 +65,7 @@ class Exchange:
     ended_s: float | None = None
     """The end, on the span's clock."""
     omitted_bytes: int = 0
-    """Of a request too large to be kept."""
+    """The size of a request too large to be kept."""
     is_streamed: bool = False
     is_cut: bool = False
     """The answer was longer than the part kept."""

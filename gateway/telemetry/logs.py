@@ -158,7 +158,7 @@ class _Template:
     """A message's words with its conversions."""
 
     words: str
-    """Of the event, with conversions that belong to no field."""
+    """The event's words, with conversions that belong to no field."""
     parts: tuple[tuple[str | None, str], ...]
     """One a conversion: the field's name, None where it has none, and the conversion."""
 

@@ -39,8 +39,8 @@ class Attempt:
     model: str = ""
     """The requested one."""
     num_repeated_tokens: int = 0
-    """Of its answer, written by the attempt before it: a continuation may begin with the delivered
-    text."""
+    """Tokens of its answer that the attempt before it had written: a continuation may begin with
+    the delivered text."""
 
 
 OnAttempt = Callable[[Attempt], None]

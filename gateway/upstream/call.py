@@ -107,8 +107,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reasoning: str = ""
     """Reasoning that it adds to choice `index`."""
     num_other_bytes: int = 0
-    """Of the model's other text: names and arguments of calls, refusals, other choices in the same
-    event."""
+    """The size of the model's other text: names and arguments of calls, refusals, other choices in
+    the same event."""
     has_calls: bool = False
     """It carries a part of a tool call."""
     has_logprobs: bool = False
@@ -144,6 +144,6 @@ class WholeAnswer:
     has_calls: bool = False
     """Some choice calls a tool."""
     token_logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the first choice, where the gateway asked for them."""
+    """Those of the first choice, where the gateway asked for them."""
     finish_reason: str | None = None
     usage: UpstreamUsage | None = None

@@ -36,9 +36,9 @@ class CacheSizes:
 
     num_blocks: Mapping[Tier, int]
     num_window_blocks: Mapping[Tier, int]
-    """Of the tiers whose layers with a window get a smaller cache of their own."""
+    """Blocks of the tiers whose layers with a window get a smaller cache of their own."""
     recurrent: Mapping[Tier, RecurrentSizes] = field(default_factory=dict)
-    """Of the tiers that have recurrent layers."""
+    """The sizes of the tiers that have recurrent layers."""
 
 
 def kv_dtype(settings: Settings, model: "CausalModel") -> "torch.dtype":

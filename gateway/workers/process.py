@@ -31,7 +31,7 @@ class WorkerTask:
 
     number: int
     settings: Any
-    """Of this gateway."""
+    """The settings of this gateway."""
     engine: str | None
     """The address of the engine that all workers share; None where there is none here."""
 

@@ -28,7 +28,7 @@ class Change:
     """A change of what workers keep in memory."""
 
     number: int
-    """Of its maker's changes; 0 for a repeat."""
+    """Its place among its maker's changes; 0 for a repeat."""
     subject: str
     """A later change with the same subject replaces it for workers that start later."""
     value: Any

@@ -101,7 +101,7 @@ class LayerCaches:
     keys: Tensor
     values: Tensor
     table: Tensor | None
-    """Of its rotation; None for none."""
+    """The table of its rotation; None for none."""
     has_window: bool
 
 

@@ -217,10 +217,10 @@ class SplitShape:
     block_n: int
     block_k: int
     split: int
-    """Of k, a multiple of `block_k`."""
+    """The part of k that one program sums, a multiple of `block_k`."""
     num_splits: int
     num_tiles: int
-    """Of columns."""
+    """Tiles of columns."""
     num_stages: int
     num_warps: int
     is_gated: bool
@@ -307,7 +307,7 @@ class HalfNormed:
     squares: Tensor
     """float32 [parts, FEW_ROWS], each row's sum of squares in parts."""
     eps: float
-    """Of the norm, added to the mean square."""
+    """The norm's, added to the mean square."""
 
 
 def split_k_linear(

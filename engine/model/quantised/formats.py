@@ -38,7 +38,7 @@ class WeightFormat:
 
     method: Method
     bits: int = 0
-    """Of a number; 0 where the method or the tensors say it."""
+    """Bits of a number; 0 where the method or the tensors say it."""
     zero_offset: int = 0
     """What GPTQ's first version takes from zero points."""
     block: tuple[int, int] | None = None

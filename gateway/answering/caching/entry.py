@@ -18,7 +18,7 @@ class CachedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds since 1970."""
     is_streamed: bool
     headers: dict[str, str] = {}
-    """Of the answer itself."""
+    """Headers of the answer itself."""
 
     @property
     def num_bytes(self) -> int:

@@ -77,7 +77,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The watch's last one; None without a watch."""
     num_tokens: int = 0
     num_retracted_tokens: int = 0
-    """Of the small model, not delivered."""
+    """Tokens of the small model that were not delivered."""
     num_reused_tokens: int = 0
     """Those of them that the large answer had at the same places."""
 
@@ -223,7 +223,7 @@ class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
     watch: bool | None = None
     """Whether the watch wants hidden states; None where the answers are not watched."""
     adapters: tuple[AdapterRef, ...] = ()
-    """Of the tiers that may answer."""
+    """The adapters of the tiers that may answer."""
 
 
 def engine_requests(

@@ -88,7 +88,7 @@ class Prompts(ABC):
 
     endpoint: Endpoint
     id_prefix: str
-    """Of the answer's id."""
+    """The beginning of the answer's id."""
     request: ApiRequest
     dialogue: Dialogue | None = None
     """The conversation, where it is one."""

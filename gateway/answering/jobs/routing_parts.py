@@ -30,4 +30,4 @@ class RoutingParts:
     typical: TypicalRequest = field(default_factory=TypicalRequest)
     memory: ConversationMemory = field(default_factory=ConversationMemory)
     second_looks: SecondLooks = field(default_factory=SecondLooks)
-    """Of answers that are kept."""
+    """Has the large model judge answers that are kept."""

@@ -90,7 +90,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     assignment: Assignment | None = None
     span: Span = NULL_SPAN
     ignored_fields: tuple[str, ...] = ()
-    """Of another API's request, which its translation has left out."""
+    """Fields of another API's request that its translation has left out."""
 
 
 class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):

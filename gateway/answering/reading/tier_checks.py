@@ -20,7 +20,7 @@ class TierChecks:
 
     upstream: UpstreamParts
     default_max_tokens: int | None
-    """Of answers whose requests set no bound."""
+    """Tokens of an answer whose request sets no bound."""
     typical: TypicalRequest
     """The usual lengths."""
 

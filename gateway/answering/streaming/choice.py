@@ -47,7 +47,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | None = None
     """The stop string that ended the choice, if it was one of the request's."""
     trace: DeltaTrace | None = None
-    """Of the pieces, where the request is traced."""
+    """The trace of the pieces, where the request is traced."""
 
 
 @dataclass(slots=True)
@@ -61,12 +61,12 @@ class ChoiceUsage:
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
     num_reused_tokens: int = 0
-    """Held in the other tier's retracted answer."""
+    """Tokens that the other tier's retracted answer held."""
     num_steps: int = 0
     num_prediction_tokens: int = 0
-    """Brought by the request."""
+    """Tokens of the request's prediction."""
     num_predicted_tokens: int = 0
-    """Of them, those that were right."""
+    """Tokens of the prediction that were right."""
     queue_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

@@ -41,9 +41,9 @@ class CascadeUsage:
     """The result of watching one choice; `confidence` and `reason` are None without a watch."""
 
     num_held_tokens: int = 0
-    """Waited for the decision."""
+    """Tokens that waited for the decision."""
     num_retracted_tokens: int = 0
-    """Of the small model, given up for the large tier's answer."""
+    """Tokens of the small model that were given up for the large tier's answer."""
     escalated: bool = False
     confidence: float | None = None
     reason: str | None = None

@@ -41,7 +41,7 @@ class DeltaTrace:
     steps: tuple[int, ...]
     """One a piece."""
     trees: tuple[StepTree, ...] = ()
-    """Of new steps."""
+    """The trees of new steps."""
 
 
 class ChoiceTrace:

@@ -116,13 +116,13 @@ class PromptWork(msgspec.Struct, frozen=True, kw_only=True):
     """None where prompts are not a client's, as in the tools that plan and collect."""
     tenant: str = ""
     max_chars: int | None = None
-    """Text in all messages and tools of a prompt."""
+    """The most characters in all messages and tools of a prompt."""
     json_bounds: JsonBounds = msgspec.field(default_factory=JsonBounds)
-    """Of the arguments of its tool calls."""
+    """Bounds on the arguments of a prompt's tool calls."""
     max_context: int | None = None
-    """Of the tier that reads the prompt; None for any length."""
+    """The context of the tier that reads the prompt; None for any length."""
     max_tokens: int = 1
-    """Of the requested answer."""
+    """The most tokens of the requested answer."""
     on_held: Callable[[float], object] | None = None
     """Called with the seconds for which short work held the event loop."""
 

@@ -55,7 +55,7 @@ class ToolReading:
     special_texts: Mapping[int, str] = field(default_factory=dict)
     """The texts of special tokens, by id, which are part of the format."""
     value_forms: Mapping[str, Mapping[str, ValueForm]] = field(default_factory=dict)
-    """Of each function's arguments, where the format leaves their types open."""
+    """The forms of each function's arguments, where the format leaves their types open."""
 
 
 class ToolParser:

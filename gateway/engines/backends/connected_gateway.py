@@ -19,9 +19,9 @@ class ListenerBounds:
 
     max_gateways: int = 64
     max_requests: int = 1024
-    """Of one gateway in flight."""
+    """Requests of one gateway that are in flight."""
     max_calls: int = 64
-    """Of one gateway that wait for an answer."""
+    """Calls of one gateway that wait for an answer."""
     max_queued: int = 16_384
     """Messages for a gateway that reads slowly; 0: without a bound."""
     max_message_bytes: int = 32 << 20
@@ -49,7 +49,7 @@ class ConnectedGateway:
     """The socket's name for it."""
     heard_s: float
     engine_ids: dict[str, str] = field(default_factory=dict)
-    """Of its requests, by its own ids."""
+    """The engine's ids of its requests, by its own ids."""
     num_calls: int = 0
     wants_blocks: bool = False
     """It is sent the news of the prefix cache."""

@@ -49,7 +49,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """Where it listens."""
     key_file: str | None = None
-    """Of the line's keys, where it is no private file."""
+    """The file of the line's keys, where it is no private file."""
     scratch_dir: str
     """Removed by a process whose gateway has died."""
     log_level: str = "INFO"

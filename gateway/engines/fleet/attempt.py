@@ -24,7 +24,7 @@ class Attempt:
     request: EngineRequest
     replica: Replica
     generation: str | None
-    """Of its replica's process."""
+    """The generation of its replica's process."""
     info: EngineInfo
     is_switching: bool
     """It is the first on another tier, and nothing of it was seen yet."""

@@ -34,7 +34,7 @@ class _Placed:
     hit: int
     """Prompt tokens that it is trusted with."""
     keys: tuple[int, ...]
-    """Of its text, in the places of `grid`."""
+    """Keys of its text, at the places of `grid`."""
     until_s: float
 
 

@@ -21,7 +21,7 @@ class Wanted:
 
     request: EngineRequest
     numerics: dict[Tier, str] = field(default_factory=dict)
-    """Of the replica, by tier; empty where any will do."""
+    """The replica's numerics, by tier; empty where any will do."""
     refused: frozenset[Replica] = frozenset()
     has_begun: bool = False
     """An engine had it before, so a draining replica may have it where there is no other."""

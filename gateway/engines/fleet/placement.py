@@ -27,7 +27,7 @@ class ReplicaLoad:
     num_running: int = 0
     """Answers being written."""
     seconds_per_prompt_token: float = 1e-4
-    """Of a long prompt."""
+    """Seconds that a token of a long prompt takes."""
     seconds_per_output_token: float = 2e-2
     """Between two tokens of an answer, with the others beside it."""
     index_lane: int = 0

@@ -32,7 +32,7 @@ class SamplePlan:
     version: int
     control: str
     weights: Mapping[str, float]
-    """Of its arms, positive, in any scale."""
+    """Weights of its arms, positive, in any scale."""
     metric: PlanMetric = "attainment"
     """The deciding one; times and cost by their mean."""
     alpha: float = 0.05

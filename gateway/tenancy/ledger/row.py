@@ -84,11 +84,11 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_accepted_tokens: int = 0
     """Nodes of token trees."""
     num_held_tokens: int = 0
-    """Waited for a decision."""
+    """Tokens that waited for a decision."""
     num_discarded_tokens: int = 0
-    """Of the completion, not delivered."""
+    """Tokens of the completion that were not delivered."""
     num_charged_tokens: int = 0
-    """Of prompt and completion: what the client pays for and what limits count."""
+    """Tokens of prompt and completion that the client pays for and that limits count."""
     usage_source: RowUsageSource = "engine"
     cost_nanos: int = 0
     """Our cost."""

@@ -30,13 +30,13 @@ class UsageEstimate(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_choices: int
     max_tokens: int
-    """Of each choice."""
+    """The most tokens of each choice."""
     is_bounded: bool
     """The client set `max_tokens`."""
     is_enforced_upstream: bool = False
     """An upstream server enforces `max_tokens`."""
     num_predicted_tokens: int = 0
-    """Of the client's predicted answer. An upstream server may count them for each choice in
+    """Tokens of the client's predicted answer. An upstream server may count them for each choice in
     addition."""
     units: Units | None = None
     """Images or sound, which may be priced in place of the tokens."""

@@ -53,7 +53,7 @@ class EnginePlan(_Section):
     drain_timeout_s: Positive = 30.0
     """Time for answers to end before a replica goes."""
     settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Of the engine, by their dotted names."""
+    """The engine's settings, by their dotted names."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -92,7 +92,7 @@ class FleetPlan(_Section):
     """The address at which a replica's machine is reached; unset: as Ray knows it."""
     http_host: str = "127.0.0.1"
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 7800
-    """Of Serve's proxy, which reports the replicas' addresses to gateways."""
+    """The port of Serve's proxy, which reports the replicas' addresses to gateways."""
     engines: Annotated[dict[str, EnginePlan], Field(min_length=1)]
 
     @model_validator(mode="after")
