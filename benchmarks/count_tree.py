@@ -3,10 +3,10 @@
 Prints, for the product packages: files, lines and loose files of each package; import cycles of
 files and of sub-packages; public type names that stand in more than one module.
 
-    python -m benchmarks.count_tree           # tables for people, of the current folder python -m
-    benchmarks.count_tree --json    # the same as JSON python -m benchmarks.count_tree --fail    #
-    exit status 1 if there is a cycle python -m benchmarks.count_tree --reach
-    gateway.answering.jobs.jobs    # and what its import loads
+    python -m benchmarks.count_tree           # tables for people, of the current folder
+    python -m benchmarks.count_tree --json    # the same as JSON
+    python -m benchmarks.count_tree --fail    # exit status 1 if there is a cycle
+    python -m benchmarks.count_tree --reach gateway.answering.jobs.jobs  # and what its import loads
 
 Names are those within `outrider`. A *loose file* lies directly in a top package, beside its
 folders. A *cycle of files* is a set of modules each of which imports, directly or not, all others

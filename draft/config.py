@@ -7,24 +7,25 @@ from outrider.verifier.params import SOURCES, Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig:
-    """Limits of one sequence's tree; a request may ask for less, not for more.
-
-    max_draft_nodes: nodes that the target judges; 0 means none. max_draft_depth: levels that the
-    small model adds; 0 means that it is not asked. max_text_depth: levels that earlier text,
-    predictions and grammars add. max_branching: children of a node that are considered.
-    max_frontier: nodes that one small pass expands. min_path_prob: guesses less likely than this
-    are not worth a row. max_catch_up_tokens: how many tokens of text the small model takes in per
-    pass before it can draft, for all sequences together. sources: where guesses may come from.
-    """
+    """Limits of one sequence's tree; a request may ask for less, not for more."""
 
     max_draft_nodes: int = 64
+    """Nodes that the target judges; 0 means none."""
     max_draft_depth: int = 16
+    """Levels that the small model adds; 0 means that it is not asked."""
     max_text_depth: int = 48
+    """Levels that earlier text, predictions and grammars add."""
     max_branching: int = 3
+    """Children of a node that are considered."""
     max_frontier: int = 4
+    """Nodes that one small pass expands."""
     min_path_prob: float = 0.02
+    """Guesses less likely than this are not worth a row."""
     max_catch_up_tokens: int = 1024
+    """Tokens of text that the small model computes per pass before it can draft, for all sequences
+    together."""
     sources: tuple[Source, ...] = SOURCES
+    """Where guesses may come from."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

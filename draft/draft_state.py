@@ -16,26 +16,27 @@ from outrider.verifier.verdict import Verdict
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class DraftState:
-    """A sequence's draft view and, from its proposal until its verdict, its tree.
-
-    view: None before the first draft pass and after its blocks were reclaimed. partial_tokens: the
-    end of a catch-up chunk in flight that does not reach the root, else 0. model: which one drafts
-    in this step; was_asked: whether it has made guesses. acceptance: of the small model's best
-    guesses, head_acceptance: of the head's. old_token_ids: what an adopted view holds while it
-    has not been compared with the text since then, None when it holds the text.
-    """
+    """A sequence's draft view and, from its proposal until its verdict, its tree."""
 
     sequence: Sequence
     token_map: TokenMap | None = None
     view: KVView | None = None
+    """None before the first draft pass and after its blocks were reclaimed."""
     tree: DraftTree | None = None
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+    """How often the small model's best guess is right."""
     head_acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+    """How often the head's best guess is right."""
     model: DraftModel = "small"
+    """The one that drafts in this step."""
     forecast: TreeForecast | None = None
     partial_tokens: int = 0
+    """The end of a catch-up chunk in flight that does not reach the root, else 0."""
     was_asked: bool = False
+    """Whether `model` has made guesses in this step."""
     old_token_ids: list[int] | None = None
+    """What an adopted view holds while it has not been compared with the text since then. None when
+    it holds the text."""
     _draft_ids: list[int] = field(default_factory=list)
 
     def acceptance_of(self, model: DraftModel) -> AcceptanceEstimate:
@@ -175,22 +176,21 @@ def _num_common(left: list[int], right: list[int], limit: int) -> int:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Draft:
-    """A sequence's part in one step: its tree and the limits on it.
-
-    urgency: how much a token of it counts. max_text_depth: levels that guesses other than the small
-    model's may have; max_answer_depth: those of an answer that it wrote before. needs_root: a
-    cascade, which judges no position whose small distribution is unknown. expected_tokens: that its
-    guesses should bring, as they were weighed last.
-    """
+    """A sequence's part in one step: its tree and the limits on it."""
 
     state: DraftState
     tree: DraftTree
     sources: frozenset[Source]
     urgency: float
+    """How much a token of it counts."""
     max_text_depth: int
+    """Levels that guesses other than the small model's may have."""
     max_answer_depth: int
+    """Levels that guesses from an answer that it wrote before may have."""
     needs_root: bool
+    """It is a cascade, which judges no position whose small distribution is unknown."""
     expected_tokens: float = 0.0
+    """Tokens that its guesses should bring, as they were weighed last."""
 
     @property
     def sequence(self) -> Sequence:

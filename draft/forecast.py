@@ -25,15 +25,13 @@ def _first_chain() -> Floats:
 
 @dataclass(slots=True)
 class TreeForecast:
-    """Running means over a sequence's trees, float64 [255].
-
-    by_rank: the path probability of the likeliest guess, of the second and so on. by_depth: the sum
-    of the path probabilities at depth 1, 2 and so on, which is the number of tokens to expect
-    there.
-    """
+    """Running means over a sequence's trees, float64 [255]."""
 
     by_rank: Floats = field(default_factory=_first_chain)
+    """The path probability of the likeliest guess, of the second and so on."""
     by_depth: Floats = field(default_factory=_first_chain)
+    """The sum of the path probabilities at depth 1, 2 and so on: the number of tokens to expect
+    there."""
 
     def copy(self) -> "TreeForecast":
         """The same numbers, to go on from."""

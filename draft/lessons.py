@@ -16,16 +16,17 @@ _MAX_CALIBRATIONS: Final = 64
 class Lessons:
     """Learns from every guess whose parent was accepted, whether the guess was verified or not.
 
-    acceptance: of all sequences, the value at which a new one begins; head_acceptance: the same of
-    a head's guesses. An adapter moves the large
-    model away from the small one by its own measure, so each has a calibration of its own where
-    trees grow on the host; `calibration` is the base's, and that of all trees on the device.
+    An adapter moves the large model away from the small one by its own measure. So each adapter has
+    a calibration of its own where trees grow on the host.
     """
 
     def __init__(self, calibration: EdgeCalibration) -> None:
         self.calibration = calibration
+        """Of the model without adapters, and of all trees on the device."""
         self.acceptance = AcceptanceEstimate()
+        """Of all sequences: the value at which a new one begins."""
         self.head_acceptance = AcceptanceEstimate()
+        """The same of a head's guesses."""
         self._of_adapters: OrderedDict[str, EdgeCalibration] = OrderedDict()
 
     def calibrate(self, sequence: Sequence) -> RequestCalibration:

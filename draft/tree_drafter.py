@@ -59,8 +59,8 @@ class TreeDrafter:
     The small model: same weights, same passes, own KV views. A head: own passes, over the hidden
     states that the large model's passes yield. One of them drafts in a step, or none: `StepChoice`.
     Text and grammars make guesses for nothing. All guesses of a sequence share one prefix tree, and
-    all trees of a step one budget. A view that has fallen behind (drafting was off, or guesses were
-    accepted that the small model never computed) catches up in the first pass of a proposal.
+    all trees of a step one budget. A view falls behind while drafting is off, or when guesses are
+    accepted that the small model never computed. It catches up in the first pass of a proposal.
     `runner`: the small model's, None where it does not draft. `token_map`: for a small model with
     another vocabulary. `clock`: seconds, as the engine's. `device_target`: the large model's runner
     where the small model's trees grow on the device (`DeviceGrowth`).

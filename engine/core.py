@@ -66,8 +66,8 @@ class Engine:
     """Continuous batching of two models over paged KV caches; not thread-safe.
 
     `step` runs several passes of the small model and at most one of the large: each small pass
-    advances the small tier's answers by a token and the drafts by a level, then the large model
-    judges all drafts and takes in prompt chunks.
+    advances the small tier's answers by a token and the drafts by a level. Then the large model
+    judges all drafts and computes prompt chunks.
     """
 
     def __init__(

@@ -19,11 +19,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillDone:
-    """The whole prompt is in the KV cache.
-
-    `hidden_state` is the last prompt token's hidden state after the final norm
-    ([hidden_size] floats), given when the request asked for it.
-    """
+    """The whole prompt is in the KV cache."""
 
     request_id: str
     tier: Tier
@@ -31,28 +27,30 @@ class PrefillDone:
     num_cached_tokens: int
     queue_s: float
     hidden_state: tuple[float, ...] | None = None
+    """The last prompt token's, after the final norm, [hidden_size] floats; given when the request
+    asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensEmitted:
-    """Tokens accepted in one step; the first `num_accepted_tokens` of them had been drafted.
-
-    `num_drafted_tokens` counts the nodes that were verified for this sequence in this step.
-    `num_predicted_tokens`: of `token_ids`, those that the client's prediction held at this place.
-    `num_unratified_tokens`: those that the large model alone would not have chosen (cascade).
-    `num_reused_tokens`: those that the retracted answer of the other tier held at this place.
-    `logprobs` is empty or as long as `token_ids`. `trace`: for requests that want one.
-    """
+    """Tokens accepted in one step."""
 
     request_id: str
     token_ids: tuple[int, ...]
     num_drafted_tokens: int = 0
+    """Nodes that were verified for this sequence in this step."""
     num_accepted_tokens: int = 0
+    """This many of the first `token_ids` had been drafted."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    """Empty, or one for each of `token_ids`."""
     num_predicted_tokens: int = 0
+    """Those of `token_ids` that the client's prediction held at this place."""
     num_unratified_tokens: int = 0
+    """Those that the large model alone would not have chosen (cascade)."""
     num_reused_tokens: int = 0
+    """Those that the retracted answer of the other tier held at this place."""
     trace: StepTrace | None = None
+    """Only for requests that ask for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,56 +63,56 @@ class AnswerHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSwitched:
-    """The request moved to another tier.
-
-    Tokens emitted before this event are retracted; with `keeps_answer` they stay, and the other
-    tier goes on behind them.
-    """
+    """The request moved to another tier."""
 
     request_id: str
     tier: Tier
     keeps_answer: bool = False
+    """False: tokens emitted before this event are retracted. True: they stay, and the other tier
+    goes on behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierWork:
     """The work of one tier's model for one request, however the request ended.
 
-    `num_prompt_tokens`: the prompt's length if the request ever began on this tier, else 0;
-    `num_cached_tokens` of them the prefix cache held when it first began there.
-    `num_computed_tokens`: rows of prompts and kept answers that were prefilled, after a pre-emption
-    once more. `num_output_tokens` were emitted, `num_discarded_tokens` of them retracted later by a
-    change of tier. `num_drafted_tokens`: tree nodes that this tier verified; `num_draft_rows`: rows
-    that it computed to guess for the other tier. `num_steps`: passes that emitted.
-    `num_queried_tokens` and `num_hit_tokens`: what the prefix cache was asked for and held, at
-    every start.
-
-    Summed over all requests, ended or not, they are the counters of `TierStats` and `EngineStats`.
+    Summed over all requests, ended or not, these are the counters of `TierStats` and `EngineStats`.
     """
 
     tier: Tier
     num_prompt_tokens: int = 0
+    """The prompt's length; 0 if the request never began on this tier."""
     num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache held when the request first began here."""
     num_computed_tokens: int = 0
+    """Rows of prompts and kept answers that were prefilled, again after each pre-emption."""
     num_output_tokens: int = 0
+    """Tokens emitted, those that were retracted later among them."""
     num_discarded_tokens: int = 0
+    """Emitted tokens that a change of tier retracted."""
     num_drafted_tokens: int = 0
+    """Tree nodes that this tier verified."""
     num_accepted_tokens: int = 0
+    """Those of `num_drafted_tokens` that the tier accepted."""
     num_unratified_tokens: int = 0
+    """Emitted tokens that the large model alone would not have chosen (cascade)."""
     num_draft_rows: int = 0
+    """Rows that this tier computed to guess for the other tier."""
     num_steps: int = 0
+    """Passes that emitted."""
     num_preemptions: int = 0
     num_queried_tokens: int = 0
+    """Tokens that the prefix cache was asked for, at every start."""
     num_hit_tokens: int = 0
+    """Tokens that the prefix cache held, at every start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
-    """The resources that a request used. Times are seconds; None where it never got so far.
+    """The resources that a request used.
 
-    Tokens are those of the answer that stands, on the tier that wrote it; `work` holds everything
-    that was done, by tier. `num_steps` counts target passes that emitted tokens, so
-    `mean_emitted_tokens = num_output_tokens / num_steps`.
+    Token counts are those of the answer that stands, on the tier that wrote it. Times are seconds;
+    None where the request never got so far.
     """
 
     num_prompt_tokens: int
@@ -125,10 +123,12 @@ class RequestStats:
     num_unratified_tokens: int = 0
     num_reused_tokens: int = 0
     num_steps: int = 0
+    """Target passes that emitted tokens; `mean_emitted_tokens = num_output_tokens / num_steps`."""
     num_preemptions: int = 0
     queue_s: float | None = None
     ttft_s: float | None = None
     work: tuple[TierWork, ...] = ()
+    """Everything that was done, by tier."""
 
     @property
     def mean_emitted_tokens(self) -> float:
@@ -153,15 +153,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The request ended by an error of ours. `code` is a short stable word, e.g. engine_died.
-
-    `stats`: what is known of the work; where the engine died, that is what was seen of it.
-    """
+    """The request ended by an error of ours."""
 
     request_id: str
     code: str
+    """A short stable word, such as engine_died."""
     message: str
     stats: RequestStats | None = None
+    """What is known of the work. Where the engine died: the part that was reported before."""
 
     @property
     def work(self) -> tuple[TierWork, ...]:
@@ -177,10 +176,7 @@ EngineEvent = PrefillDone | TokensEmitted | AnswerHeld | TierSwitched | Finished
 class TierStats:
     """Gauges and cumulative counters of one tier. Ratios are in [0, 1].
 
-    `num_prompt_tokens` were to be computed when their sequences started, `num_computed_tokens` have
-    been. Of `num_waiting`, the queue holds back `num_held_newcomers` of its own accord: one answer
-    more would make others late. `num_newcomer_holds` such waits have ended; all of them have taken
-    `newcomer_held_s` so far. The other counters are those of `TierWork`.
+    Counters without a line of their own are those of `TierWork`.
     """
 
     num_running: int = 0
@@ -193,15 +189,20 @@ class TierStats:
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    """Tokens that were left to compute when their sequences started."""
     num_output_tokens: int = 0
     num_computed_tokens: int = 0
+    """Those of `num_prompt_tokens` that have been computed."""
     num_discarded_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_draft_rows: int = 0
     num_held_newcomers: int = 0
+    """Those of `num_waiting` that the queue holds back: one answer more would make others late."""
     num_newcomer_holds: int = 0
+    """Such waits that have ended."""
     newcomer_held_s: float = 0.0
+    """The time that all such waits took together so far."""
 
     @property
     def kv_cache_usage(self) -> float:
@@ -211,15 +212,7 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot. Prefix-cache counters count tokens; `accepted_per_depth[i]` is depth i + 1.
-
-    `step_forward_s`: the time of steps in the models' passes; `step_host_s`: beside them.
-    `num_stretched_steps` with guesses lasted `stretch_plain_steps` plain ones. `num_not_finite`
-    answers failed by numbers that are not finite; `is_unfit`: two in a row did.
-
-    `drafted_by_source` and `accepted_by_source` hold the same per source and depth; a node that
-    several sources guessed counts for each of them.
-    """
+    """A snapshot. Prefix-cache counters count tokens."""
 
     tiers: dict[Tier, TierStats] = field(default_factory=dict)
     num_steps: int = 0
@@ -227,69 +220,79 @@ class EngineStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_depth: tuple[int, ...] = ()
+    """Entry i is depth i + 1."""
     drafted_by_source: dict[Source, tuple[int, ...]] = field(default_factory=dict)
+    """Nodes by source and depth. A node that several sources guessed counts for each."""
     accepted_by_source: dict[Source, tuple[int, ...]] = field(default_factory=dict)
+    """The same of accepted nodes."""
     num_unratified_tokens: int = 0
     step_host_s: float = 0.0
+    """Time of steps beside the models' passes."""
     step_forward_s: float = 0.0
+    """Time of steps in the models' passes."""
     num_stretched_steps: int = 0
+    """Steps with guesses."""
     stretch_plain_steps: float = 0.0
+    """Plain steps that would have taken as long as the stretched ones did."""
     num_not_finite: int = 0
+    """Answers that failed by numbers that are not finite."""
     is_unfit: bool = False
+    """Two answers in a row failed so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterInfo:
-    """A LoRA adapter that was read. `digest`: of its content; `num_bytes`: of its weights here."""
+    """A LoRA adapter that was read."""
 
     digest: str
+    """The digest of its content."""
     num_bytes: int
+    """The size of its weights, as they are held here."""
     max_rank: int
     num_modules: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierInfo:
-    """A loaded tier. `model_id` is the folder's or the hub's name, `path` where it lies.
-
-    `fingerprint`: 16 hexadecimal digits that change with the checkpoint
-    (engine/model/fingerprint.py); empty where it is unknown. `scheme`: what its products compute
-    with. `deterministic`: an answer's tokens do not depend on other requests, in any precision.
-    `numerics`: the fingerprint of its arithmetic (engine/model/numerics.py). `adapter`: where it is
-    the tier's model with one, whose name is the `model_id` then.
-
-    Of its prefix cache: `kv_dtype`, as torch names it, `block_size` in tokens (0 where it is not
-    known), `num_blocks`, and `checkpoint_tokens`: hits end at kept checkpoints, which lie at
-    multiples of so many tokens; 0 where any kept block will do.
-    """
+    """A loaded tier. The last four fields describe its prefix cache."""
 
     tier: Tier
     model_id: str
+    """The folder's or the hub's name; with an adapter, the adapter's name."""
     path: str
+    """The folder of the checkpoint."""
     max_context: int
     vocab_size: int
     num_parameters: int
     dtype: str
     device: str
     fingerprint: str = ""
+    """16 hexadecimal digits that change with the checkpoint (engine/model/fingerprint.py). Empty
+    where it is unknown."""
     scheme: str = ""
+    """What its products compute with."""
     deterministic: bool = False
+    """An answer's tokens do not depend on other requests, in any precision."""
     numerics: str = ""
+    """The fingerprint of its arithmetic (engine/model/numerics.py)."""
     adapter: AdapterRef | None = None
+    """Set where this is the tier's model with an adapter."""
     kv_dtype: str = ""
+    """As torch names it."""
     block_size: int = 0
+    """Tokens; 0 where it is not known."""
     num_blocks: int = 0
     checkpoint_tokens: int = 0
+    """Hits end at kept checkpoints, at multiples of this many tokens. 0: at any kept block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """The tiers of an engine. `speculation`: whether anything drafts for the large one.
-
-    drafters: the models that do: "small", the kind of a head ("eagle3", "mtp", "peagle", "dflash"),
-    or both; none where text alone drafts.
-    """
+    """The tiers of an engine."""
 
     tiers: dict[Tier, TierInfo]
     speculation: bool
+    """Whether anything drafts for the large tier."""
     drafters: tuple[str, ...] = ()
+    """The models that draft: "small", the kind of a head ("eagle3", "mtp", "peagle", "dflash"), or
+    both. None where text alone drafts."""

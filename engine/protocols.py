@@ -1,4 +1,4 @@
-"""Protocols of the parts that an engine is given: drafter and verifier."""
+"""The drafter, as an engine needs it, and what passes between the two."""
 
 from collections.abc import Generator, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -23,20 +23,20 @@ DraftModel = Literal["small", "head"]
 
 @dataclass(slots=True, kw_only=True)
 class DraftPass:
-    """The rows that a proposal wants in the next pass of a model that drafts.
-
-    device_rows: tree nodes that only the device knows, in front of the slices' rows, equally many
-    for each of its views. owners: the sequences of the slices, in order, then those of the views.
-    features: what a head's rows carry beside their tokens, [num_rows, feature_size], those of the
-    device rows first. level: instead of device rows, where their level was recorded whole.
-    """
+    """The rows that a proposal wants in the next pass of a model that drafts."""
 
     slices: list[ForwardSlice]
     owners: list[Sequence]
+    """The sequences of the slices, in order, then those of the views."""
     device_rows: DeviceRows | None = None
+    """Tree nodes that only the device knows, in front of the slices' rows, equally many for each of
+    its views."""
     model: DraftModel = "small"
     features: Tensor | None = None
+    """What a head's rows carry beside their tokens, [num_rows, feature_size], those of the device
+    rows first."""
     level: "DraftLevel | None" = None
+    """In place of device rows, where their level was recorded whole."""
 
     def num_rows_each(self) -> list[int]:
         """Rows computed for each of the owners, padding included."""
@@ -69,31 +69,28 @@ class DraftLevel(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class DraftLogits:
-    """Logits of a draft pass, float32, valid until that model's next pass.
-
-    of_slices: [num_logit_rows, vocab_size], in the slices' order. of_device_rows: [total_rows,
-    vocab_size], where such rows were wanted; None where a recorded level was replayed, which has
-    grown the trees itself. hidden: of a head's pass, in the slices' order,
-    [num_logit_rows, hidden_size]; hidden_of_device_rows: [total_rows, hidden_size].
-    """
+    """Logits of a draft pass, float32, valid until that model's next pass."""
 
     of_slices: Tensor
+    """[num_logit_rows, vocab_size], in the slices' order."""
     of_device_rows: Tensor | None = None
+    """[total_rows, vocab_size], where such rows were wanted. None where a recorded level was
+    replayed, which has grown the trees itself."""
     hidden: Tensor | None = None
+    """The hidden states of a head's pass, in the slices' order, [num_logit_rows, hidden_size]."""
     hidden_of_device_rows: Tensor | None = None
+    """[total_rows, hidden_size]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRows:
-    """The accepted rows of one sequence in a pass of the large model.
-
-    first: the place in the text of the first of them; they follow each other. rows: their rows of
-    the pass.
-    """
+    """The accepted rows of one sequence in a pass of the large model."""
 
     sequence: Sequence
     first: int
+    """The place in the text of the first of them; they follow each other."""
     rows: SequenceOf[int]
+    """Their rows of the pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +103,13 @@ class Trees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """Work of a large pass beside the trees of a proposal.
-
-    streams: sequences that decode without one; they wait for the step as well. num_prompts: which
-    have `num_prompt_rows` rows together.
-    """
+    """Work of a large pass beside the trees of a proposal."""
 
     streams: SequenceOf[Sequence] = ()
+    """Sequences that decode without a tree; they wait for the step as well."""
     num_prompts: int = 0
     num_prompt_rows: int = 0
+    """Rows of all `num_prompts` prompts together."""
 
 
 NOTHING_BESIDE: Final = Beside()
@@ -138,8 +133,8 @@ class FeatureReader(Protocol):
         """Take from the head's cache what it has of a sequence that is about to start.
 
         num_cached: the tokens that the large model's prefix cache gives it. Returns how many of
-        them it should take: fewer where the head lacks some of the last ones, so that a few tokens
-        are computed again rather than missing in the head's view for good.
+        them it should take: fewer where the head lacks some of the last ones. Then a few tokens are
+        computed again, rather than missing in the head's view for good.
         """
 
     def forget(self, sequence: Sequence) -> None:
@@ -162,12 +157,12 @@ class FeatureReader(Protocol):
 class StretchCounts:
     """Steps with guesses, of decodes alone, whose time was compared with that of plain steps.
 
-    plain_steps: how many plain ones they lasted. A request whose guesses fail gets on slower by
-    plain_steps / num_steps: the stretch.
+    A request whose guesses fail gets on slower by plain_steps / num_steps: the stretch.
     """
 
     num_steps: int = 0
     plain_steps: float = 0.0
+    """How many plain steps they lasted."""
 
     def add(self, stretch: float) -> None:
         """Count a step that lasted so many plain ones."""

@@ -18,17 +18,16 @@ MAX_GRAMMAR_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """Per-request control of drafting. None means the engine's own setting.
-
-    `sources`: where guesses may come from. `inter_token_s`: the time between two tokens that this
-    request asks for; one that is behind gets more of a step's nodes.
-    """
+    """Per-request control of drafting. None means the engine's own setting."""
 
     enabled: bool = True
     max_draft_nodes: int | None = None
     max_draft_depth: int | None = None
     sources: tuple[Source, ...] | None = None
+    """Where guesses may come from."""
     inter_token_s: float | None = None
+    """The time between two tokens that this request asks for. One that is behind gets more of a
+    step's nodes."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -42,15 +41,14 @@ class SpeculationParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpec:
-    """The grammar that an answer must conform to, as text.
-
-    json: any JSON object (`text` is empty). json_schema: a JSON schema. regex. choice: a JSON list
-    of strings. grammar: in the notation of Lark or of llama.cpp (GBNF). parts: free text with
-    constrained parts, as JSON (engine/grammar/parts.py).
-    """
+    """The grammar that an answer must conform to, as text."""
 
     kind: GrammarKind
+    """json: any JSON object. json_schema, regex: as named. choice: a JSON list of strings. grammar:
+    in the notation of Lark or of llama.cpp (GBNF). parts: free text with constrained parts, as JSON
+    (engine/grammar/parts.py)."""
     text: str = ""
+    """Empty for json."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a text over `MAX_GRAMMAR_BYTES`."""
@@ -63,19 +61,18 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyObjective:
-    """The latency that a request asks for. Seconds; None where it asks for none.
-
-    `ttft_s`: from arrival to the first token. `inter_token_s`: the mean between tokens. is_batch:
-    it is not urgent and fills what others leave. refuses: where the first token cannot come
-    in time, the request is refused at once instead of being answered late. is_assumed: taken
-    from a built-in class; it decides the order, and holds no other request back.
-    """
+    """The latency that a request asks for. Seconds; None where it asks for none."""
 
     ttft_s: float | None = None
+    """From arrival to the first token."""
     inter_token_s: float | None = None
+    """The mean between tokens."""
     is_batch: bool = False
+    """It is not urgent and fills what others leave."""
     refuses: bool = False
+    """Where the first token cannot come in time, the request is refused at once."""
     is_assumed: bool = False
+    """Taken from a built-in class. It decides the order, and holds no other request back."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -95,66 +92,67 @@ NO_OBJECTIVE: Final = LatencyObjective()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRef:
-    """A LoRA adapter of a tier's model: its name, and the folder that holds its files.
-
-    `version`: another one is read anew, also where the folder is the same.
-    """
+    """A LoRA adapter of a tier's model."""
 
     name: str
     tier: Tier
     folder: str
+    """Holds its files."""
     version: str = ""
+    """Another version is read anew, also where the folder is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One sequence to generate. The n choices of an API request are n engine requests.
 
-    `prompt_token_ids` belong to the tokenizer of `tier`. `group_id`, if given, is shared by the
-    choices of one API request: the prompt is then computed once. `cache_salt` separates tenants
-    in the prefix cache and in what is remembered of earlier answers; `memory_group` separates that
-    memory within a tenant, so that arms of an experiment do not draft from each other's answers.
-    `arrival_s` is
-    `time.monotonic()` at the gateway (one clock per machine). `prediction_token_ids`: what the
-    client expects the answer to be like; a source of guesses. `cascade`: None is lossless.
-    `may_escalate`: this small answer is under watch. Its tokens' rivals are kept for the large
-    tier, and where it ends by itself it is held (`AnswerHeld`) until `settle` or `switch_tier`.
-    `tenant` shares the queue's fairness, by `weight` against others; `priority` is HIGH, NORMAL or
-    LOW. They and the `objective` decide when the answer starts, never what it is. `traces`: what is
-    emitted says where it came from (engine/trace.py). `adapters`: at most one of each tier; the
-    tier's answer is that of its model with the adapter. The small model drafts without one.
-
-    `retracted_token_ids`: what the other tier had answered, in another engine, before the request
-    changed its tier: the large tier drafts from it, as from an answer that it retracts itself.
-    `resumed_token_ids`: the client has this beginning of the answer already, from an engine that
-    ended. They count as emitted: they are prefilled behind the prompt and never judged again, and
-    the answer goes on with the next token, as it would have done. An empty tuple resumes a request
-    of which nothing was emitted; None is a new request. A resumed one is not refused for want of
-    room or time.
+    `tenant`, `weight`, `priority` and `objective` decide when the answer starts, never what it is.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
+    """Ids of the tokenizer of `tier`."""
     tier: Tier
     sampling: SamplingParams
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     group_id: str | None = None
+    """Shared by the choices of one API request: the prompt is then computed once."""
     cache_salt: str = ""
+    """Separates tenants in the prefix cache and in what is remembered of earlier answers."""
     memory_group: str = ""
+    """Separates what is remembered within a tenant. So arms of an experiment do not draft from each
+    other's answers."""
     arrival_s: float | None = None
+    """`time.monotonic()` at the gateway (one clock per machine)."""
     return_hidden_state: bool = False
     prediction_token_ids: tuple[int, ...] = ()
+    """What the client expects the answer to be like; a source of guesses."""
     grammar: GrammarSpec | None = None
     cascade: CascadeParams | None = None
+    """None is lossless."""
     may_escalate: bool = False
+    """This small answer is under watch. Its tokens' rivals are kept for the large tier. Where it
+    ends by itself, it is held (`AnswerHeld`) until `settle` or `switch_tier`."""
     tenant: str = ""
+    """Shares the queue's fairness."""
     weight: float = 1.0
+    """The tenant's, against other tenants."""
     priority: int = NORMAL
+    """HIGH, NORMAL or LOW."""
     objective: LatencyObjective = NO_OBJECTIVE
     traces: bool = False
+    """What is emitted says where it came from (engine/trace.py)."""
     adapters: tuple[AdapterRef, ...] = ()
+    """At most one of each tier; the tier's answer is that of its model with the adapter. The small
+    model drafts without one."""
     resumed_token_ids: tuple[int, ...] | None = None
+    """The answer's beginning, which the client has already, from an engine that ended. It counts as
+    emitted: it is prefilled behind the prompt and never judged again. An empty tuple resumes a
+    request of which nothing was emitted; None is a new request. A resumed request is not refused
+    for want of room or time."""
     retracted_token_ids: tuple[int, ...] = ()
+    """What the other tier had answered, in another engine, before the request changed its tier. The
+    large tier drafts from it, as from an answer that it retracts itself."""
 
     def adapter(self, tier: Tier) -> AdapterRef | None:
         """Return the adapter of a tier's answer; None for the model as it is."""

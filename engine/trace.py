@@ -14,24 +14,22 @@ NodeSource = Source | Literal["reused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceNode:
-    """A node of a verified tree. `parent`: its place in the step's nodes, -1 of the root.
-
-    `sources`: all that had guessed it, none of the root. is_accepted: it is on the path that the
-    target accepted; the root always is.
-    """
+    """A node of a verified tree."""
 
     token_id: int
     parent: int
+    """Its place in the step's nodes; -1 of the root."""
     sources: tuple[NodeSource, ...] = ()
+    """All that had guessed it; none of the root."""
     is_accepted: bool = False
+    """It is on the path that the target accepted. The root always is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
-    """One step of one sequence. `origins`: one a token that was emitted.
-
-    `nodes`: the tree, root first and parents before children; empty where nothing was drafted.
-    """
+    """One step of one sequence."""
 
     origins: tuple[TokenOrigin, ...]
+    """One for each emitted token."""
     nodes: tuple[TraceNode, ...] = ()
+    """The tree, root first and parents before children. Empty where nothing was drafted."""

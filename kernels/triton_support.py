@@ -146,7 +146,9 @@ _COUNTS = frozenset(
 def jit(function: Callable[..., Any]) -> Any:
     """`triton.jit` with one variant for all counts; without Triton the function stays what it is.
 
-    A stand-in without Triton is never launched.
+    A parameter is a count by its name alone, which must be in `_COUNTS`. An integer of another name
+    gets a compiled variant for 1, for multiples of 16, and for others: the first request of each
+    kind waits a second for the compiler. A stand-in without Triton is never launched.
     """
     if triton is None:
         return function

@@ -36,59 +36,62 @@ class CalibrationError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingPoint:
-    """One setting of the router and what it gave on prompts that it was not trained on.
-
-    threshold: the quality from which on the small model's answer stands, in [0, ALWAYS_LARGE].
-    band: text qualities (low, high) between which the small model begins under watch; None without
-    a cascade. Shares are of prompts: strong_share got the large model's answer, watched_share began
-    under watch. accuracy: of the answers given, in [0, 1]; relative_accuracy: as a share of
-    always-large's.
-    """
+    """One setting of the router and what it gave on prompts that it was not trained on."""
 
     threshold: float
+    """From this quality on the small model's answer stands, in [0, ALWAYS_LARGE]."""
     band: tuple[float, float] | None
+    """Text qualities (low, high) between which the small model begins under watch. None without a
+    cascade."""
     strong_share: float
+    """Prompts that got the large model's answer, in [0, 1]."""
     watched_share: float
+    """Prompts that began under watch, in [0, 1]."""
     accuracy: float
+    """The accuracy of the answers given, in [0, 1]."""
     relative_accuracy: float
+    """The accuracy as a share of always-large's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The chosen operating point and the others, by falling strong share.
-
-    stage: what the quality compared with `threshold` is made of. quality_deciles: of the text
-    qualities seen in calibration, [11] from lowest to highest: what drift is measured against.
-    """
+    """The chosen operating point and the others, by falling strong share."""
 
     chosen: OperatingPoint
     points: tuple[OperatingPoint, ...]
     stage: Stage
+    """What the quality compared with the threshold is made of."""
     quality_deciles: tuple[float, ...]
+    """Deciles of the text qualities seen in calibration, [11] from lowest to highest: what drift is
+    measured against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageRows:
     """Labelled prompts as each stage judges them; every array is [num_prompts].
 
-    text, prompt, answer: qualities as 1 - gain, in [0, 2] (the policy clips them at 1, the order
-    beyond it still counts for APGR). prompt equals text where there is no probe; answer is None
-    where nothing is known of the small model's answers, and else has seen their first
-    `hold_back_tokens`. weak, strong: each tier's score in [0, 1]. Tokens and seconds (to the
-    answer's last token) are None where the data lack them.
+    Qualities are 1 - gain, in [0, 2]. The policy clips them at 1; the order beyond it still counts
+    for APGR. Tokens and seconds are None where the data lack them.
     """
 
     text: FloatRows
     prompt: FloatRows
+    """Equals `text` where there is no probe."""
     answer: FloatRows | None
+    """None where nothing is known of the small model's answers. It has seen their first
+    `hold_back_tokens`."""
     weak: FloatRows
+    """The small tier's score, in [0, 1]."""
     strong: FloatRows
+    """The large tier's score, in [0, 1]."""
     hold_back_tokens: int = 16
     num_prompt_tokens: FloatRows | None = None
     num_weak_tokens: FloatRows | None = None
     num_strong_tokens: FloatRows | None = None
     weak_s: FloatRows | None = None
+    """To the answer's last token."""
     strong_s: FloatRows | None = None
+    """To the answer's last token."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if there are no rows, lengths differ or a value is not finite."""
@@ -122,19 +125,16 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationTarget:
-    """Target that selects a setting; exactly one of the four is set.
-
-    recovered_gap: of what always-large adds to always-small, in (0, 1], at the least strong share.
-    strong_share: of the prompts, in [0, 1], never more. quality: accuracy as a share of
-    always-large's, above 0, at the least strong share. max_cost_usd: mean cost of a request, with
-    the
-    best accuracy that it buys; needs `prices`.
-    """
+    """Target that selects a setting; exactly one of the first four fields is set."""
 
     recovered_gap: float | None = None
+    """The share of what always-large adds to always-small, in (0, 1], at the least strong share."""
     strong_share: float | None = None
+    """The share of prompts that the large model answers, in [0, 1], never more."""
     quality: float | None = None
+    """Accuracy as a share of always-large's, above 0, at the least strong share."""
     max_cost_usd: float | None = None
+    """Mean cost of a request, with the best accuracy that it buys; needs `prices`."""
     prices: Prices | None = None
 
     def __post_init__(self) -> None:

@@ -21,15 +21,13 @@ _FAILED: Final = 0.5  # of the threshold, where no band says what is surely bad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Decision about the tokens held back, and its reason.
-
-    `confidence` is a quality as in `Route`, in [0, 1]: how safe it is to keep the small model's
-    answer. `reason` is one ASCII line, fit for a header.
-    """
+    """Decision about the tokens held back, and its reason."""
 
     action: Action
     confidence: float
+    """A quality as in `Route`, in [0, 1]: how safe it is to keep the small model's answer."""
     reason: str
+    """One ASCII line, fit for a header."""
 
 
 class AnswerWatch(Protocol):
@@ -54,24 +52,24 @@ class AnswerWatch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadePlan:
-    """Rules for watching a request's small answers.
-
-    `new_watch` makes one watch for each of the n choices. `hold_back_s`: the longest time that
-    text is held, counted from the first token; None for no limit (whole answers).
-    `hold_back_tokens`: the same in tokens, for text without log-probabilities, which the watches
-    do not see. `mid_stream`: the large model may continue text that was sent already.
-    `wants_hidden_state`: the watches use the prompt's hidden state. `on_agreement` is told of
-    answers that the large model has judged: the watch's confidence, and the share of the held
-    tokens that the large model wrote too. `is_explored`: it is to judge this one if it is kept.
-    """
+    """Rules for watching a request's small answers."""
 
     new_watch: Callable[[], AnswerWatch]
+    """Makes one watch for each of the n choices."""
     hold_back_s: float | None = None
+    """The longest time that text is held, counted from the first token. None for no limit (whole
+    answers)."""
     hold_back_tokens: int = 16
+    """The same in tokens, for text without log-probabilities, which the watches do not see."""
     mid_stream: bool = False
+    """The large model may continue text that was sent already."""
     wants_hidden_state: bool = True
+    """The watches use the prompt's hidden state."""
     on_agreement: Callable[[float, float], None] | None = None
+    """Called for answers that the large model has judged: the watch's confidence, and the share of
+    the held tokens that the large model wrote too."""
     is_explored: bool = False
+    """The large model judges this answer even if it is kept."""
 
 
 class Stages(Protocol):
@@ -115,22 +113,21 @@ class UntrainedAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRules:
-    """Rules of a watch's decision.
-
-    threshold: an answer is kept from this quality on. sure: qualities (low, high) outside of which
-    a stage's estimate is final before the last one ran. They are the calibrated band of the text
-    stage: outside it the last stage overrules the *text* for fewer than 2 % of the prompts, and
-    every later stage, knowing more, is overruled less. last_stage: the one that the threshold
-    was calibrated for. is_whole: decide when the answer is complete (or surely bad). goes_on: keep
-    watching answers that were committed.
-    """
+    """Rules of a watch's decision."""
 
     threshold: float
+    """An answer is kept from this quality on."""
     sure: tuple[float, float] = (0.0, ALWAYS_LARGE)
+    """Qualities (low, high) outside of which a stage's estimate is final before the last one ran.
+    They are the calibrated band of the text stage. Outside it the last stage overrules the text for
+    fewer than 2 % of the prompts. Every later stage knows more and is overruled less."""
     last_stage: Literal["prompt", "answer"] = "answer"
+    """The one that the threshold was calibrated for."""
     hold_back_tokens: int = 16
     is_whole: bool = False
+    """Decide when the answer is complete (or surely bad)."""
     goes_on: bool = False
+    """Keep watching answers that were committed."""
 
 
 OnVerdict = Callable[[float, bool], None]

@@ -50,10 +50,9 @@ class ConversationSize:
 def gain_factor(current: Tier, size: ConversationSize, prices: Mapping[Tier, TokenPrices]) -> float:
     """Return the factor on the gain that is required of the large model inside a conversation.
 
-    A gain g is worth the price difference of the tiers. Leaving a tier forfeits its cached
-    prefix, which is paid again at the other one. So away from the small tier the large one must
-    gain
-    g * (c_large + c_lost - c_small) / (c_large - c_small); to stay on the large tier it need gain
+    A gain g is worth the price difference of the tiers. Leaving a tier forfeits its cached prefix,
+    which is paid again at the other one. To leave the small tier, the large one must gain
+    g * (c_large + c_lost - c_small) / (c_large - c_small). To stay on the large tier, it need gain
     only g * (c_large - c_lost - c_small) / (c_large - c_small), which may be nothing at all. The
     factor is 1 where the large tier is not the dearer one.
     """

@@ -39,27 +39,30 @@ class RouterDataError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelledPrompts:
-    """Prompts and how right each tier's answer was, in [0, 1]: both [num_prompts].
+    """Prompts and how right each tier's answer was. What the file does not have is None.
 
-    What the file does not have is None. `sha256` is the file's. `hidden`: the small model's hidden
-    state of the last prompt token, [num_prompts, hidden_size]. `logprobs`: of the tokens of the
-    small model's whole answer, for each prompt [its number of tokens]. Token counts and seconds
-    (from submission to the last token) are [num_prompts]. `pair`: fingerprints of the two models,
-    "<small>-<large>".
+    Scores are in [0, 1]. Scores, token counts and seconds are [num_prompts].
     """
 
     prompts: list[str]
     weak: FloatRows
     strong: FloatRows | None
     sha256: str
+    """The file's."""
     hidden: FloatRows | None = None
+    """The small model's hidden state of the last prompt token, [num_prompts, hidden_size]."""
     logprobs: list[FloatRows] | None = None
+    """Those of the tokens of the small model's whole answer, for each prompt [its number of
+    tokens]."""
     num_prompt_tokens: FloatRows | None = None
     num_weak_tokens: FloatRows | None = None
     num_strong_tokens: FloatRows | None = None
     weak_s: FloatRows | None = None
+    """From submission to the last token."""
     strong_s: FloatRows | None = None
+    """From submission to the last token."""
     pair: str | None = None
+    """Fingerprints of the two models, "<small>-<large>"."""
 
     @property
     def num_duplicates(self) -> int:

@@ -10,17 +10,14 @@ ScoreBand = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Thresholds that the policy compares qualities with.
-
-    threshold and band as in `OperatingPoint`; strong_share: expected share of answers from the
-    large
-    tier; None if not measured. relative_accuracy likewise.
-    """
+    """Thresholds that the policy compares qualities with, as in `OperatingPoint`."""
 
     threshold: float
     band: ScoreBand | None = None
     strong_share: float | None = None
+    """Expected share of answers from the large tier; None if not measured."""
     relative_accuracy: float | None = None
+    """Expected, as in `OperatingPoint`; None if not measured."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a threshold out of range."""

@@ -51,21 +51,18 @@ _MIN_ROWS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Settings of a router's training.
-
-    `inverse_penalties`: candidate values of C for the text, chosen by the squared error of the
-    held-out gain; `stage_penalties`: the same for the probe and the answer stage. `target`: selects
-    the router's own operating point. `hold_back_tokens`: tokens of an answer that the calibration
-    of
-    a cascade sees.
-    """
+    """Settings of a router's training."""
 
     features: FeatureConfig = field(default_factory=FeatureConfig)
     inverse_penalties: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
+    """Candidate values of C for the text, chosen by the squared error of the held-out gain."""
     stage_penalties: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)
+    """The same for the probe and the answer stage."""
     num_folds: int = 5
     target: CalibrationTarget = field(default_factory=lambda: CalibrationTarget(recovered_gap=0.95))
+    """Selects the router's own operating point."""
     hold_back_tokens: int = 16
+    """Tokens of an answer that the calibration of a cascade sees."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,19 +79,19 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedRouter:
-    """The exported scorer, the pipelines it came from, and what they say of held-out prompts.
-
-    `weak`, `strong`: strings in; `strong` is None if it has no labels. `probe`, `answer`: one
-    pipeline a tier, stage inputs in; empty where the stage was not kept. `rows`: every stage's
-    qualities of the training prompts, from models that had not seen them.
-    """
+    """The exported scorer, the pipelines it came from, and what they say of held-out prompts."""
 
     scorer: RouterScorer
     rows: StageRows
+    """Every stage's qualities of the training prompts, from models that had not seen them."""
     weak: Pipeline
+    """Strings in."""
     strong: Pipeline | None
+    """Strings in; None without labels."""
     probe: tuple[Pipeline, ...] = ()
+    """One pipeline a tier, stage inputs in; empty where the stage was not kept."""
     answer: tuple[Pipeline, ...] = ()
+    """One pipeline a tier, stage inputs in; empty where the stage was not kept."""
 
 
 class PromptFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -216,17 +213,17 @@ def _check(data: LabelledPrompts) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Stages:
-    """All stages that were kept; what the last two say held out, [num_heads, num_prompts].
-
-    `record`: squared error of the gain and APGR, by candidate, on the same held-out prompts.
-    """
+    """All stages that were kept. What a stage says held out is [num_heads, num_prompts]."""
 
     text: FittedStage
     probe: ScaledStage | None
     answer: ScaledStage | None
     prompt_held_out: FloatRows
+    """What the probe says; the text's where there is no probe."""
     answer_held_out: FloatRows | None
+    """What the answer stage says."""
     record: Mapping[str, Any]
+    """Squared error of the gain and APGR, by candidate, on the same held-out prompts."""
 
 
 def _fit_stages(data: LabelledPrompts, config: TrainConfig) -> _Stages:

@@ -35,14 +35,13 @@ class BootstrapInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationBin:
-    """Prompts of like quality: what was estimated, what was found, of how many.
-
-    observed: 1 - (large score - small score), the mean over the bin and its standard error.
-    """
+    """Prompts of like quality: what was estimated, what was found, of how many."""
 
     expected: float
     observed: float
+    """1 - (large score - small score), the mean over the bin."""
     standard_error: float
+    """The error of `observed`."""
     num_prompts: int
 
 
@@ -50,9 +49,8 @@ class CalibrationBin:
 class StageReport:
     """One stage's figures: how well it orders prompts by gain, and whether its numbers are true.
 
-    `curve`: accuracy at strong shares 0, 0.1, ..., 1, [11], and its bootstrap interval. `ece`: the
-    mean distance of expected and observed quality over ten bins of equally many prompts; a few
-    hundredths of it are the bins' own noise where prompts are few.
+    `ece` is the mean distance of expected and observed quality over ten bins of equally many
+    prompts. A few hundredths of it are the bins' own noise where prompts are few.
     """
 
     stage: Stage
@@ -60,8 +58,11 @@ class StageReport:
     cpt50: BootstrapInterval
     cpt80: BootstrapInterval
     curve: FloatRows
+    """Accuracy at strong shares 0, 0.1, ..., 1, [11]."""
     curve_low: FloatRows
+    """The lower end of its bootstrap interval."""
     curve_high: FloatRows
+    """The upper end of its bootstrap interval."""
     bins: tuple[CalibrationBin, ...]
 
     @property
@@ -76,23 +77,25 @@ class StageReport:
 class RouterReport:
     """A router's figures on labelled prompts, beside what bounds them.
 
-    Accuracies and shares are in [0, 1]. `stages`: those that the data allow, the last judges best
-    informed. `setting`: what the router's own setting gives here, `setting_accuracy` and
-    `setting_share` with their intervals. `random_*` are expectations. `oracle_share` is what an
-    oracle needs for `oracle_accuracy`.
+    Accuracies and shares are in [0, 1]. `random_*` are expectations.
     """
 
     num_prompts: int
     weak_accuracy: float
     strong_accuracy: float
     stages: Mapping[Stage, StageReport]
+    """Those that the data allow; the last judges best informed."""
     setting: OperatingPoint
+    """What the router's own setting gives here."""
     setting_accuracy: BootstrapInterval
+    """The accuracy of `setting`, with its interval."""
     setting_share: BootstrapInterval
+    """The strong share of `setting`, with its interval."""
     oracle_apgr: float
     oracle_curve: FloatRows
     oracle_accuracy: float
     oracle_share: float
+    """The share that an oracle needs for `oracle_accuracy`."""
     random_apgr: float = 0.5
     random_cpt50: float = 0.5
     random_cpt80: float = 0.8

@@ -19,12 +19,12 @@ _WITHIN: Final = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Familiarity:
-    """`known`: the n-gram features that a training prompt had, [num_ngram_features]. `limit`: the
-    distance from which on a prompt is unlike them.
-    """
+    """What makes a prompt like those of the training."""
 
     known: NDArray[np.bool_]
+    """The n-gram features that a training prompt had, [num_ngram_features]."""
     limit: float
+    """From this distance on, a prompt is unlike the training's."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a limit outside [0, 1]."""

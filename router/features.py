@@ -1,9 +1,9 @@
 """Features of a prompt: hashed n-grams and statistics, one vector, numpy only.
 
 Training and serving call the same function, so they cannot disagree. Everything is vectorised over
-the prompt's code points: an n-gram's hash is a difference of two prefix hashes (Karp, Rabin 1987),
-modulo 2**64, then mixed (the finaliser of MurmurHash3) and folded into a block of the vector with
-a random sign (feature hashing: Weinberger et al., ICML 2009).
+the prompt's code points. An n-gram's hash is a difference of two prefix hashes (Karp, Rabin 1987),
+modulo 2**64. It is mixed (the finaliser of MurmurHash3), then folded into a block of the vector
+with a random sign (feature hashing: Weinberger et al., ICML 2009).
 
 Layout of the vector [num_features]: character n-grams | word n-grams | steps of statistics.
 Only the first `max_head_chars` and the last `max_tail_chars` characters are looked at, so the cost
@@ -72,8 +72,7 @@ _CHARACTER_CLASSES: Final = ("+-*/^=<>%", ",", "\"'`", "{}()[];=<>`_\\", '{}[]:"
 class FeatureConfig:
     """Sizes of the vector's blocks and how much of a prompt is read.
 
-    Blocks are powers of two; 0 leaves the block out. Each n-gram block has norm 1, and
-    each step that a statistic reaches counts `statistic_scale` beside it.
+    Blocks are powers of two; 0 leaves the block out. Each n-gram block has norm 1.
     """
 
     num_char_features: int = 8192
@@ -84,6 +83,7 @@ class FeatureConfig:
     max_head_chars: int = 2048
     max_tail_chars: int = 1024
     statistic_scale: float = 0.1
+    """What each step that a statistic reaches counts."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

@@ -42,22 +42,25 @@ class GuardOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardNumbers:
-    """The window at a glance; None where there is nothing to say yet.
+    """A summary of the window; None where there is nothing to say yet.
 
-    strong_share: of answers, given by the large model; expected_share: as calibrated.
-    quality_shift: the stability index. escalated_confidence, escalated_agreement: means over
-    escalated answers of what the watch believed and of the share of their tokens that the large
-    model wrote too. is_drifting: a share or the shift passed its limit.
+    The escalated figures are means over escalated answers.
     """
 
     num_outcomes: int = 0
     strong_share: float | None = None
+    """The share of answers that the large model gave."""
     expected_share: float | None = None
+    """The strong share that the calibration predicts."""
     quality_shift: float | None = None
+    """The stability index."""
     escalated_confidence: float | None = None
+    """The confidence that the watch had."""
     escalated_agreement: float | None = None
+    """The share of the answers' tokens that the large model wrote too."""
     threshold: float | None = None
     is_drifting: bool = False
+    """A share or the shift passed its limit."""
 
 
 class Autopilot:

@@ -170,17 +170,18 @@ _UNKNOWN: Final = QualityEstimate(small=1.0)
 class LabelFreePolicy:
     """Lets the small model begin under a watch whose threshold is learnt while serving.
 
-    Requests that cannot be watched go to the large model. `why`: the reason for being without a
-    router. `fixed_threshold` replaces the learnt one. `explore_share` of the kept answers are
-    judged as well.
+    Requests that cannot be watched go to the large model.
     """
 
     model: AgreementModel = field(default_factory=AgreementModel)
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     explore_share: float = EXPLORE_SHARE
+    """The share of kept answers that the large model judges as well."""
     fixed_threshold: float | None = None
+    """Replaces the learnt threshold."""
     draw: Callable[[], float] = random.random
     why: str = "no router"
+    """The reason for being without a router."""
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """Return the small model under a watch, whatever the text."""

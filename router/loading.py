@@ -39,35 +39,35 @@ class RoutingTargetError(ValueError):
 class RoutingOptions:
     """Options of the operator: `[routing]` of the settings.
 
-    At most one of strong_share, quality (relative accuracy), max_cost_usd (mean of a request, needs
-    prices) and threshold is set; none: the router's calibration applies. band_low and band_high
-    replace the calibrated band's ends. explore_share: of kept answers without a router, those that
-    the large model judges. abstains: a router leaves prompts that are unlike its training to the
-    policy without a router.
+    At most one of the first four is set; none: the router's calibration applies.
     """
 
     strong_share: float | None = None
     quality: float | None = None
+    """Relative accuracy."""
     max_cost_usd: float | None = None
+    """Mean of a request; needs `prices`."""
     threshold: float | None = None
     band_low: float | None = None
+    """Replaces the calibrated band's lower end."""
     band_high: float | None = None
+    """Replaces the calibrated band's upper end."""
     autopilot: bool = False
     explore_share: float = EXPLORE_SHARE
+    """The share of kept answers without a router that the large model judges."""
     abstains: bool = True
+    """Prompts that are unlike the router's training go to the policy without a router."""
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     prices: Mapping[Tier, TokenPrices] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRouter:
-    """A policy; for a trained router also its guard and its pair of models.
-
-    `summary`: what it does, in a few words, for the start's message.
-    """
+    """A policy; for a trained router also its guard and its pair of models."""
 
     policy: RoutePolicy
     summary: str
+    """What it does, in a few words, for the start's message."""
     guard: RouteGuard | None = None
     pair: str | None = None
 

@@ -33,15 +33,14 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonWords:
-    """A word or two that mistakes have more often than other prompts with the same decision.
-
-    Digits are written as 0. `z`: standard errors between the two shares.
-    """
+    """A word or two that mistakes have more often than other prompts with the same decision."""
 
     text: str
+    """Digits are written as 0."""
     share_of_mistakes: float
     share_of_others: float
     z: float
+    """Standard errors between the two shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +55,12 @@ class MistakeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistakes:
-    """`missed`: the small model's answer stood, the large one's was better. `needless`: the large
-    model answered, and was no better."""
+    """The two kinds of a router's mistakes."""
 
     missed: MistakeGroup
+    """The small model's answer stood; the large one's was better."""
     needless: MistakeGroup
+    """The large model answered, and was no better."""
 
 
 def find_mistakes(

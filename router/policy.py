@@ -17,42 +17,46 @@ from outrider.router.words import Tier as Tier
 class Route:
     """Destination of a request, and the reason.
 
-    `reason` is one ASCII line, fit for a header. `quality`: predicted quality of the small model's
-    answer, in [0, 1]; None if not predicted. It was compared with `band` (text qualities between
-    which the small model begins watched), without one with `threshold`, with which the watch
-    of a `cascade` compares its own confidence. `stage`: the last stage to decide. `is_own`: the
-    server's setting decided, not one of the request.
+    `band` and `threshold`: what `quality` was compared with. If `band` is None, the request went to
+    the small tier when `quality >= threshold`. A cascade's watch uses the same `threshold`.
     """
 
     tier: Tier
     reason: str
+    """One ASCII line, fit for a header."""
     quality: float | None = None
+    """Predicted quality of the small model's answer, in [0, 1]; None if not predicted."""
     threshold: float | None = None
     band: ScoreBand | None = None
+    """Text qualities between which the small model begins under watch."""
     stage: Stage | None = None
+    """The last stage to decide."""
     cascade: CascadePlan | None = None
     is_own: bool = False
+    """The server's setting decided, not one of the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteConstraints:
     """A request's requirements on its route.
 
-    min_quality: the accuracy to keep, as a share of always-large's, in [0, 1]. is_whole: the answer
-    is not streamed, so the whole answer may be judged. may_watch: False if an answer cannot be held
-    back or handed over. current and gain_factor: the tier that has the conversation in its cache,
-    and the factor that this puts on the gain required of the large model (router/costs.py).
-    threshold, hold_back_tokens, hold_back_s: replace the server's own.
+    `threshold`, `hold_back_tokens` and `hold_back_s` replace the server's own.
     """
 
     min_quality: float | None = None
+    """The accuracy to keep, as a share of always-large's, in [0, 1]."""
     threshold: float | None = None
     hold_back_tokens: int | None = None
     hold_back_s: float | None = None
     is_whole: bool = False
+    """The answer is not streamed, so the whole answer may be judged."""
     may_watch: bool = True
+    """False if an answer cannot be held back or handed over."""
     current: Tier | None = None
+    """The tier that has the conversation in its cache."""
     gain_factor: float = 1.0
+    """What `current` multiplies the gain by that is required of the large model
+    (router/costs.py)."""
 
 
 NO_CONSTRAINTS = RouteConstraints()
@@ -88,16 +92,15 @@ class FixedPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeOptions:
-    """Options for watching small answers; `[routing]` in the settings has the same names.
-
-    mode: auto follows the calibration, always watches every request for `auto`. hold_back_s
-    counts from the first token, None is no limit. judge_whole: unstreamed answers are judged whole.
-    """
+    """Options for watching small answers; `[routing]` in the settings has the same names."""
 
     mode: CascadeMode = "auto"
+    """auto follows the calibration, always watches every request for `auto`."""
     hold_back_tokens: int = 16
     hold_back_s: float | None = 0.25
+    """Counts from the first token; None is no limit."""
     judge_whole: bool = True
+    """Unstreamed answers are judged whole."""
     mid_stream: bool = False
 
 
@@ -112,20 +115,19 @@ class WatchVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedPolicy:
-    """A router's estimates, compared with a setting.
-
-    current_setting: asked for every request, so that an autopilot may turn it. dial: the router's
-    calibration, None for one that has labels only. on_verdict is told how watched answers of
-    requests without constraints of their own were judged. otherwise: decides on prompts that are
-    unlike those of the router's training; None: the router decides on them as well.
-    """
+    """A router's estimates, compared with a setting."""
 
     scorer: RouterScorer
     current_setting: Callable[[], Setting]
+    """Called for every request, so that an autopilot may change it."""
     dial: Dial | None = None
+    """The router's calibration; None for a router that has labels only."""
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     on_verdict: Callable[[WatchVerdict], None] | None = None
+    """Called with the watch's verdict on answers of requests without constraints of their own."""
     otherwise: RoutePolicy | None = None
+    """Decides on prompts that are unlike the router's training. None: the router decides on them as
+    well."""
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """Estimate, compare, explain; abstain where the prompt is unlike the training."""

@@ -72,10 +72,12 @@ class QualityEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearStage:
-    """A linear layer: `weight` [num_heads, num_inputs], `bias` [num_heads]."""
+    """A linear layer."""
 
     weight: FloatRows
+    """[num_heads, num_inputs]."""
     bias: FloatRows
+    """[num_heads]."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the shapes agree and all values are finite."""
@@ -98,27 +100,31 @@ class LinearStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RouterScorer:
-    """A trained router. `weight`: [num_heads, num_features], `bias`: [num_heads].
+    """A trained router.
 
-    Heads are the small tier's and, if it was labelled, the large tier's. `threshold`: the quality
-    from which on the small model answers. `pair`: fingerprints of the models that it was trained
-    for, "<small>-<large>"; None if unknown. `probe` takes [text logits | hidden state],
-    `answer` what `answer_inputs` makes. `prompt_hashes`: of the training prompts, ascending, at
-    most MAX_PROMPT_HASHES (the smallest). `familiarity`: tells prompts that are unlike those of the
-    training; None for routers of earlier versions. `training` is for people and never read back.
+    Heads are the small tier's and, if it was labelled, the large tier's.
     """
 
     features: FeatureConfig
     weight: FloatRows
+    """[num_heads, num_features]."""
     bias: FloatRows
+    """[num_heads]."""
     threshold: float
+    """From this quality on the small model answers."""
     pair: str | None = None
+    """Fingerprints of the models that it was trained for, "<small>-<large>"; None if unknown."""
     probe: LinearStage | None = None
+    """Takes [text logits | hidden state]."""
     answer: LinearStage | None = None
+    """Takes what `answer_inputs` makes."""
     calibration: Calibration | None = None
     prompt_hashes: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    """Hashes of the training prompts, ascending; the smallest MAX_PROMPT_HASHES at most."""
     familiarity: Familiarity | None = None
+    """Finds prompts that are unlike the training's. None for routers of earlier versions."""
     training: Mapping[str, Any] = field(default_factory=dict)
+    """For people; never read back."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if shapes or values cannot be a router's."""

@@ -56,18 +56,18 @@ class ConstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageData:
-    """Training data of a stage, row by row.
-
-    inputs: [num_rows, num_inputs]. scores: each tier's, in [0, 1], [num_rows]; the second tier may
-    be missing and then counts as always right. folds: the one of `num_folds` that holds a row out,
-    [num_rows]. weights: weight of each row, [num_rows].
-    """
+    """Training data of a stage, row by row."""
 
     inputs: Matrix
+    """[num_rows, num_inputs]."""
     scores: Sequence[FloatRows]
+    """Each tier's, in [0, 1], [num_rows]. The second tier may be missing and then counts as always
+    right."""
     folds: _Ints
+    """The one of `num_folds` that holds a row out, [num_rows]."""
     num_folds: int
     weights: FloatRows
+    """Weight of each row, [num_rows]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,15 +81,14 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedStage:
-    """One head a tier, and calibrated probabilities from models that have not seen the row.
-
-    held_out: [num_heads, num_rows]. gain_error: mean squared error of the held-out gain.
-    """
+    """One head a tier, and calibrated probabilities from models that have not seen the row."""
 
     heads: Sequence[Head]
     held_out: FloatRows
+    """[num_heads, num_rows]."""
     inverse_penalty: float
     gain_error: float
+    """Mean squared error of the held-out gain."""
 
     @property
     def layer(self) -> LinearStage:
@@ -129,15 +128,14 @@ class ScaledStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnswerRows:
-    """Inputs of the answer stage: each answer's beginnings, and the whole.
-
-    inputs: [num_rows, num_inputs]. prompts: index of the answer's prompt, [num_rows]. lengths:
-    tokens seen, 0 for the whole answer, [num_rows].
-    """
+    """Inputs of the answer stage: each answer's beginnings, and the whole."""
 
     inputs: FloatRows
+    """[num_rows, num_inputs]."""
     prompts: _Ints
+    """Index of the answer's prompt, [num_rows]."""
     lengths: _Ints
+    """Tokens seen, 0 for the whole answer, [num_rows]."""
 
 
 def logistic(inverse_penalty: float) -> LogisticRegression:

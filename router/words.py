@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-# The engine's word, said again: router/ may not import engine/.
+# The same as `Tier` in verifier/params.py, which router/ may not import.
 Tier = Literal["small", "large"]
 CascadeMode = Literal["auto", "off", "always"]
 """Watching of small answers: as calibrated, never, or for every request to `auto`."""

@@ -21,12 +21,12 @@ token_specific (V3, eq. 15)
     At temperature 0 that is the small model's token if r is 0 there, else the large model's.
 
 The emitted token is argmax(log pi + G), with the same noise as without a cascade. So it depends on
-the two distributions at its position only: where the small one is not known nothing is emitted, and
-the answer is the same for every tree. Both models have to read the answer, so an id that only one
-of them knows is impossible.
+the two distributions at its position only, and the answer is the same for every tree. Where the
+small one is not known, nothing is emitted. Both models have to read the answer, so an id that only
+one of them knows is impossible.
 
-What alpha 0 means: opt keeps the small model where it is at least as sure as the large one, and
-token_specific keeps the large model's likeliest token only, so neither is lossless when sampling.
+What alpha 0 means: opt keeps the small model where it is at least as sure as the large one.
+token_specific keeps the large model's likeliest token only. So neither is lossless when sampling.
 """
 
 from collections.abc import Sequence as SequenceOf

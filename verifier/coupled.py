@@ -1,9 +1,9 @@
 """The one acceptance rule: argmax(log target + noise), then follow the child that equals it.
 
-The noise belongs to the position and not to the draft, so the rule is an exact sample for every
-tree, and the answer is the same for every tree (Daliri, Musco, Suresh, "Coupling without
-Communication and Drafter-Invariant Speculative Decoding", 2024). A cascade (verifier/cascade.py)
-puts another distribution in the target's place; the walk is the same.
+The noise belongs to the position and not to the draft. So for every tree the rule draws an exact
+sample, and the same one (Daliri, Musco, Suresh, "Coupling without Communication and
+Drafter-Invariant Speculative Decoding", 2024). A cascade (verifier/cascade.py) puts another
+distribution in the target's place; the walk is the same.
 """
 
 from collections.abc import Sequence as SequenceOf

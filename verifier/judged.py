@@ -11,16 +11,16 @@ from outrider.verifier.params import CascadeParams, SamplingParams
 
 
 class JudgedSequence(Protocol):
-    """The text of one request so far, and what decides its next token.
-
-    token_ids: prompt and answer. rules: change the logits before a token is chosen. failure: what
-    broke while its rules were followed; set here, and nothing of the sequence is emitted then.
-    """
+    """The text of one request so far, and what decides its next token."""
 
     token_ids: list[int]
+    """Prompt and answer."""
     rules: list[LogitRule]
+    """Change the logits before a token is chosen."""
     noise: SequenceNoise
     failure: Exception | None
+    """What broke while its rules were followed. Set here; nothing of the sequence is emitted
+    then."""
 
     @property
     def request_id(self) -> str:

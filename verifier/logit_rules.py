@@ -1,7 +1,7 @@
 """Rules that change a row's logits before the temperature: penalties, biases, a minimal length.
 
-A rule looks at the text in front of a row and at nothing else, so a node of a tree gets what the
-same token gets when it is decoded alone.
+A rule looks at the text in front of a row and at nothing else. So a rule does to a node of a tree
+what it does when the same token is decoded alone.
 """
 
 import math

@@ -12,15 +12,14 @@ from outrider.verifier.token_logprobs import TokenLogprobs
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class LogprobRows:
-    """Log-probabilities of n rows, on the device.
-
-    chosen: float32 [n], of the emitted tokens. top_ids, top_values: int64 and float32 [n, num_top],
-    the likeliest tokens, best first.
-    """
+    """Log-probabilities of n rows, on the device."""
 
     chosen: Tensor
+    """float32 [n], of the emitted tokens."""
     top_ids: Tensor
+    """int64 [n, num_top], the likeliest tokens, best first."""
     top_values: Tensor
+    """float32 [n, num_top]."""
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -42,25 +42,23 @@ _NUM_CANDIDATES: Final = 2
 class NextRow:
     """The one row of a sequence, and what is asked about its next token.
 
-    rivals: the noise under which the likeliest tokens are named; None: they are not. Whether
-    log-probabilities are wanted is the request's to say.
+    Whether log-probabilities are wanted is the request's to say.
     """
 
     sequence: JudgedSequence
     rivals: SequenceNoise | None = None
+    """The noise under which the likeliest tokens are named; None: they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextToken:
-    """A next token, or `NOT_FINITE`.
-
-    candidates: with `rivals`, (token id, chance) of it and of the likeliest under them.
-    logprobs: one entry, or none.
-    """
+    """A next token, or `NOT_FINITE`."""
 
     token_id: int
     candidates: list[tuple[int, float]]
+    """With `rivals`, (token id, chance) of it and of the likeliest under them."""
     logprobs: tuple[TokenLogprobs, ...]
+    """One entry, or none."""
 
 
 def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:

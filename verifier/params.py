@@ -48,32 +48,37 @@ _GREEDY_BELOW = 1e-6
 class SamplingParams:
     """Parameters that choose a token from the target's distribution.
 
-    `temperature` 0 (or below 1e-6) is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed`
-    (64 bits) and `choice_index` (which of the request's n choices this is) key the Gumbel noise, so
-    the same seed gives the same text. `num_logprobs`: None for none, else how many alternatives are
-    reported beside the emitted token.
-
-    The logits are changed before the temperature, in this order (verifier/logit_rules.py):
-    those of tokens in the prompt or the answer are divided by `repetition_penalty` where positive,
-    else multiplied (Keskar et al., "CTRL", 2019); `frequency_penalty` times a token's count in the
-    answer and `presence_penalty` where it occurs are subtracted (OpenAI); `logit_bias` (token id,
-    bias) is added; before `min_tokens` tokens no stop token is possible.
+    The penalties and biases change the logits before the temperature does, in the order of
+    verifier/logit_rules.py.
     """
 
     max_tokens: int
     temperature: float = 0.0
+    """0, or below 1e-6, is greedy."""
     top_k: int = 0
+    """0 is off."""
     top_p: float = 1.0
+    """1 is off."""
     min_p: float = 0.0
+    """0 is off."""
     seed: int = 0
+    """64 bits. It keys the Gumbel noise, so the same seed gives the same text."""
     choice_index: int = 0
+    """Which of the request's n choices this is; it keys the noise, too."""
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    """Alternatives reported beside each emitted token. None: no log-probabilities."""
     presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that occurs in the answer (OpenAI)."""
     frequency_penalty: float = 0.0
+    """Subtracted once for each time that the token occurs in the answer (OpenAI)."""
     repetition_penalty: float = 1.0
+    """For tokens of the prompt or the answer: a positive logit is divided by it, another one
+    multiplied (Keskar et al., "CTRL", 2019)."""
     logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias) pairs; the bias is added."""
     min_tokens: int = 0
+    """Until the answer has this many tokens, no stop token is possible."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -114,12 +119,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeParams:
-    """A speculative cascade: how far the small model's own tokens may stand (verifier/cascade.py).
-
-    `alpha` 0 trusts the large model most; what it means is the rule's business.
-    """
+    """A speculative cascade: how far the small model's tokens may stand (verifier/cascade.py)."""
 
     alpha: float
+    """0 trusts the large model most; what it means is the rule's business."""
     rule: CascadeRule = "opt"
 
     def __post_init__(self) -> None:

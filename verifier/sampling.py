@@ -34,17 +34,16 @@ NOT_FINITE: Final = -2
 
 @dataclass(slots=True, kw_only=True)
 class RowGroup:
-    """The rows of one sequence, each of which decides a token.
-
-    depths: for each row, how many tokens stand between the sequence's last one and the decided one,
-    so the decided position is len(token_ids) + depth. paths: makes these tokens, for the few
-    sequences with rules that look at them. noise: instead of the sequence's own.
-    """
+    """The rows of one sequence, each of which decides a token."""
 
     sequence: JudgedSequence
     depths: list[int]
+    """For each row, the tokens between the sequence's last one and the decided one. The decided
+    position is len(token_ids) + depth."""
     paths: Callable[[], list[list[int]]]
+    """Makes these tokens, for the few sequences with rules that look at them."""
     noise: SequenceNoise | None = None
+    """In place of the sequence's own."""
 
 
 def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:

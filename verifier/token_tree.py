@@ -11,27 +11,29 @@ from outrider.verifier.params import SOURCES, Source
 # A node's sources as bits: several may have guessed the same token.
 SOURCE_BIT: Final[dict[Source, int]] = {source: 1 << bit for bit, source in enumerate(SOURCES)}
 
-# Beside them: the answer that was retracted at a change of tier says the same here.
+# Beside them: the answer that was retracted at a change of tier has the same token here. In a
+# guess's evidence the same bit is `MODEL_SILENT` (draft/budget/calibration.py): never mix the two.
 RECALLED_BIT: Final = 1 << len(SOURCES)
 
 
 @dataclass(kw_only=True)
 class TokenTree:
-    """A prefix tree of guesses below the sequence's last token.
+    """A prefix tree of guesses below the sequence's last token. Lists are [num_nodes], on the host.
 
-    Node 0 is the root: the last emitted token, whose keys and values are not computed yet. Parents
-    stand before children, the children of one node differ. Plain decoding is a tree of one node,
-    a chain is a tree without branches. All lists are [num_nodes], on the host.
-
-    `sources`: the sources of each node (`SOURCE_BIT` and `RECALLED_BIT`, 0 for the root); empty
-    where they are not wanted. `draft_logits`: the small model's logits at each node ([vocab_size])
-    where it computed them; kept for a cascade only, else empty.
+    Node 0 is the root: the last emitted token, whose keys and values are not computed yet. Plain
+    decoding is a tree of one node; a chain is a tree without branches.
     """
 
     token_ids: list[int]
+    """The children of one node differ."""
     parent_index: list[int]
+    """Parents stand before children; -1 for the root."""
     sources: list[int] = field(default_factory=list)
+    """`SOURCE_BIT` and `RECALLED_BIT` of each node, 0 for the root. Empty where they are not
+    wanted."""
     draft_logits: list[Tensor | None] = field(default_factory=list)
+    """The small model's logits at each node, [vocab_size], where it computed them. Kept for a
+    cascade only, else empty."""
 
     @classmethod
     def root_only(cls, token_id: int) -> "TokenTree":

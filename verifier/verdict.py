@@ -11,18 +11,20 @@ from outrider.verifier.sampling import NOT_FINITE
 class Verdict:
     """The target's verdict on one tree.
 
-    accepted_nodes: the accepted path without the root. token_ids: the accepted tokens and the next
-    one. The verdict on a cascade is open where the path ends at a node whose small distribution is
-    not known: token_ids are the accepted ones then, and the last of them is the next step's root,
-    to be computed again. Where not even the root's is known, both lists are empty. unratified: for
-    each emitted token, whether the large model alone would have chosen another; empty: for none.
-    is_finite: False where a number behind the next token is not; then it is left out.
+    A cascade needs the small model's distribution at every node. Where it is missing, the verdict
+    is open: `token_ids` holds only accepted tokens. The next step computes the last of them again,
+    as its root.
     """
 
     accepted_nodes: list[int]
+    """The accepted path, without the root."""
     token_ids: list[int]
+    """The accepted tokens and the next one. Empty where a cascade does not know the root's
+    distribution."""
     unratified: list[bool] = field(default_factory=list)
+    """For each token, whether the large model alone would have chosen another. Empty: none."""
     is_finite: bool = True
+    """False where a number behind the next token is not finite; that token is left out."""
 
     @classmethod
     def of(cls, accepted_nodes: list[int], token_ids: list[int]) -> "Verdict":
@@ -44,12 +46,10 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ForestVerdicts:
-    """The target's verdicts on a forest, on the device.
-
-    accepted_path: int64 [num_trees, max_depth], the flat row of the accepted node at depth d + 1,
-    -1 beyond the last. emitted_tokens: int64 [num_trees, max_depth + 1], the accepted nodes' tokens
-    and the next one, -1 beyond.
-    """
+    """The target's verdicts on a forest, on the device."""
 
     accepted_path: Tensor
+    """int64 [num_trees, max_depth], the flat row of the accepted node at depth d + 1; -1 beyond the
+    last."""
     emitted_tokens: Tensor
+    """int64 [num_trees, max_depth + 1], the accepted nodes' tokens and the next one; -1 beyond."""

@@ -1,10 +1,10 @@
 """Chooses the number of nodes and of draft passes that give most tokens per second.
 
 The expected number of tokens of a step is one per sequence plus the sum over all nodes of the
-probability that the whole path to the node is accepted; the time of a step is a staircase in its
-rows. Both the tree and its size follow from the ratio (ARCHITECTURE: "Which tree"; Sequoia, Chen et
-al. 2024, section 4.3, for the hardware-aware size). A request that is behind its own pace counts
-for more than its tokens (cf. AdaServe, Li et al. 2025).
+probability that the whole path to the node is accepted. The time of a step is a staircase in its
+rows. Both the tree and its size follow from the ratio (docs/architecture.md, "Which tree"; Sequoia,
+Chen et al. 2024, section 4.3, for the hardware-aware size). A request that is behind its own pace
+counts for more than its tokens (cf. AdaServe, Li et al. 2025).
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -43,15 +43,14 @@ class PassTimeEstimate(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class DraftGain:
-    """The tokens that drafting for one sequence may bring.
-
-    acceptance: the chance that the small model's best guess at a position is right. text_tokens:
-    how many tokens the guesses that are there already should bring. urgency: what a token counts.
-    """
+    """The tokens that drafting for one sequence may bring."""
 
     acceptance: float
+    """The chance that the small model's best guess at a position is right."""
     text_tokens: float = 0.0
+    """Tokens that the guesses that are there already should bring."""
     urgency: float = 1.0
+    """What a token counts."""
 
     def gain(self, max_depth: int) -> float:
         """Tokens that a chain of this depth adds, weighted."""
@@ -62,24 +61,24 @@ class DraftGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBudget:
-    """One step's budget.
-
-    num_rows: of its large pass without guesses; they see `context` tokens on average. base_tokens:
-    what the step yields without a guess, in tokens weighted by urgency. longest_s: how long the
-    step may take where it has guesses. level_host_s: what a level of drafts takes beside its pass.
-    beside_s: what any step takes beside its levels and its large pass. num_block_rows:
-    of the one pass that guesses all depths for a sequence; 0 where every level is a pass.
-    """
+    """One step's budget."""
 
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
     num_rows: int
+    """Rows of the step's large pass, without guesses."""
     context: float
+    """The tokens that these rows see on average."""
     base_tokens: float
+    """What the step yields without a guess, in tokens weighted by urgency."""
     longest_s: float
+    """How long the step may take where it has guesses."""
     level_host_s: float = 0.0
+    """What a level of drafts takes beside its pass."""
     beside_s: float = 0.0
+    """What any step takes beside its levels and its large pass."""
     num_block_rows: int = 0
+    """Rows of the one pass that guesses all depths of a sequence; 0 where every level is a pass."""
 
     def level_s(self, num_rows: int) -> float:
         """Expected seconds of a level of drafts with so many rows."""
@@ -165,22 +164,24 @@ class StepBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBudget:
-    """Decides from the models' pass times; head_pass_s: of a head, where one drafts.
+    """Decides from the models' pass times.
 
-    A step with guesses takes longer than a plain one, and a stream stands still meanwhile. It may
-    take `max_stretch` times as long: in company a stream whose own guesses fail waits for the
-    others' and gains nothing. A stream alone, or two, may wait `unseen_s` in any case: they get the
-    tokens that they wait for, and so short a pause is not seen. In company that is so up to
-    `unseen_in_company_s`, 50 tokens a second: a large model that takes 5 ms a token would be left
-    without drafts by the stretch alone.
+    A step with guesses takes longer than a plain one, and every stream waits for it. A stream whose
+    own guesses fail gains nothing from that wait.
     """
 
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
     head_pass_s: PassTimeEstimate | None = None
+    """The pass time of a head, where one drafts."""
     max_stretch: float = 1.3
+    """A step with guesses may take this many times as long as a plain one."""
     unseen_s: float = 0.08
+    """A pause that is not seen. One stream or two may wait this long in any case: they get the
+    tokens that they wait for."""
     unseen_in_company_s: float = 0.02
+    """The same with more streams: 50 tokens a second. With the stretch alone, a large model that
+    takes 5 ms a token would be left without drafts."""
 
     def of_step(  # noqa: PLR0913 - all that a step is known by
         self,

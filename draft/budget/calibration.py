@@ -18,7 +18,9 @@ import numpy.typing as npt
 from outrider.kernels.cpu.tree_library import CalibrationTable
 from outrider.verifier.params import SOURCES
 
-# Beside the sources' bits: the small model was asked at this place and did not name the token.
+# Beside the sources' bits, in a guess's evidence: the small model was asked at this place and did
+# not name the token. In a node's sources the same bit is `RECALLED_BIT` (verifier/token_tree.py):
+# never mix the two.
 MODEL_SILENT: Final = 1 << len(SOURCES)
 
 BIN_EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
@@ -65,13 +67,12 @@ def pool_adjacent_violators(values: list[float], weights: list[float]) -> list[f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCalibration:
-    """A calibration for greedy or for sampling requests, which follows what is learnt later.
-
-    chance: of a guess, to be right where its parent was. The compiled library reads `of.table`.
-    """
+    """A calibration for greedy or for sampling requests, which follows what is learnt later."""
 
     of: "EdgeCalibration"
+    """The compiled library reads its `table`."""
     chance: Calibrate
+    """The chance that a guess is right where its parent was."""
     is_greedy: bool
 
     def __call__(self, confidence: float, sources: int, depth: int) -> float:

@@ -2,13 +2,13 @@
 
 Pass times say what a tree costs in passes. What it costs beside them (ranking, trees, verdicts) is
 most of a tree's cost where the large model's pass is short or sequences are many. So a few steps of
-every other kind are run now and then, and the kind that yields most tokens a second stays: apart
-for companies of about as many sequences, greedy or sampled, with or without a grammar, of about the
-same length. What a request's text says never depends on it.
+every other kind are run now and then, and the kind that yields most tokens a second stays. Groups
+of similar steps choose apart: about as many sequences, greedy or sampled, with or without a
+grammar, of about the same length. The choice never changes a request's text.
 
-The machine's speed drifts, so seconds are compared only with those of neighbouring steps: each kind
-has a place on a scale of log seconds, which a probe moves by how it differed from the steps around
-it. Tokens a step do not depend on the machine and are remembered as they are.
+The machine's speed drifts, so seconds are compared only with those of neighbouring steps. Each kind
+has a place on a scale of log seconds. A probe moves that place by how it differed from the steps
+around it. Tokens a step do not depend on the machine and are remembered as they are.
 """
 
 from collections.abc import Callable
@@ -54,16 +54,16 @@ _Company = tuple[int, bool, bool, bool, int]
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one kind of step. pace: its tokens; those of probes fade.
-
-    log_s: its seconds on the scale; None: never measured. due_s: the company's time of the next
-    probe. num_lost: its last probes that lost time, in a row.
-    """
+    """What is known of one kind of step."""
 
     pace: Pace = field(default_factory=lambda: Pace(kept=_KEPT))
+    """Its tokens; those of probes fade."""
     log_s: float | None = None
+    """Its seconds on the scale; None: never measured."""
     due_s: float = 0.0
+    """The group's time (`_Choice.seconds`) of the next probe."""
     num_lost: int = 0
+    """Its last probes that lost time, in a row."""
 
     @property
     def value(self) -> float:
@@ -75,23 +75,27 @@ class _Known:
 
 @dataclass(slots=True)
 class _Probe:
-    """A probe under way. lost_s: its seconds, less those that its tokens take usually."""
+    """A probe under way."""
 
     kind: StepKind
     pace: Pace = field(default_factory=lambda: Pace(kept=1.0))
     steps_left: int = _PROBE_STEPS
     lost_s: float = 0.0
+    """Its seconds, less those that its tokens take usually."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What is known of one company. recent: steps of the kept kind; seconds: of all steps."""
+    """What is known of one group of similar steps."""
 
     known: dict[StepKind, _Known]
     kept: StepKind
     recent: Pace = field(default_factory=lambda: Pace(kept=_KEPT_RECENT))
+    """Steps of the kept kind."""
     seconds: float = 0.0
-    num_between: int = -_STEPS_BETWEEN  # at first, what guesses are worth is still learnt
+    """Time of all steps of the group."""
+    num_between: int = -_STEPS_BETWEEN
+    """Steps since the last probe; below 0 at first, while the worth of guesses is still learnt."""
     probe: _Probe | None = None
 
     def like(self) -> "_Choice":
@@ -279,7 +283,9 @@ def _counts(sequences: SequenceOf[Sequence]) -> tuple[int, int]:
 
 
 def _company(sequences: SequenceOf[Sequence]) -> _Company:
-    """How many they are, about; whether some are greedy, some sampled, some have a grammar; and
+    """Return the group of similar steps that a step of these sequences belongs to.
+
+    Roughly how many there are; whether some are greedy, some are sampled, some have a grammar; and
     how long their texts are on average: to 256 tokens, 1024, …
     """
     length, are_greedy, are_sampled, have_grammar = 0, False, False, False

@@ -34,11 +34,9 @@ from outrider.verifier.verdict import ForestVerdicts
 class DeviceGrowth:
     """The growth of trees that the host mostly sees only when they are judged.
 
-    How many passes a step has, and how many nodes, is decided before it, by what earlier trees came
-    to (`outrider.draft.forecast`). Sequences with rules, a grammar or a cascade need the host
-    between the
-    levels: `host` grows their trees in the same passes. `source`: which model drafts; `target`: the
-    large one's runner.
+    Earlier trees decide before a step how many passes and nodes it has (`outrider.draft.forecast`).
+    Sequences with rules, a grammar or a cascade need the host between the levels: `host` grows
+    their trees in the same passes. `source` drafts; `target` is the large model's runner.
     """
 
     def __init__(
@@ -325,9 +323,7 @@ class GrownHeadDrafts(GrownDrafts):
 
 @dataclass(frozen=True, slots=True)
 class _RecordedLevel:
-    """The next level of trees that have recorded ones; see
-    `outrider.engine.protocols.DraftLevel`.
-    """
+    """The next recorded level of trees; see `outrider.engine.protocols.DraftLevel`."""
 
     trees: DeviceTrees
     recorded: RecordedTrees

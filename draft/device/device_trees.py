@@ -86,32 +86,34 @@ class DeviceCalibration:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class DeviceTrees:
-    """Trees of a step whose roots the model that drafts has computed.
-
-    views: each draft's, with slots reserved for its root and `width` nodes a level; a tree that got
-    none has its root expanded only. num_levels: passes behind the roots', of which `level` were
-    made. max_depth: bound of all candidates' depths. token_ids: the target's, of each logit of a
-    head; None for the same vocabulary. hidden: what a head's rows gave, by draft offset,
-    [num_trees, number of offsets, feature_size]; None for a model that reads no features. recorded:
-    the same trees where their levels are recorded graphs; None where they are launched in pieces.
-    """
+    """Trees of a step whose roots the model that drafts has computed."""
 
     drafts: list[Draft]
     growers: list[Grower]
     model: ModelGuesses
     views: list[KVView]
+    """Each draft's, with slots reserved for its root and `width` nodes a level. A tree without
+    slots for levels has only its root expanded."""
     config: DraftConfig
     num_levels: int
+    """Passes behind the roots'."""
     num_initial: int
     max_depth: int
+    """Bound of all candidates' depths."""
     state: TreeState
     table: EdgeTable
     sampling: SamplingTable
     vocab_size: int
     token_ids: Tensor | None = None
+    """The target's, of each logit of a head; None for the same vocabulary."""
     hidden: Tensor | None = None
+    """What a head's rows gave, by draft offset, [num_trees, number of offsets, feature_size]. None
+    for a model that reads no features."""
     recorded: RecordedTrees | None = None
+    """The same trees where their levels are recorded graphs; None where they are launched in
+    pieces."""
     level: int = 0
+    """Passes made so far, of `num_levels`."""
     _rows: FrontierRows | None = None
 
     # ---- the levels ------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Every kernel of growing trees, launched once: each capacity is compiled apart.
 
-Which capacities a load needs follows from what its texts repeat, so no sample of requests would
-meet all of them, and the first that does would hold up every stream for a second.
+Which capacities a load needs follows from what its texts repeat. So no sample of requests would
+meet all of them. The first request that does would hold up every stream for a second.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """A block drafter's share of a proposal: one pass guesses the tokens at several depths.
 
 What it says of a depth does not depend on the tokens above it. So its candidates make a tree of
-products: any of depth 2 may follow any of depth 1, with the product of their chances, and the tree
-of the likeliest paths is found without another pass.
+products: any of depth 2 may follow any of depth 1, with the product of their chances. The tree of
+the likeliest paths is found without another pass.
 """
 
 from collections.abc import Callable

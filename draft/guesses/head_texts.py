@@ -1,9 +1,8 @@
 """A head's views of the sequences, and the large model's hidden states that wait to be taken in.
 
 A head's row for the token at i carries what the large model made of the tokens up to i - 1. So its
-text is the sequence's without the first token, which is part of the salt instead: a slot depends on
-the tokens up to its own, and a block that is found in the prefix cache never stands for another
-next token.
+text is the sequence's without the first token, which is part of the salt instead. A slot depends on
+the tokens up to its own. So a block of the prefix cache never stands for another next token.
 """
 
 from collections.abc import Iterator
@@ -44,21 +43,21 @@ class Head:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class HeadText:
-    """A sequence as the head knows it.
-
-    Slot j of `view` holds the token at start + j + 1, with the taps of the large model's row at
-    start + j. waiting: the taps behind what is computed, in order. is_tried: read although heads
-    do not pay at present. hidden: of this step's tree, by candidate, what its row gave.
-    """
+    """A sequence as the head knows it."""
 
     sequence: Sequence
     view: KVView
+    """Slot j holds the token at `start` + j + 1, with the taps of the large model's row at `start`
+    + j."""
     start: int = 0
     waiting: list[Tensor] = field(default_factory=list)
+    """The taps behind what is computed, in order."""
     num_waiting: int = 0
     num_taken: int = 0
     is_tried: bool = False
+    """Read although heads do not pay at present."""
     hidden: dict[int, Tensor] = field(default_factory=dict)
+    """What each candidate's row gave, in this step's tree."""
 
     @property
     def end(self) -> int:

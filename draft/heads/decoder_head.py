@@ -62,20 +62,19 @@ def layer_reader(reader: HeadReader, config: ModelConfig) -> LayerReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """What was read of a head, its layers apart. Fields: see `HeadModel`.
-
-    head: the product that gives logits; max_context: positions to be served, None for all.
-    """
+    """What was read of a head, its layers apart. Fields without a line: see `HeadModel`."""
 
     kind: HeadKind
     reader: HeadReader
     layers: LayerReader
     head: Callable[[Tensor], Tensor]
+    """The product that gives logits."""
     taps: tuple[int, ...]
     target_token_ids: Tensor | None = None
     block: BlockLayout | None = None
     mask_features: Tensor | None = None
     max_context: int | None = None
+    """Positions to be served; None for all."""
 
 
 class HeadBase:

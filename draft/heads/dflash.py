@@ -1,8 +1,8 @@
 """DFlash (2026): a few layers that guess a block of tokens in one pass, each seeing all others.
 
-The text is known to the layers by the large model's hidden states alone: a projection of them is
-what the keys and values of text rows are made of, in every layer, and nothing else of text rows is
-computed. A block's rows are the last token and masks; they see the text and each other.
+The layers know the text by the large model's hidden states alone. In every layer, the keys and
+values of text rows are made of a projection of these states. Nothing else of text rows is computed.
+A block's rows are the last token and masks; they see the text and each other.
 """
 
 from pathlib import Path

@@ -69,27 +69,29 @@ _WRONG_VALUES: Final = (ValueError, TypeError, AttributeError, LookupError, Arit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
-    """What config.json says of a head.
-
-    layers: the drafter's own, with its vocabulary and the large model's positions. taps: numbered
-    as `Taps` numbers them. norm_before_fc: one norm over all taps; fc_norm: one for each;
-    norm_before_residual: the first layer's residual stream is normalised; norm_output: rows of the
-    next level carry normalised rows. block_size: rows of a block; samples_first: its first row's
-    logits count; causal_windows: layers with a window see no later rows of a block.
-    """
+    """What config.json says of a head."""
 
     kind: HeadKind
     layers: ModelConfig
+    """The drafter's own, with its vocabulary and the large model's positions."""
     target_vocab_size: int
     taps: tuple[int, ...]
+    """Numbered as `Taps` numbers them."""
     norm_before_fc: bool = False
+    """One norm over all taps."""
     fc_norm: bool = False
+    """One norm for each tap."""
     norm_before_residual: bool = False
+    """The first layer's residual stream is normalised."""
     norm_output: bool = False
+    """Rows of the next level carry normalised rows."""
     mask_token_id: int | None = None
     block_size: int = 1
+    """Rows of a block."""
     samples_first: bool = False
+    """The logits of a block's first row count."""
     causal_windows: bool = False
+    """Layers with a window see no later rows of a block."""
     target_fingerprint: str | None = None
 
 

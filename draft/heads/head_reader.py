@@ -98,7 +98,7 @@ class HeadReader(CheckpointReader):
         """Return the large model's token of each of the head's; None where they are the same.
 
         d2t holds how much larger the former is. Raises HeadError for ids that are none, for two
-        tokens of one id, and where t2d, the mask of the tokens that the head has, says otherwise.
+        tokens of one id, and where t2d disagrees (the mask of the tokens that the head has).
         """
         num_tokens, num_target = config.layers.vocab_size, config.target_vocab_size
         if TARGET_OF_DRAFT not in self:

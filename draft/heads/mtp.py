@@ -30,14 +30,12 @@ _MLA: Final = f"{_LAYER}self_attn.kv_a_proj_with_mqa.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Style:
-    """How a checkpoint names an MTP head's tensors below a prefix.
-
-    names: beginnings of names, and what they are here; None for copies of the large model's own.
-    feeds_normed: rows of the next level carry normalised rows.
-    """
+    """How a checkpoint names an MTP head's tensors below a prefix."""
 
     names: Mapping[str, str | None]
+    """Beginnings of names, and what they are here; None for copies of the large model's own."""
     feeds_normed: bool
+    """Rows of the next level carry normalised rows."""
 
     def renamed(self, prefix: str) -> Callable[[str], str | None]:
         """Return what tensors below a prefix are called here."""

@@ -47,17 +47,18 @@ class TargetModel(Protocol):
 class BlockLayout:
     """The rows that a block drafter runs in one pass, and what their logits say.
 
-    The first of `num_rows` rows carries the last token, the others `mask_token_id`; positions
-    ascend by one. Row `first_row + i` has the logits of depth i + 1. is_bidirectional: every row
-    of a block sees all of its rows; else a row sees those up to its own. is_behind_text: the first
-    row lies in the slot behind the row that carries the last features; else it is that row.
+    The first row carries the last token, the others `mask_token_id`. Positions ascend by one.
     """
 
     num_rows: int
     first_row: int
+    """Row `first_row + i` has the logits of depth i + 1."""
     mask_token_id: int
     is_bidirectional: bool
+    """Every row of a block sees all of its rows; else a row sees those up to its own."""
     is_behind_text: bool
+    """The first row lies in the slot behind the row that carries the last features; else it is that
+    row."""
 
     @property
     def num_depths(self) -> int:
@@ -85,19 +86,20 @@ class HeadModel(CausalModel, Protocol):
 
     Row j of a head's text carries token j + 1 and the features of the large model's row j. Its
     logits say what follows token j + 1.
-
-    `tap_layers`: the large model's hidden states that it reads, numbered as `Taps` numbers them.
-    `target_token_ids`: int64 [config.vocab_size], the large model's token of each of its own; None
-    where they are the same. `block`: the rows of a pass that guesses several tokens at once; None
-    for a head that guesses one a pass. `mask_features`: [feature_size] for a block's rows behind
-    its first; None where they carry none that matter.
     """
 
     kind: HeadKind
     tap_layers: tuple[int, ...]
+    """The large model's hidden states that it reads, numbered as `Taps` numbers them."""
     target_token_ids: Tensor | None
+    """int64 [config.vocab_size], the large model's token of each of its own. None where they are
+    the same."""
     block: BlockLayout | None
+    """The rows of a pass that guesses several tokens at once. None for a head that guesses one a
+    pass."""
     mask_features: Tensor | None
+    """[feature_size] for a block's rows behind its first. None where they carry none that
+    matter."""
 
     def features_of_taps(self, taps: Tensor) -> Tensor:
         """Return what rows carry beside their tokens: [n, taps * hidden_size] -> [n, feature_size].

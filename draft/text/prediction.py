@@ -31,8 +31,8 @@ class PredictionCursor:
     """One answer's way through one prediction.
 
     While the answer says what was predicted, the cursor moves along. After a mismatch the answer's
-    last three tokens (or two, where those are unambiguous) are looked for in the prediction,
-    nearest to the place of the mismatch and first ahead of it.
+    last three tokens are looked for in the prediction (or two, where those are unambiguous). The
+    place nearest to the mismatch counts, first ahead of it.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:

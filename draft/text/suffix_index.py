@@ -42,10 +42,12 @@ _DEPTH_PER_TOKEN: Final = 4  # a chain is at most so many times as long as its m
 
 
 class Match(NamedTuple):
-    """The text's last `length` tokens also end at `position` of the index's tokens."""
+    """A place in the index's tokens that ends as the text does."""
 
     length: int
+    """The number of the text's last tokens that are the same."""
     position: int
+    """Where they end among the index's tokens."""
 
 
 class SuffixIndex:

@@ -35,17 +35,18 @@ _Owner = tuple[str, str]
 
 @dataclass(eq=False, slots=True)
 class _SequenceState:
-    """The state of a sequence's text. `best`: the last best match and where it was found.
-
-    `proposal` is the sequence's own list, which is another one after every change of tier.
-    """
+    """The state of a sequence's text."""
 
     proposal: list[int]
+    """The sequence's own list, which is another one after every change of tier."""
     index: SuffixIndex | None = None
     best: tuple[SuffixIndex, Match] | None = None
-    best_at: int = 0  # the text's length then
+    """The last best match and where it was found."""
+    best_at: int = 0
+    """The text's length then."""
     cursors: dict[_Expected, PredictionCursor] = field(default_factory=dict)
-    num_followed: int = 0  # output tokens that the cursors have seen
+    num_followed: int = 0
+    """Output tokens that the cursors have seen."""
 
 
 class _TenantMemory:
@@ -129,9 +130,9 @@ class TextSources:
         suffix: what followed the text's end where it stood before, in the prompt, in this answer or
         in remembered answers of the same `cache_salt` and `memory_group`. prediction: how the
         request's prediction goes on, or where it has none, an earlier answer of the other tier;
-        where it has one, that answer is text that repeats. A source that has nothing to say is left
-        out, and so is the
-        retracted answer while the small model's own chances for it are known (`num_retraced`).
+        where it has one, that answer is text that repeats. A source without guesses is left out. So
+        is the retracted answer while the small model's own chances for it are known
+        (`num_retraced`).
         """
         depth = min(max_depth, self._max_depth)
         if depth < 1:

@@ -38,10 +38,10 @@ class SpecialTokens:
 class TokenMap:
     """Translates between a target's token ids and a drafter's.
 
-    `to_draft[target_id]` is the drafter's token of the same bytes; for a token that it lacks, the
-    last piece of that token's text in the drafter's tokens (what the drafter reads is then not
-    quite what was written, which costs guesses and nothing else). `covered_share`: of the smaller
-    vocabulary, the share of tokens that both have. `num_shared`: how many that are.
+    `to_draft[target_id]` is the drafter's token of the same bytes. If the drafter lacks it, it is
+    the last of the drafter's tokens that spell it. The drafter then reads a text that differs a
+    little, which costs guesses and nothing else. `covered_share`: the tokens that both have, as a
+    share of the smaller vocabulary. `num_shared`: their number.
     """
 
     def __init__(

@@ -46,31 +46,33 @@ _PROMPT_WEIGHT = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Packed rows. input_ids: [rows, length] int64; weights: [rows, length] float32, the loss
-    weight of *predicting* input_ids at that place (0 at the first); positions: [rows, length]
-    int64, for the rotary embedding."""
+    """Packed rows."""
 
     input_ids: torch.Tensor
+    """int64 [rows, length]."""
     weights: torch.Tensor
+    """float32 [rows, length], the loss weight of predicting `input_ids` at that place; 0 at the
+    first."""
     positions: torch.Tensor
+    """int64 [rows, length], for the rotary embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """Composition of training rows.
+    """Composition of training rows."""
 
-    difficulty_weights: of difficulties 1 to 4. family_weights: of families, 1 where not named.
-    interviews: share of rows that begin with many questions about one passage. skips: share of rows
-    in which positions jump at the start of a turn, by up to max_positions in all, so that short
-    rows teach long distances (PoSE, arXiv 2309.10400).
-    """
-
-    # Difficulty 1 is mostly contained in the others: half as many.
     difficulty_weights: Sequence[float] = (2, 4, 4, 4)
+    """Weights of difficulties 1 to 4. Difficulty 1 is mostly contained in the others: half as
+    many."""
     family_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of families; 1 where a family is not named."""
     interviews: float = 0.0
+    """Share of rows that begin with many questions about one passage."""
     skips: float = 0.0
+    """Share of rows in which positions jump at the start of a turn, so that short rows teach long
+    distances (PoSE, arXiv 2309.10400)."""
     max_positions: int = 4096
+    """The sum of a row's jumps is at most this."""
 
 
 def train_tokenizer(

@@ -66,19 +66,21 @@ class DistillError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillPlan:
-    """Length and settings of a drafter's training. `batch_size` counts sequences.
+    """Length and settings of a drafter's training.
 
-    `learning_rate`: the peak; None is `default_learning_rate`. `held_out`: the share of the
-    sequences that are not learnt from. With `minutes` alone or first reached, the weights depend on
-    the machine's speed; with `steps` on the seed only.
+    With `minutes` alone or first reached, the weights depend on the machine's speed; with `steps`
+    on the seed only.
     """
 
     steps: int | None = None
     minutes: float | None = None
     batch_size: int = 16
+    """Sequences."""
     learning_rate: float | None = None
+    """The peak; None is `default_learning_rate`."""
     seed: int = 0
     held_out: float = 0.05
+    """The share of the sequences that are not learnt from."""
     checkpoint_minutes: float = 1.0
 
     def training_plan(self, learning_rate: float) -> TrainingPlan:

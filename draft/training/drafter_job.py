@@ -55,18 +55,17 @@ class OutFolderError(DistillError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterJob:
-    """A drafter to train. `small`: checkpoint to start from; None: a new Llama of the given size.
-
-    `on_policy`: learn from the large model's own answers; else from the answers in the data.
-    """
+    """A drafter to train."""
 
     large: str
     data: Path
     out: Path
     small: str | None = None
+    """Checkpoint to start from; None: a new Llama of the given size."""
     num_layers: int | None = None
     hidden_size: int | None = None
     on_policy: bool = True
+    """Learn from the large model's own answers; else from the answers in the data."""
     answers: AnswerPlan
     distill: DistillPlan
 

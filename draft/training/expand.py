@@ -53,24 +53,25 @@ _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Growth of an axis: old entry `sources[i]` stands at new place `places[i]` of `size`."""
+    """Growth of an axis."""
 
     size: int
     places: torch.Tensor
+    """Its new place, for each entry of `sources`."""
     sources: torch.Tensor
+    """The old entry that stands at that place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that decides a tensor of the new checkpoint, apart from the old tensor.
-
-    `axes`: by the names hidden, query, key, unit. `layers[i]`: the old layer that new layer i is,
-    or None for an added one. `stream_scale`: s of the module's docstring.
-    """
+    """Everything that decides a tensor of the new checkpoint, apart from the old tensor."""
 
     axes: dict[str, Axis]
+    """By the names hidden, query, key, unit."""
     layers: tuple[int | None, ...]
+    """The old layer that each new layer is; None for an added one."""
     stream_scale: float
+    """s of the module's docstring."""
     head_dim: int
     is_tied: bool
     dtype: torch.dtype

@@ -48,14 +48,12 @@ class DepthAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadReport:
-    """Results of a run; seconds and tokens over all its resumptions.
-
-    coverage: share of the answers' tokens that the head's vocabulary has.
-    """
+    """Results of a run; seconds and tokens over all its resumptions."""
 
     before: DepthAcceptance
     after: DepthAcceptance
     coverage: float
+    """Share of the answers' tokens that the head's vocabulary has."""
     steps: int
     tokens: int
     seconds: float

@@ -38,15 +38,13 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadJob(DrafterJob):
-    """A head to train. unroll: levels of training-time test.
-
-    draft_vocab_size: tokens that it can guess, the most frequent ones; None for all, at most
-    32,000.
-    """
+    """A head to train."""
 
     kind: HeadKind
     draft_vocab_size: int | None = None
+    """Tokens that it can guess, the most frequent ones. None for all, at most 32,000."""
     unroll: int = 7
+    """Levels of training-time test."""
 
     def inputs(self) -> dict[str, Any]:
         """Return the inputs that the cached work depends on, comparable between runs."""

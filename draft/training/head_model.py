@@ -23,10 +23,7 @@ _OTHER_TAPS = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSizes:
-    """Sizes of a head of one layer; the large model's, but for `draft_vocab_size`.
-
-    tap_layers: what the features come from, as transformers numbers hidden states.
-    """
+    """Sizes of a head of one layer; the large model's, but for `draft_vocab_size`."""
 
     hidden_size: int
     num_heads: int
@@ -35,34 +32,35 @@ class HeadSizes:
     mlp_size: int
     draft_vocab_size: int
     tap_layers: tuple[int, ...]
+    """What the features come from, as transformers numbers hidden states."""
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
-    has_head_norms: bool = False  # over each query and key head, as Qwen3 has them
+    has_head_norms: bool = False
+    """Over each query and key head, as Qwen3 has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEnds:
-    """What the large model has at its ends: token vectors, last norm, output matrix.
-
-    embedding and head: [vocab_size, hidden_size]; norm: [hidden_size].
-    """
+    """What the large model has at its ends: token vectors, last norm, output matrix."""
 
     embedding: Tensor
+    """[vocab_size, hidden_size]."""
     norm: Tensor
+    """[hidden_size]."""
     head: Tensor
+    """[vocab_size, hidden_size]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrollRows:
-    """The rows to unroll, of a batch of sequences padded to n tokens.
-
-    token_ids: [batch, n]; taps: [batch, n, num_taps * hidden_size]; rows: [batch, num_rows], each
-    the place whose taps it has.
-    """
+    """The rows to unroll, of a batch of sequences padded to n tokens."""
 
     token_ids: Tensor
+    """[batch, n]."""
     taps: Tensor
+    """[batch, n, num_taps * hidden_size]."""
     rows: Tensor
+    """[batch, num_rows], each the place whose taps it has."""
 
 
 class RmsNorm(nn.Module):
@@ -164,15 +162,14 @@ class _Eagle3Layer(_Layer):
 
 
 class TrainedHead(nn.Module):
-    """A head in training. `embedding`: the large model's token vectors, which stay as they are.
-
-    token_ids: int64 [draft_vocab_size], the large model's token of each of the head's.
-    """
+    """A head in training."""
 
     kind: HeadKind
     sizes: HeadSizes
     embedding: Tensor
+    """The large model's token vectors, which stay as they are."""
     token_ids: Tensor
+    """int64 [draft_vocab_size], the large model's token of each of the head's."""
     draft_ids: Tensor
 
     def __init__(self, sizes: HeadSizes, ends: TargetEnds, token_ids: Tensor) -> None:

@@ -37,23 +37,26 @@ class ModelShape:
 class TrainingPlan:
     """Length and settings of a training run.
 
-    The budget is `minutes` of training time (resumed time counts), `tokens` or `steps`, whichever
-    ends first; the schedule follows the fraction of the budget used. The lengths and the last two
-    fractions are for the pair's packed rows: the second half stresses what is learnt late, the last
-    long_fraction has long rows, for late positions and chats of many turns.
+    `minutes`, `tokens` or `steps` is the budget, whichever ends first. The schedule follows the
+    fraction of the budget that is used.
     """
 
     minutes: float | None = None
+    """Training time; time before it was resumed counts."""
     tokens: int | None = None
     steps: int | None = None
     peak_lr: float
     batch_tokens: int = 6144
     short_length: int = 256
+    """Tokens of the pair's packed rows."""
     long_length: int = 1024
+    """Tokens of the pair's long rows."""
     warmup_steps: int = 50
     decay_fraction: float = 0.5
     late_fraction: float = 0.5
+    """The end of the budget that stresses what is learnt late, for the pair's rows."""
     long_fraction: float = 0.15
+    """The end of the budget that has long rows, for late positions and chats of many turns."""
     weight_decay: float = 0.05
     publish_minutes: float = 12.0
 

@@ -17,13 +17,12 @@ class PromptDataError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRow:
-    """One prompt: either chat messages or plain text to be continued, and its answer if given.
-
-    messages: (role, content) pairs, the last one not the assistant's. text: as it stands.
-    """
+    """One prompt: either chat messages or plain text to be continued, and its answer if given."""
 
     messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) pairs; the last one is not the assistant's."""
     text: str = ""
+    """As it stands."""
     answer: str | None = None
 
 

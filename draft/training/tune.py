@@ -3,9 +3,9 @@
 The limits are tried one after the other (depth, nodes, branching, frontier), each over a few values
 while the others stay at the best found so far: the whole grid would take hours and says little
 more, because the limits hardly interact once the trees are sized by the cost of passes. All values
-of a limit and plain decoding run in turn, round by round, on the real engine, and are compared
-within a round, so that a machine that slows down slows all of them. A limit is moved only where
-that gains more than one percent: less is noise.
+of a limit and plain decoding run in turn, round by round, on the real engine. They are compared
+within a round, so a machine that slows down slows all of them. A limit is moved only where that
+gains more than one percent: less is noise.
 """
 
 import time
@@ -37,16 +37,14 @@ _WORTH_MOVING = 1.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLimits:
-    """A tree's limits. `adaptive`: sized by what passes cost, up to the limits; else always full.
-
-    Hashable: what is measured is looked up by it.
-    """
+    """A tree's limits. Hashable: what is measured is looked up by it."""
 
     max_draft_depth: int = DraftConfig().max_draft_depth
     max_draft_nodes: int = DraftConfig().max_draft_nodes
     max_branching: int = DraftConfig().max_branching
     max_frontier: int = DraftConfig().max_frontier
     adaptive: bool = True
+    """Sized by what passes cost, up to the limits; else always full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +78,7 @@ def sample_traffic(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """One run of the traffic. Counts and seconds are totals; `pass_s` is the mean of a pass.
-
-    accepted_per_depth[i]: drafts of which a path of i + 1 tokens was accepted.
-    """
+    """One run of the traffic. Counts and seconds are totals."""
 
     num_tokens: int
     elapsed_s: float
@@ -92,7 +87,9 @@ class RunFigures:
     num_draft_tokens: int
     num_accepted_tokens: int
     accepted_per_depth: tuple[int, ...]
+    """Entry i: drafts of which a path of i + 1 tokens was accepted."""
     pass_s: Mapping[Tier, float]
+    """The mean of a pass."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -140,15 +137,13 @@ class Tried:
 
 @dataclass(slots=True, kw_only=True)
 class TuneReport:
-    """All that was tried, in order, and the best of it.
-
-    `gain`: the best choice's rate over plain decoding's. At 1 or below drafting does not pay here.
-    `plain_runs`: plain decoding, once a round and limit.
-    """
+    """All that was tried, in order, and the best of it."""
 
     best: DraftLimits
     gain: float = 1.0
+    """The best choice's rate over plain decoding's. At 1 or below drafting does not pay here."""
     plain_runs: list[RunFigures] = field(default_factory=list)
+    """Plain decoding, once a round and limit."""
     tried: list[Tried] = field(default_factory=list)
 
     @property

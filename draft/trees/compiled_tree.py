@@ -1,7 +1,7 @@
 """A sequence's tree in the compiled library: `outrider.draft.trees.growing_tree` is the reference.
 
-Its guesses lie in the library's memory, and what is asked of all trees of a step, after every draft
-pass, is one call for all of them (`outrider.draft.trees.tree_batch`).
+Its guesses lie in the library's memory. After every draft pass, one call asks all trees of a step
+at once (`outrider.draft.trees.tree_batch`).
 """
 
 import ctypes

@@ -1,7 +1,8 @@
 """One sequence's tree while it grows: guesses of all sources in one prefix tree, best-first.
 
-`outrider.draft.trees.compiled_tree` does the same in the compiled library, to the last bit; this is
-its reference, and what runs where the library was not built.
+This is the reference of the four implementations (`outrider.draft.trees` lists them), and what runs
+where the compiled library was not built. `outrider.draft.trees.compiled_tree` does the same to the
+last bit.
 """
 
 from collections.abc import Iterable

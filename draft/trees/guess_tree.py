@@ -23,29 +23,31 @@ class JudgedGuess(NamedTuple):
 
 
 class GuessTree:
-    """Candidates below a root that stands at logical slot and position `root_slot`.
-
-    Candidate 0 is the root. `max_depth` bounds what the small model adds. `num_slots` counts the
-    draft slots in use, the root's included, and `num_passes` the small passes that computed them:
-    at most `max_depth`. `kept_logits`: of computed candidates, where `keeps_logits` asks for them.
-    `model_bit`: the source that the drafting model is. `is_stepwise`: it can only compute a node
-    whose parent is computed, as a head can, whose rows carry what the parent's gave.
-    """
+    """Candidates below a root. Candidate 0 is the root."""
 
     __slots__ = ()
 
     root_token_id: int
     root_slot: int
+    """The root's logical slot and position."""
     max_nodes: int
     max_depth: int
+    """Bounds what the small model adds."""
     keeps_logits: bool
+    """Whether `kept_logits` is filled."""
     model_bit: int
+    """The source that the drafting model is."""
     is_stepwise: bool
+    """The model can only compute a node whose parent is computed. A head is so: its rows carry what
+    the parent's gave."""
     candidates: list[Candidate]
     frontier: list[int]
     num_slots: int
+    """Draft slots in use, the root's included."""
     num_passes: int
+    """Small passes that computed the slots: at most `max_depth`."""
     kept_logits: dict[int, Tensor]
+    """The logits of computed candidates."""
 
     @property
     def num_candidates(self) -> int:

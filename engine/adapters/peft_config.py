@@ -33,16 +33,15 @@ _PATTERN: Final = re.compile(r"\^?[A-Za-z0-9_.\\]+\$?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraScales:
-    """Ranks and scales of an adapter's modules.
-
-    rank_pattern, alpha_pattern: for modules whose name ends in one of their keys.
-    """
+    """Ranks and scales of an adapter's modules."""
 
     rank: int
     alpha: float
     is_rank_stabilised: bool
     rank_pattern: Mapping[str, int]
+    """For modules whose name ends in one of its keys."""
     alpha_pattern: Mapping[str, float]
+    """For modules whose name ends in one of its keys."""
 
     def of(self, module: str) -> tuple[int, float]:
         """Return (rank, scale) of a module, "model.layers.0.self_attn.q_proj".

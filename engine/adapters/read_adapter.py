@@ -85,13 +85,15 @@ def read_adapter_file(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFile:
-    """An adapter's tensors, checked, as PEFT stores them: A and B of each module, and its scale.
+    """An adapter's tensors, checked, as PEFT stores them.
 
-    All are on the CPU, of the type that they are kept in. digest: of all of the files.
+    All are on the CPU, of the type that they are kept in.
     """
 
     modules: dict[str, tuple[Tensor, Tensor, float]]
+    """A and B of each module, and its scale."""
     digest: str
+    """The digest of all files together."""
 
     def weights(self, config: ModelConfig, device: torch.device) -> LoraWeights:
         """Return the products of a model of this config."""

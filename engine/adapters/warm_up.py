@@ -10,7 +10,7 @@ from outrider.kernels.layers.lora import LoraPart, LoraWeights
 def adapter_of_nothing(model: CausalModel) -> LoraWeights | None:
     """Return zeros of rank 1 for every projection; None for a model that takes no adapters.
 
-    All adapters run the same kernels, of any rank and in any company.
+    All adapters run the same kernels, whatever their rank and the other rows' adapters.
     """
     sites: list[list[LoraPart]] = [[] for _ in range(num_sites(model.config))]
     for module in lora_modules(model.config).values():

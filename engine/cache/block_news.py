@@ -12,17 +12,17 @@ from outrider.engine.cache.block_pool import BlockHash, BlockPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBlock:
-    """A block that was published: its hash chains over `parent`, the block before it, and its text.
-
-    root: where the chain starts. token_ids: its own; empty for a checkpoint of recurrent layers.
-    model: which of an engine's models it is of.
-    """
+    """A block that was published."""
 
     block_hash: BlockHash
     parent: BlockHash
+    """The block before it, over which its hash chains."""
     root: BlockHash
+    """Where the chain starts."""
     token_ids: Sequence[int]
+    """Its own; empty for a checkpoint of recurrent layers."""
     model: str = ""
+    """Which of an engine's models it is of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

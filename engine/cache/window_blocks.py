@@ -24,19 +24,18 @@ def window_block_demand(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBytes:
-    """Memory of one block of a model's cache: in its layers without a window, and in the others.
-
-    demand: window blocks that are enough (`window_block_demand`); 0 for a model without windows.
-    share: blocks for each block of a model whose share is 1; at most 1. least: blocks that it gets
-    in any case, where the memory allows. most: more are never in use.
-    """
+    """Memory of one block of a model's cache: in its layers without a window, and in the others."""
 
     full: int
     windowed: int = 0
     demand: int = 0
+    """Window blocks that are enough (`window_block_demand`); 0 for a model without windows."""
     share: float = 1.0
+    """Blocks for each block of a model whose share is 1; at most 1."""
     least: int = 0
+    """Blocks that it gets in any case, where the memory allows."""
     most: int = _MOST_BLOCKS
+    """More are never in use."""
 
     def blocks(self, number: int) -> int:
         """Return how many blocks it gets where a share of 1 gets `number`."""

@@ -1,8 +1,8 @@
 """Grammars over tokens: what an answer may say next, at every node of a tree.
 
 An answer under a grammar has a `GrammarState`. It is a rule on logits, so plain decoding, drafting
-and verification all see the same distribution, and it tells the drafter which guesses are possible
-and where only one token is.
+and verification all see the same distribution. The drafter learns from it which guesses are
+possible, and where only one token is.
 """
 
 import time

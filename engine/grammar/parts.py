@@ -10,9 +10,9 @@ A part is an object with a `type`:
   above; the text holds no `excludes`.
 - sequence and or: `elements`. optional and star: `content`.
 
-The notation is Lark's with additions (docs/syntax.md of github.com/guidance-ai/llguidance). Names
-in upper case are terminals: each is one regular expression to the lexer, which takes the longest
-text it can, and the shortest where a rule is lazy.
+The notation is Lark's with additions (github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
+Names in upper case are terminals: each is one regular expression to the lexer, which takes the
+longest text it can, and the shortest where a rule is lazy.
 """
 
 import json

@@ -28,19 +28,18 @@ _PASSED_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileBounds:
-    """Limits on compiling one grammar.
-
-    compile_cpu_s: processor time. compile_wall_s: until the process is given up, however little
-    of the machine it had. compile_memory_bytes: above what the idle process has.
-    token_cpu_s: to find the tokens that may follow, at some places where a trial gets to.
-    max_grammar_bytes: of the compiled grammar.
-    """
+    """Limits on compiling one grammar."""
 
     compile_cpu_s: float = 5.0
+    """Processor time."""
     compile_wall_s: float = 20.0
+    """Then the process is given up, however little of the machine it had."""
     compile_memory_bytes: int = 1024 * 2**20
+    """Above what the idle process has."""
     token_cpu_s: float = 0.05
+    """To find the tokens that may follow, at some of the places that a trial reaches."""
     max_grammar_bytes: int = 64 * 2**20
+    """The largest compiled grammar."""
 
 
 DEFAULT_BOUNDS: Final = CompileBounds()
@@ -48,13 +47,12 @@ DEFAULT_BOUNDS: Final = CompileBounds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedGrammar:
-    """A grammar that was compiled once within the bounds. `source`: as llguidance takes it.
-
-    size_bytes: by how much compiling it and following it for some tokens made the process larger.
-    """
+    """A grammar that was compiled once within the bounds."""
 
     source: str
+    """As llguidance takes it."""
     size_bytes: int
+    """What compiling it and following it for some tokens added to the process."""
 
 
 class UnfinishedGrammarError(InvalidGrammarError):

@@ -21,15 +21,15 @@ _MAX_SIZE: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """A layer: its rotation, its window in tokens (None for full attention), its kind of MLP.
-
-    is_recurrent: a state goes from row to row (`ModelConfig.recurrence`) in place of attention.
-    """
+    """A layer: its rotation, its window, its kind of MLP."""
 
     rope: RopeConfig
     window: int | None = None
-    is_sparse: bool = False  # a mixture of experts
+    """Tokens; None for full attention."""
+    is_sparse: bool = False
+    """A mixture of experts."""
     is_recurrent: bool = False
+    """A state goes from row to row (`ModelConfig.recurrence`) in place of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,24 +59,23 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
     shared_gate: str | None = None
-    correction: str | None = None  # added to the router's scores
+    correction: str | None = None
+    """Added to the router's scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """The mixtures of a model's sparse layers.
-
-    shared_size: inner size of the MLP that every row goes through, 0 for none. is_stacked: all
-    experts are in one tensor, as gpt-oss has them, with biases.
-    """
+    """The mixtures of a model's sparse layers."""
 
     num_experts: int
     inner_size: int
     routing: RoutingRule
     gate: GateKind = "silu"
     shared_size: int = 0
+    """Inner size of the MLP that every row goes through; 0 for none."""
     router_bias: bool = False
     is_stacked: bool = False
+    """All experts are in one tensor, as gpt-oss has them, with biases."""
     names: ExpertNames = ExpertNames()
 
     def __post_init__(self) -> None:
@@ -91,9 +90,7 @@ class ExpertsConfig:
 class Recurrence:
     """The shape of gated delta rule layers (Yang et al., Gated Delta Networks, 2024).
 
-    Each value head has a state of key_dim x value_dim; key heads serve several of them. num_taps:
-    rows that the convolution sees, its own included. is_grouped: the checkpoint has one key head's
-    projections after the other's, as Qwen3-Next does.
+    Each value head has a state of key_dim x value_dim; key heads serve several of them.
     """
 
     num_key_heads: int
@@ -101,7 +98,9 @@ class Recurrence:
     key_dim: int
     value_dim: int
     num_taps: int
+    """Rows that the convolution sees, its own included."""
     is_grouped: bool = False
+    """The checkpoint has one key head's projections after the other's, as Qwen3-Next does."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for heads that cannot be shared out, and for taps that are too few."""
@@ -140,50 +139,63 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The description of a decoder, which `outrider.engine.model.decoder` builds and runs.
-
-    `dtype` is the checkpoint's own ("bfloat16", "float16" or "float32"). `model_id` is the folder
-    or hub id it was read from.
-    """
+    """The description of a decoder, which `outrider.engine.model.decoder` builds and runs."""
 
     model_id: str
+    """The folder or hub id that it was read from."""
     architecture: str
-    is_native: bool = True  # False: transformers' own modules run it
-    is_text_part: bool = False  # of a checkpoint that takes images, too
-    num_ranks: int = 1  # that share the model; heads and inner sizes are one rank's
-    weight_format: WeightFormat | None = None  # None: weights are stored as they are computed with
-    num_parameters: int | None = None  # None: follows from what is below
+    is_native: bool = True
+    """False: transformers' own modules run it."""
+    is_text_part: bool = False
+    """It is the text part of a checkpoint that takes images, too."""
+    num_ranks: int = 1
+    """Ranks that share the model; heads and inner sizes are one rank's."""
+    weight_format: WeightFormat | None = None
+    """None: weights are stored as they are computed with."""
+    num_parameters: int | None = None
+    """None: follows from what is below."""
     hidden_size: int
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
-    full_heads: HeadShape | None = None  # of the layers without a window, where theirs differ
+    full_heads: HeadShape | None = None
+    """The heads of layers without a window, where theirs differ."""
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
     layers: tuple[LayerConfig, ...]
-    recurrence: Recurrence | None = None  # of the recurrent layers
+    recurrence: Recurrence | None = None
+    """The shape of the recurrent layers."""
     names: TensorNames = TensorNames()
-    ignored_prefixes: tuple[str, ...] = ()  # of tensors that nothing here reads
+    ignored_prefixes: tuple[str, ...] = ()
+    """How the names of tensors begin that nothing here reads."""
     # ---- norms
     norm_kind: Literal["rms", "layer"] = "rms"
     norm_eps: float
-    norm_offset: float = 0.0  # 1 where a checkpoint stores weight - 1
-    qk_norm: Literal["head", "row"] | None = None  # over each head, or over a row's heads together
+    norm_offset: float = 0.0
+    """1 where a checkpoint stores weight - 1."""
+    qk_norm: Literal["head", "row"] | None = None
+    """Over each head, or over a row's heads together."""
     # ---- projections
-    attention_bias: bool = False  # of queries, keys and values
+    attention_bias: bool = False
+    """Queries, keys and values have biases."""
     output_bias: bool = False
     mlp_bias: bool = False
     activation: Activation = "silu"
-    experts: ExpertsConfig | None = None  # of the sparse layers
-    is_parallel: bool = False  # attention and MLP read the same normalised rows
+    experts: ExpertsConfig | None = None
+    """The mixtures of the sparse layers."""
+    is_parallel: bool = False
+    """Attention and MLP read the same normalised rows."""
     # ---- scales; None: the usual head_dim ** -0.5
     attention_scale: float | None = None
     attention_softcap: float | None = None
-    has_output_gate: bool = False  # attention's output is gated, by rows behind each query head's
-    has_sinks: bool = False  # a score without a value joins each head's softmax
+    has_output_gate: bool = False
+    """Attention's output is gated, by rows behind each query head's."""
+    has_sinks: bool = False
+    """A score without a value joins each head's softmax."""
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add
+    residual_scale: float = 1.0
+    """Factor of what attention and MLP add to the residual stream."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     # ---- tokens
@@ -191,6 +203,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = field(default=())
     dtype: str = "float32"
+    """The checkpoint's own: "bfloat16", "float16" or "float32"."""
 
     def __post_init__(self) -> None:
         """Raise UnsupportedModelError for shapes that make no sense."""

@@ -71,7 +71,7 @@ class DecoderModel:
     pass nor on where its keys lie.
     """
 
-    can_record: bool  # as CUDA graphs
+    can_record: bool
 
     def __init__(  # noqa: PLR0913 - all that a model is made of
         self,

@@ -20,18 +20,19 @@ _NORM_EPS = 1e-6  # of the lengths of queries and keys, as transformers has it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """The parameters of one layer beside its products.
-
-    conv: float32 [num_taps, conv_size], the row's own tap last. decay: float32 [num_value_heads],
-    exp(A_log). dt_bias: float32 [num_value_heads]. norm: [value_dim]. eps: the norm's.
-    """
+    """The parameters of one layer beside its products."""
 
     shape: Recurrence
     conv: Tensor
+    """float32 [num_taps, conv_size], the row's own tap last."""
     decay: Tensor
+    """float32 [num_value_heads], exp(A_log)."""
     dt_bias: Tensor
+    """float32 [num_value_heads]."""
     norm: Tensor
+    """[value_dim]."""
     eps: float
+    """The norm's."""
 
     def __call__(self, projected: Tensor, here: RecurrentPass, layer: int) -> Tensor:
         """Advance the states of a pass's sequences by its rows.
@@ -81,15 +82,13 @@ def _unit(heads: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadDeltaNet:
-    """A layer's parameters, and how its projections are read.
-
-    projections: their names below the decoder layer's; projected: reads all of them as one weight,
-    in the order in which `DeltaNet` takes their rows.
-    """
+    """A layer's parameters, and how its projections are read."""
 
     net: DeltaNet
     projections: tuple[str, ...]
+    """Their names below the decoder layer's."""
     projected: Callable[[], Tensor]
+    """Reads all of them as one weight, in the order in which `DeltaNet` takes their rows."""
 
 
 def read_delta_net(reader: CheckpointReader, config: ModelConfig, prefix: str) -> ReadDeltaNet:

@@ -1,8 +1,8 @@
 """A decoder's layers in passes of few rows on a GPU: seven launches each.
 
-The norms, the gate and the additions belong to the products' kernels (`split_k_linear`), so that a
-layer is a product, the rotation that writes the cache, attention in two kernels, a product that
-adds to the residual stream, one with the gate, and again one that adds.
+The norms, the gate and the additions belong to the products' kernels (`split_k_linear`). So a layer
+is a product, the rotation that writes the cache, attention in two kernels, and three more products:
+one that adds to the residual stream, one with the gate, one that adds again.
 """
 
 from torch import Tensor

@@ -13,14 +13,12 @@ from outrider.engine.model.config import HeadShape, ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """Layers whose blocks are numbered alike.
-
-    `tensor`: [layers of the group, 2, num_blocks, block_size, num_kv_heads, head_dim]; `scales`:
-    float32 [layers of the group, 2, num_blocks, block_size, num_kv_heads] where `is_scaled`.
-    """
+    """Layers whose blocks are numbered alike."""
 
     tensor: Tensor
+    """[layers of the group, 2, num_blocks, block_size, num_kv_heads, head_dim]."""
     scales: Tensor | None
+    """float32 [layers of the group, 2, num_blocks, block_size, num_kv_heads] where `is_scaled`."""
 
 
 class KVCache:

@@ -23,22 +23,22 @@ from outrider.kernels.layers.row_invariant_ops import row_invariant_rotate
 
 @dataclass(slots=True, kw_only=True)
 class SharedInputs:
-    """The inputs that a pass's layers share.
-
-    `is_fused`: Triton's kernels turn heads by position; `is_placed`: the CPU's compiled ones do.
-    turns: (cos, sin) of each rotary table, [n, 1, head_dim] each, gathered for the others. rows:
-    for layers that one call of the compiled library runs; None where none can.
-    """
+    """The inputs that a pass's layers share."""
 
     positions: Tensor
-    slots: tuple[Tensor, Tensor]  # of the layers without a window, and of those with one
+    slots: tuple[Tensor, Tensor]
+    """The slots for layers without a window, and for those with one."""
     attention: Plan
     kv_cache: KVCache
     is_fused: bool
+    """Triton's kernels turn heads by position."""
     is_placed: bool
+    """The CPU's compiled kernels turn heads by position."""
     lora: LoraRows | None
     turns: tuple[tuple[Tensor, Tensor], ...] = ()
+    """(cos, sin) of each rotary table, [n, 1, head_dim] each, gathered for the others."""
     rows: PassRows | None = None
+    """For layers that one call of the compiled library runs; None where none can."""
     recurrent: RecurrentPass | None = None
 
     def layer_lora(self, index: int) -> LayerLora | None:

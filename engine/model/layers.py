@@ -74,17 +74,18 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The weights of a decoder layer. A norm that is None does not exist.
-
-    recurrence: what stands between `qkv` and `output` in the place of attention.
-    """
+    """The weights of a decoder layer. A norm that is None does not exist."""
 
     before_attention: Norm | None
     qkv: Product
-    head_norm: RmsNorm | None  # over each query and key head
-    row_norms: tuple[RmsNorm, RmsNorm] | None  # over all query heads and all key heads of a row
-    sinks: Tensor | None  # float32 [num_query_heads]
-    rotation: int  # which of the model's rotary tables turns its heads
+    head_norm: RmsNorm | None
+    """Over each query and key head."""
+    row_norms: tuple[RmsNorm, RmsNorm] | None
+    """Over all query heads and all key heads of a row."""
+    sinks: Tensor | None
+    """float32 [num_query_heads]."""
+    rotation: int
+    """Which of the model's rotary tables turns its heads."""
     output: Product | SummedProduct
     after_attention: Norm | None
     before_mlp: Norm | None
@@ -92,24 +93,25 @@ class Layer:
     after_mlp: Norm | None
     has_window: bool
     recurrence: DeltaNet | None = None
+    """Stands between `qkv` and `output` in the place of attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReader:
-    """Reads layers of one checkpoint.
-
-    ropes: the model's rotations, each once; sparse: reads the mixture of a layer, by its prefix;
-    weights: what the products get of what is read. shard: the part of the model that `reader` reads
-    and `config` describes.
-    """
+    """Reads layers of one checkpoint."""
 
     reader: CheckpointReader
     config: ModelConfig
+    """Describes the part of the model that `reader` reads."""
     ropes: tuple[RopeConfig, ...]
+    """The model's rotations, each once."""
     weights: WeightSource
+    """Makes what the products hold from what is read."""
     deterministic: bool
     sparse: Callable[[str], Mlp]
+    """Reads the mixture of a layer, by its prefix."""
     shard: Shard = WHOLE
+    """The part of the model that `reader` reads."""
 
     def read(self, index: int, *, qkv_width: int | None = None) -> Layer:
         """Return layer `index`; projections that read the same rows are fused.

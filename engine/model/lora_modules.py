@@ -12,16 +12,17 @@ from outrider.kernels.layers.lora import Projection, site_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraModule:
-    """A module: `size` columns, from `start` on, of a projection of rows of `width`.
-
-    order: of the projection's columns, by the checkpoint's, where they are not in its order.
-    """
+    """A module: some columns of a projection."""
 
     site: int
     start: int
+    """The first of its columns."""
     size: int
+    """The number of its columns."""
     width: int
+    """The width of the projection's input rows."""
     order: Tensor | None = None
+    """The order of the projection's columns, by the checkpoint's; None where it is the same."""
 
 
 def lora_modules(config: ModelConfig) -> dict[str, LoraModule]:

@@ -15,35 +15,33 @@ from outrider.kernels.layers.lora import LoraRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutput:
-    """The output of a pass for the rows asked for.
-
-    `logits`: [m, vocab_size] float32; `hidden`: [m, hidden_size], after the final norm; `taps`: of
-    all n rows, [n, number of taps * hidden_size], None where none are asked for.
-    """
+    """The output of a pass for the rows asked for."""
 
     logits: Tensor
+    """float32 [m, vocab_size]."""
     hidden: Tensor
+    """[m, hidden_size], after the final norm."""
     taps: Tensor | None = None
+    """The taps of all n rows, [n, number of taps * hidden_size]. None where none are asked for."""
 
 
 class CausalModel(Protocol):
-    """Weights and forward pass over a paged KV cache that the caller owns.
-
-    `can_record`: its passes can be recorded as CUDA graphs. `scheme`: what its products compute
-    with, "int8", "int4" or a type's name. `deterministic`: a token's logits do not depend on what
-    else is in a pass. `numerics`: the fingerprint of its arithmetic. `feature_size`: the width of
-    the features that a row carries beside its token, 0 for a model that reads none.
-    """
+    """Weights and forward pass over a paged KV cache that the caller owns."""
 
     can_record: bool
+    """Its passes can be recorded as CUDA graphs."""
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     deterministic: bool
+    """A token's logits do not depend on what else is in a pass."""
     feature_size: int
+    """Width of the features that a row carries beside its token; 0: it reads none."""
     fingerprint: str
     scheme: str
+    """What its products compute with: "int8", "int4" or a type's name."""
     numerics: str
+    """The fingerprint of its arithmetic."""
     num_parameters: int
     weight_bytes: int
 
@@ -71,7 +69,7 @@ class CausalModel(Protocol):
         lora: the rows' adapters, None where no row has one.
         recurrent: for models with recurrent layers (`ModelConfig.recurrence`).
         taps: the hidden states to be returned of all rows, numbered as `output_hidden_states` of
-        transformers numbers them (`outrider.engine.model.taps`).
+        transformers numbers them (`outrider.kernels.layers.taps`).
         features: [n, feature_size], of the model's type; None for a model that reads none.
         """
         ...

@@ -15,16 +15,14 @@ from outrider.kernels.recurrent.tree_conv import ConvPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStates:
-    """One layer's part of the cache.
-
-    inputs: [rows + 3 * num_states, conv_size], what the convolution reads: of the lines' rows, then
-    of the three rows in front of each state; the last two are zero and waste. states: float32
-    [num_states, num_value_heads, key_dim, value_dim].
-    """
+    """One layer's part of the cache."""
 
     inputs: Tensor
+    """[rows + 3 * num_states, conv_size], what the convolution reads: of the lines' rows, then of
+    the three rows in front of each state. The last two are zero and waste."""
     rows: RowContributions
     states: Tensor
+    """float32 [num_states, num_value_heads, key_dim, value_dim]."""
 
 
 class RecurrentCache:

@@ -30,11 +30,13 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Rank `rank` of `count`. collectives: None where there is one rank."""
+    """One rank's part of a model."""
 
     rank: int = 0
+    """In [0, `count`)."""
     count: int = 1
     collectives: Collectives | None = None
+    """None where there is one rank."""
 
     @property
     def is_whole(self) -> bool:

@@ -24,18 +24,18 @@ _WHOLE_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The part of a tensor that a rank reads.
-
-    dim, size: the dimension that is cut, and its whole size; spans: the places along it that are
-    put together; length: of the part, zeros behind what there is. `is_elsewhere`: the tensor is
-    read by another rank alone, which adds it; here it is zero.
-    """
+    """The part of a tensor that a rank reads."""
 
     dim: int = 0
+    """The dimension that is cut."""
     size: int = 0
+    """Its whole size."""
     spans: tuple[tuple[int, int], ...] = ()
+    """The places along it that are put together."""
     length: int = 0
+    """The length of the part; zeros stand behind what there is."""
     is_elsewhere: bool = False
+    """The tensor is read by another rank alone, which adds it; here it is zero."""
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the checkpoint of a part that has `shape`."""

@@ -25,15 +25,13 @@ _NUM_CANDIDATES: Final = 4
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class PickedRows:
-    """The logit rows of a pass of which only argmax(logits / temperature + noise) is wanted.
-
-    rows: their numbers among all logit rows, ascending, on the host. words: int32
-    [field_stride(n) + 2 * n], on the device: the bits of their temperatures, 0 for a greedy row,
-    and their noise keys' pairs; None where all are greedy.
-    """
+    """The logit rows of a pass of which only argmax(logits / temperature + noise) is wanted."""
 
     rows: list[int]
+    """Their numbers among all logit rows, ascending, on the host."""
     words: Tensor | None = None
+    """int32 [field_stride(n) + 2 * n], on the device: the bits of their temperatures, 0 for a
+    greedy row, and their noise keys' pairs. None where all are greedy."""
 
     @staticmethod
     def num_words(num_rows: int) -> int:

@@ -49,7 +49,8 @@ _HALF_TOLERANCE: Final = 0.25
 class _Pass:
     """State shared by the layers of a pass; `layer` counts them as they come."""
 
-    slots: tuple[Tensor, Tensor]  # of the layers without a window, and of those with one
+    slots: tuple[Tensor, Tensor]
+    """The slots for layers without a window, and for those with one."""
     attention: Plan
     kv_cache: KVCache
     windows: tuple[int | None, ...]

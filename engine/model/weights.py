@@ -56,8 +56,8 @@ class CheckpointReader:
     """Hands out each tensor of a checkpoint by name, once, in the wanted dtype.
 
     With `text_only`, names are those of the text model of a checkpoint that takes images, too, and
-    its other tensors are left alone. `weight_format` says how weights
-    are quantised: they are decoded, but for those that `keeps` says products hold as they are.
+    its other tensors are left alone. `weight_format` says how weights are quantised. They are
+    decoded, but for those that products hold as they are (`keeps`).
 
     A context manager. Tensors are read from the file when they are asked for; nothing but the
     one handed out stays in memory. `on_progress(done_bytes, total_bytes)` is called after each.

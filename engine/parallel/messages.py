@@ -33,15 +33,18 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """What a rank is. folder: where the ranks meet; num_threads: of a CPU; log_level: logging's."""
+    """What a rank is."""
 
     rank: int
     count: int
     device: str
     folder: str
+    """Where the ranks meet."""
     num_threads: int
+    """Threads of a rank on a CPU."""
     timeout_s: float
     log_level: int
+    """Logging's."""
     model: ModelSource
 
 
@@ -54,10 +57,12 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rank ends; `text` says why. is_unsupported: the model or its files are the reason."""
+    """A rank ends."""
 
     text: str
+    """The reason."""
     is_unsupported: bool = False
+    """The model or its files are the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +93,15 @@ class OpenCache:
 
 @dataclass(frozen=True, slots=True)
 class SentView:
-    """A view's block table: the first `kept` blocks of it as they were sent last, then `tail`.
-
-    adapter: the number of its `AddAdapter`.
-    """
+    """A view's block table, as the difference to what was sent last."""
 
     number: int
     adapter: int | None
+    """The number of its `AddAdapter`."""
     kept: int
+    """So many of the first blocks are as they were sent last."""
     tail: list[int]
+    """The blocks behind the kept ones."""
     window_table: list[int]
 
 
@@ -115,19 +120,19 @@ class SentSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPass:
-    """A pass. device_rows: (rows, words of ancestors a row) of what is broadcast behind this.
-
-    picked: `PickedRows.rows`, whose words are broadcast next where some are sampled.
-    forgotten, forgotten_adapters: numbers of views and of adapters that will not be sent again.
-    """
+    """A pass."""
 
     slices: list[SentSlice]
     device_views: list[SentView]
     device_rows: tuple[int, int] | None
+    """(rows, words of ancestors a row) of what is broadcast behind this."""
     picked: list[int] | None
+    """`PickedRows.rows`, whose words are broadcast next where some are sampled."""
     is_sampled: bool
     forgotten: list[int]
+    """Numbers of views that will not be sent again."""
     forgotten_adapters: list[int]
+    """Numbers of adapters that will not be sent again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ def _follow(connection: Connection, spec: RankSpec) -> None:
 class _Follower:
     """Runs what rank 0 tells, on this rank's part of the weights and of the cache."""
 
-    _runner: RankRunner  # from the first cache on
+    _runner: RankRunner
+    """From the first cache on."""
 
     def __init__(
         self, model: CausalModel, connection: Connection, collectives: TorchCollectives

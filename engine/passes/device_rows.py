@@ -12,27 +12,31 @@ class DeviceRows:
     """Tree nodes of several sequences; the host knows how many rows there are, not what they hold.
 
     They stand in front of all slices of their pass. Sequence b has rows `row_starts[b]` to
-    `row_starts[b] + num_rows[b]`, in ascending order; rows of no tree are padding. A row with a
-    logical slot below 0 writes nothing, its logits mean nothing. Slots from `tree_starts[b]` on are
-    seen only through `ancestor_words`: bit j of a row's words, low word first, is logical slot
-    tree_start + j (its own slot's bit included); slots below are seen by every row.
-
-    token_ids, positions, logical_slots, sequence_index: int64 [num_rows] (sequence_index also for
-    padding, any valid number). ancestor_words: int64 [num_rows, num_words]. row_starts, num_rows,
-    tree_starts, kv_lens: int32 [num_sequences]; kv_lens counts logical slots, this pass's included.
-    `views`: one a sequence, with all slots reserved.
+    `row_starts[b] + num_rows[b]`, in ascending order; rows of no tree are padding.
     """
 
     views: list[KVView]
+    """One a sequence, with all slots reserved."""
     token_ids: Tensor
+    """int64 [num_rows]."""
     positions: Tensor
+    """int64 [num_rows]."""
     logical_slots: Tensor
+    """int64 [num_rows]. Below 0: the row writes nothing, and its logits mean nothing."""
     sequence_index: Tensor
+    """int64 [num_rows]; any valid number for padding."""
     ancestor_words: Tensor
+    """int64 [num_rows, num_words], low word first. Bit j is logical slot tree_start + j, the row's
+    own slot included."""
     row_starts: Tensor
+    """int32 [num_sequences]."""
     num_rows: Tensor
+    """int32 [num_sequences]."""
     tree_starts: Tensor
+    """int32 [num_sequences]. Slots below are seen by every row, those from here on only through
+    `ancestor_words`."""
     kv_lens: Tensor
+    """int32 [num_sequences]: logical slots, this pass's included."""
 
     @property
     def total_rows(self) -> int:

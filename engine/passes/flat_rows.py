@@ -17,20 +17,21 @@ from outrider.kernels.layers.lora import LoraRows, LoraWeights, gather_lora
 class ForwardSlice:
     """The rows that one sequence adds to a pass.
 
-    Row i is written to logical slot `start_slot + i`. Without a tree the rows are consecutive
-    tokens and see everything before them. With one, all rows are its nodes, and slots from
-    `tree_start` on are seen only through `ancestor_masks` (bit j is slot tree_start + j; one mask a
-    row); rows in front of a tree are a slice of their own. `num_logit_rows`: how many of the last
-    rows get logits.
+    Without a tree the rows are consecutive tokens and see everything before them. With one, all
+    rows are its nodes; rows in front of a tree are a slice of their own.
     """
 
     view: KVView
     token_ids: list[int]
     start_slot: int
+    """Row i is written to logical slot `start_slot + i`."""
     num_logit_rows: int
+    """So many of the last rows get logits."""
     positions: list[int] | None = None
     tree_start: int | None = None
+    """Slots from here on are seen only through `ancestor_masks`."""
     ancestor_masks: list[int] | None = None
+    """One a row; bit j is slot `tree_start + j`."""
 
     @property
     def end_slot(self) -> int:
@@ -52,7 +53,8 @@ class FlatRows:
     window_tables: list[list[int]] = field(default_factory=list)
     tree_starts: list[int] = field(default_factory=list)
     ancestor_masks: list[list[int] | None] = field(default_factory=list)
-    adapters: list[LoraWeights | None] = field(default_factory=list)  # of each sequence
+    adapters: list[LoraWeights | None] = field(default_factory=list)
+    """The adapter of each sequence."""
     recurrent: list[RecurrentRows] = field(default_factory=list)
 
     def add(self, piece: ForwardSlice, block_size: int) -> None:

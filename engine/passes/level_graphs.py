@@ -3,9 +3,8 @@
 A level chooses the nodes that the model computes next, takes their rows in, runs the pass, ranks
 the tokens and adds the best as children. Launched one by one that is some ten launches around the
 recorded pass, with the host's work between them; here it is one, and the levels of a step follow
-each other with nothing between them: the trees, their block tables and what their tokens are drawn
-with are brought to static tensors once a step (`LevelGraphs.begin`), and the rest lies on the
-device already.
+each other with nothing between them. The trees, their block tables and what their tokens are drawn
+with come to static tensors once a step (`LevelGraphs.begin`). The rest lies on the device already.
 
 A recording has a number of trees (`TREE_COUNTS`); a step that has fewer is filled up with trees
 that have no rows. Every tensor outside the graphs' own memory that a recording reads or writes
@@ -61,25 +60,28 @@ TREE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class LevelConfig:
-    """Settings that all levels of a model share.
-
-    width: rows of a tree in a level; branching: children named behind each. max_levels: behind the
-    roots'. capacity: of a tree's candidates. min_path_prob, most_believed: as of `choose_frontier`.
-    vocab_size: of the logits' columns that are ranked; token_ids: the target's token of each, for a
-    model that has some of its tokens. recalled_bit: as of `init_trees`. table: of guesses; its
-    shifts change with what is learnt.
-    """
+    """Settings that all levels of a model share."""
 
     width: int
+    """Rows of a tree in a level."""
     branching: int
+    """Children named behind each row."""
     max_levels: int
+    """Behind the roots' level."""
     capacity: int
+    """The most candidates of a tree."""
     min_path_prob: float
+    """As of `choose_frontier`."""
     most_believed: float
+    """As of `choose_frontier`."""
     vocab_size: int
+    """The number of the logits' columns that are ranked."""
     token_ids: Tensor | None
+    """The target's token of each column, for a model that has some of its tokens."""
     recalled_bit: int
+    """As of `init_trees`."""
     table: EdgeTable
+    """The calibration of guesses; its shifts change with what is learnt."""
 
     def fits(self, other: "LevelConfig") -> bool:
         """True if levels recorded with this one are what a drafter with the other one wants."""
@@ -116,17 +118,17 @@ class CapturedLevel:
 
 @dataclass(slots=True, kw_only=True)
 class RecordedTrees:
-    """A step's trees in the static tensors, whose levels are replayed.
-
-    state: of the step's trees alone; hidden: what a head's rows gave, by draft offset, likewise.
-    num_rows: of a level, padding included; mean_context: tokens that a row sees at most.
-    """
+    """A step's trees in the static tensors, whose levels are replayed."""
 
     captured: CapturedLevel
     state: TreeState
+    """The part of the static state that the step's trees use."""
     hidden: Tensor | None
+    """What a head's rows gave, by draft offset, of the step's trees alone."""
     num_rows: int
+    """Rows of a level, padding included."""
     mean_context: float
+    """Tokens that a row sees at most."""
 
     def replay(self) -> None:
         """Grow all trees by a level."""
@@ -137,8 +139,7 @@ class RecordedTrees:
 class LevelGraphs:
     """The recorded levels of one runner; see this module's docstring.
 
-    tree_counts: the numbers of trees that are recorded.
-    One step's trees are in the static tensors at a time: `begin` writes over the last one's, which
+    One step's trees are in the static tensors at a time. `begin` writes over the last one's, which
     the device has read by then, as everything is ordered by its stream.
     """
 
@@ -156,6 +157,7 @@ class LevelGraphs:
     _hidden: Tensor | None = field(init=False, default=None)
     _paths: Tensor | None = field(init=False, default=None)
     tree_counts: tuple[int, ...] = field(init=False)
+    """The numbers of trees that are recorded."""
 
     def __post_init__(self) -> None:
         """Allocate what all recordings share."""

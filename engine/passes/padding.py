@@ -8,10 +8,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """`total_rows` device rows, of which those in `real` are none; others may stand behind them."""
+    """Device rows of which some are padding."""
 
     real: list[int]
+    """The rows that are no padding; others may stand behind them."""
     total_rows: int
+    """Real rows and padding."""
 
     def left_out(self, rows: Tensor) -> Tensor:
         """Return the real device rows and the rows behind them."""

@@ -13,27 +13,24 @@ _MAX_FINISHED = 256
 
 @dataclass(slots=True, kw_only=True)
 class PassTime:
-    """One pass that is over: its rows, its seconds, and how many tokens a row saw on average.
-
-    num_logit_rows: rows that got logits; the others, of prompts, only filled the cache.
-    """
+    """One pass that is over."""
 
     num_rows: int
     num_logit_rows: int
+    """Rows that got logits; the others, of prompts, only filled the cache."""
     seconds: float
     mean_context: float
+    """Tokens that a row saw on average."""
 
 
 @dataclass(slots=True)
 class PassTimes:
-    """Times of a runner's forward passes, in seconds.
-
-    On the CPU `last_s` is the pass that was just made. In CUDA it is the last one that is known to
-    be over: the passes of a step are still on their way when the step's host work goes on.
-    """
+    """Times of a runner's forward passes, in seconds."""
 
     total_s: float = 0.0
     last_s: float = 0.0
+    """On the CPU, of the pass that was just made. In CUDA, of the last pass that is known to be
+    over: the passes of a step still run when the step's host work goes on."""
     num_passes: int = 0
 
 
@@ -56,17 +53,18 @@ def _timing_event() -> torch.cuda.Event:
 class PassClock:
     """Times passes: `start`, `start_work` and `stop`, in this order, for each.
 
-    On the CPU a pass is over when `stop` is called. On other devices events are recorded around the
-    device's part and read by later calls, once they have come to pass, so that the host never
-    waits; the host's part runs beside the device's and is not counted. `listener` is told the rows,
-    the seconds and the rows' mean context of every pass that is over; on the CPU these seconds,
-    unlike `times`, include the host's part, which nothing hides there.
+    On the CPU a pass is over when `stop` is called. On other devices, events are recorded around
+    the device's part. Later calls read them once they have happened, so the host never waits. The
+    host's part runs beside the device's and is not counted.
     """
 
     device: torch.device
     listener: Callable[[int, float, float], None]
+    """Called with the rows, the seconds and the rows' mean context of every pass that is over. On
+    the CPU these seconds include the host's part, which nothing hides there."""
     make_event: Callable[[], torch.cuda.Event] = _timing_event
     times: PassTimes = field(init=False, default_factory=PassTimes)
+    """Without the host's part."""
     _started_s: float = field(init=False, default=0.0)
     _work_started_s: float = field(init=False, default=0.0)
     _begin: torch.cuda.Event | None = field(init=False, default=None)

@@ -2,10 +2,10 @@
 
 A small pass has hundreds of kernels that each run for some microseconds, less than launching them
 takes. A graph launches them all at once, but with the addresses and sizes that it was recorded
-with. So there is one for each of some numbers of rows (`BUCKETS`) and each shape of attention tile
-that passes of so many rows may have; all read the same static inputs and write the same static
-outputs, and a pass is padded to the next size. What varies beside the contents, the work of
-attention, is worked out on the device.
+with. So there is one graph for each of some numbers of rows (`BUCKETS`) and each shape of attention
+tile that such passes may have. All read the same static inputs and write the same static outputs. A
+pass is padded to the next size. What varies beside the contents, the work of attention, is worked
+out on the device.
 
 Prompts are bound by computing: above `MOST_LOGIT_ROWS` rows sizes are a fourth apart at most, so
 that little is computed for padding. Each has the one shape of tile that long sequences have,
@@ -13,9 +13,9 @@ and at most so many rows get logits, those that the pass names.
 
 Memory: inputs, outputs and attention's workspace are allocated before the first recording and
 belong to this object. What lies between is private to the graphs, in one pool that all of them
-share: no graph keeps anything there beyond its end, and no two run at the same time, since all are
-replayed on the stream that the engine works on. The largest is recorded first, so that the others
-fit into its memory. `estimate_bytes` says in advance what all this takes.
+share. No graph keeps anything there beyond its end. No two run at the same time, since all are
+replayed on the engine's stream. The largest is recorded first, so that the others fit into its
+memory. `estimate_bytes` says in advance what all this takes.
 """
 
 import logging

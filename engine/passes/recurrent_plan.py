@@ -22,17 +22,16 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentRows:
-    """A sequence's rows of a pass: row `first_row + i` of the pass is that of slot `slots[i]`.
-
-    masks: of a tree, bit j is slot tree_start + j; what lies before `tree_start` is the text, as
-    are all rows where it is None.
-    """
+    """A sequence's rows of a pass."""
 
     view: KVView
     first_row: int
+    """Row `first_row + i` of the pass is that of slot `slots[i]`."""
     slots: Sequence[int]
     tree_start: int | None = None
+    """The rows before this slot are text; None: all rows are."""
     masks: Sequence[int] | None = None
+    """The slots that each row of a tree sees; bit j is slot `tree_start + j`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,30 +40,22 @@ __all__ = ["ForwardSlice", "ModelRunner", "PassOutput", "PassTime", "PassTimes"]
 class PassOutput:
     """Logits (float32) and final hidden states: of all device rows, then of the slices' asked ones.
 
-    logits: [num_logit_rows, vocab_size]; hidden: [num_logit_rows, hidden_size]. taps: of all device
-    rows, then of all rows of the slices, [num_rows, number of taps * hidden_size]; None where the
-    runner has no taps. Valid until the runner's next pass, which may write its own into the same
-    memory: keep copies. (What the device is told to read before that pass is read in time.)
+    Valid until the runner's next pass, which may write its own into the same memory: keep copies.
+    What the device is told to read before that pass is read in time.
     """
 
     logits: Tensor
+    """[num_logit_rows, vocab_size]."""
     hidden: Tensor
+    """[num_logit_rows, hidden_size]."""
     taps: Tensor | None = None
+    """[num_rows, number of taps * hidden_size]: of all device rows, then of all rows of the slices.
+    None where the runner has no taps."""
 
 
 @dataclass(kw_only=True)
 class ModelRunner:
-    """A model, its KV cache and the pool of the cache's blocks.
-
-    kv_dtype: of the cache, the model's where it is None. num_window_blocks: of the layers that have
-    a window, where they get a smaller cache of their own (see
-    `outrider.engine.cache.window_blocks`).
-    recurrent_sizes: of what recurrent layers keep, where the model has some.
-    taps: the hidden states that every pass yields of all its rows (see
-    `outrider.kernels.layers.taps`).
-    cuda_graphs: whether `capture_graphs` records passes; before it is called, and for passes that
-    are none of the recorded ones, kernels are launched one by one.
-    """
+    """A model, its KV cache and the pool of the cache's blocks."""
 
     model: CausalModel
     num_blocks: int
@@ -71,21 +63,30 @@ class ModelRunner:
     max_context: int | None = None
     prefix_caching: bool = True
     kv_dtype: torch.dtype | None = None
+    """The type of the cache; None: the model's."""
     cuda_graphs: bool = True
+    """Whether `capture_graphs` records passes. Before it is called, and for passes that are none of
+    the recorded ones, kernels are launched one by one."""
     num_window_blocks: int | None = None
+    """Blocks of layers that have a window, where they get a smaller cache of their own
+    (`outrider.engine.cache.window_blocks`)."""
     recurrent_sizes: RecurrentSizes = field(default_factory=RecurrentSizes)
+    """The sizes of what recurrent layers keep, where the model has some."""
     taps: tuple[int, ...] = ()
+    """The hidden states that every pass yields of all its rows (`outrider.kernels.layers.taps`)."""
     pool: BlockPool = field(init=False)
     kv_cache: KVCache = field(init=False)
-    # Told the rows, the seconds and the rows' mean context of every pass, once it is over.
     on_pass: Callable[[int, float, float], None] | None = field(init=False, default=None)
+    """Called with the rows, the seconds and the rows' mean context of every pass, once it is
+    over."""
     _recurrent: RecurrentStates | None = field(init=False, default=None)
     _moves: CacheMoves = field(init=False)
     _clock: PassClock = field(init=False)
     _buffers: StepBuffers = field(init=False)
     _planner: TilePlanner | None = field(init=False, default=None)
     _graphs: PassGraphs | None = field(init=False, default=None)
-    _capture: CaptureFn | None = field(init=False, default=None)  # its graphs share one memory
+    _capture: CaptureFn | None = field(init=False, default=None)
+    """Its graphs share one memory."""
     _levels: LevelGraphs | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -369,9 +370,8 @@ class ModelRunner:
         """Record the passes of up to `max_rows` rows; returns how many were.
 
         Nothing is recorded where `cuda_graphs` is off, where no Triton kernels run on CUDA, or
-        where the model's passes cannot be.
-        `capture`: how to record, where it is not to be a CUDA graph. The cache may hold anything,
-        and nothing is written to it.
+        where the model's passes cannot be recorded. The cache may hold anything, and nothing is
+        written to it. `capture`: how to record, where it is not to be a CUDA graph.
         """
         if capture is None:
             on_cuda = self.device.type == "cuda" and uses_triton(self.device)

@@ -59,14 +59,16 @@ class PassLayout:
     """The layout of a pass's integers in a buffer of 8-byte words.
 
     For up to `num_rows` rows of up to `num_sequences` sequences; block ids stand at the end, as
-    many as there are. `trims`: far ancestors may be out of the window, so layers with a window and
-    those without one see different ancestors. `has_full`: layers of both kinds exist.
+    many as there are.
     """
 
     num_rows: int
     num_sequences: int
     trims: bool = False
+    """Far ancestors may be out of the window. Layers with a window then see other ancestors than
+    those without one."""
     has_full: bool = False
+    """Layers with a window and layers without one exist."""
     _begins: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,8 +141,7 @@ class PassLayout:
 class StagedPass:
     """The host's part of a pass, before it is packed.
 
-    Device rows and their sequences stand in front of the slices'. block_tables: of each sequence;
-    token_ids: of the slices; logit_rows: the rows that get logits; counts: the rows of each slice.
+    Device rows and their sequences stand in front of the slices'.
     """
 
     slices: Sequence[ForwardSlice]
@@ -148,7 +149,9 @@ class StagedPass:
     block_tables: list[Ints32]
     token_ids: list[int]
     logit_rows: list[int]
+    """The rows that get logits."""
     counts: Ints64
+    """The rows of each slice."""
 
     @property
     def num_device_rows(self) -> int:

@@ -42,17 +42,17 @@ _LEAST_CONTEXT_RATIO = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeCurve:
-    """Seconds of a pass by its number of rows: measured points, straight lines between them.
-
-    `num_rows` ascends and `seconds` never falls: a smaller pass cannot cost more than a larger
-    one, whatever a noisy measurement says. The points hold for rows that see `context` tokens;
-    every row costs `row_context_s` more for each token beyond.
-    """
+    """Seconds of a pass by its number of rows: measured points, straight lines between them."""
 
     num_rows: tuple[int, ...]
+    """Ascends."""
     seconds: tuple[float, ...]
+    """Never falls: a smaller pass cannot cost more than a larger one, whatever a noisy measurement
+    says."""
     context: float = 0.0
+    """The tokens that the points' rows see."""
     row_context_s: float = 0.0
+    """What every row costs more for each token beyond `context`."""
 
     @classmethod
     def from_points(
@@ -102,8 +102,8 @@ class RunningStepTimes:
     """A curve that follows what passes really take.
 
     One factor for all sizes follows the machine (its clock, its other work, longer contexts); one
-    for each measured size corrects the shape, and fades while that size is not used, so that one
-    bad moment does not rule a size out for ever.
+    for each measured size corrects the shape. It fades while that size is not used, so one bad
+    moment does not rule a size out for ever.
     """
 
     def __init__(self, curve: StepTimeCurve) -> None:
@@ -300,9 +300,9 @@ def follow_step_times(
 ) -> RunningStepTimes:
     """Profile a runner, or take what was `saved`, and go on learning from every pass.
 
-    On a processor that is busy with other programs a measurement is used, but not saved. Times of
-    a busy moment may be saved all the same, so passes that are much faster than what was saved have
-    it measured anew, and the faster times are kept.
+    On a processor that is busy with other programs a measurement is used, but not saved. Times of a
+    busy moment may be saved all the same. If passes are much faster than what was saved, it is
+    measured anew, and the faster times are kept.
     """
     known = curve = saved.load(runner) if saved is not None else None
     if curve is None or _beats(warm_up_passes(runner), curve):

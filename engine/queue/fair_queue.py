@@ -1,10 +1,10 @@
 """Fair queueing between tenants: deficit round robin on tokens, with weights and priorities.
 
-Deficit round robin (Shreedhar and Varghese, "Efficient Fair Queuing using Deficit Round Robin",
-1995) gives each tenant a quantum a round and lets it start what the quantum pays for. Here the
-quantum is taken to its limit, a token: next is the tenant that has had least so far, in tokens over
-weight. That is as fair as rounds can be, and needs none (Goyal et al., "Start-time Fair Queuing",
-1996; Sheng et al., "Fairness in Serving Large Language Models", 2024, count the same way).
+Deficit round robin gives each tenant a quantum a round and lets it start what the quantum pays for
+(Shreedhar and Varghese, "Efficient Fair Queuing using Deficit Round Robin", 1995). Here the quantum
+is taken to its limit, a token: next is the tenant that has had least so far, in tokens over weight.
+That is as fair as rounds can be, and needs none (Goyal et al., "Start-time Fair Queuing", 1996;
+Sheng et al., "Fairness in Serving Large Language Models", 2024, count the same way).
 """
 
 from collections import deque
@@ -26,30 +26,28 @@ _LENGTH_WEIGHT: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairQueueConfig:
-    """Bounds on the effect of priorities.
-
-    aging_s: a request that has waited so long counts as the next higher priority, and again after
-    as long, so that no tenant starves behind urgent requests, its own or others'. max_lead_tokens:
-    a tenant's high priority counts as long as it has had no more than so many tokens (over its
-    weight) beyond the tenant whose turn it is; priority is being served sooner, not more.
-    """
+    """Bounds on the effect of priorities."""
 
     aging_s: float = 30.0
+    """A request that has waited so long counts as the next higher priority, and again after as
+    long. So no tenant starves behind urgent requests, its own or others'."""
     max_lead_tokens: float = 2048.0
+    """The most tokens (over its weight) that a tenant may have had beyond the one whose turn it is;
+    beyond that its high priority does not count. Priority is being served sooner, not more."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """A tenant on a tier. served: what it has had, in tokens over weight.
-
-    num_present: how many sequences it has there, waiting or running; num_fresh of them never ran.
-    """
+    """A tenant on a tier."""
 
     served: float
+    """What it has had, in tokens over weight."""
     weight: float
     mean_answer_tokens: float
     num_present: int = 0
+    """Sequences that it has there, waiting or running."""
     num_fresh: int = 0
+    """Those of them that never ran."""
 
     def expected_answer(self, sequence: Sequence) -> float:
         """Count how many tokens a sequence will still write, as far as one can know."""
@@ -68,15 +66,14 @@ class _Charge:
 
 @dataclass(slots=True)
 class _Books:
-    """The accounts of one tier.
-
-    virtual_time: what the tenant whose turn it was had had, at the last start. A tenant
-    with nothing waiting begins there: idle time earns no credit.
-    """
+    """The accounts of one tier."""
 
     accounts: dict[str, _Account] = field(default_factory=dict)
     virtual_time: float = 0.0
-    mean_answer_tokens: float = _FIRST_GUESS_TOKENS  # of tenants that were not there before
+    """What the tenant whose turn it was had had, at the last start. A tenant with nothing waiting
+    begins there: idle time earns no credit."""
+    mean_answer_tokens: float = _FIRST_GUESS_TOKENS
+    """Begins the mean of tenants that were not there before."""
 
     def enter(self, tenant: str, weight: float) -> None:
         """A sequence came."""

@@ -11,26 +11,22 @@ from outrider.verifier.params import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepThrottle:
-    """Limits on a step's batch work, so that requests close to their deadline can run.
-
-    paused: running sequences that get no row of it. batch_prefill_s: how long the prompts of
-    batch requests may make a pass.
-    """
+    """Limits on a step's batch work, so that requests close to their deadline can run."""
 
     paused: frozenset[Sequence]
+    """Running sequences that get no row of it."""
     batch_prefill_s: float
+    """How long the prompts of batch requests may make a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewcomerHolds:
-    """Sequences that the policy let wait although they were next: now, and so far.
-
-    seconds: from the moment at which each was passed over until it might start or had gone.
-    """
+    """Sequences that the policy let wait although they were next: now, and so far."""
 
     num_now: int = 0
     num_ended: int = 0
     seconds: float = 0.0
+    """From the moment at which each was passed over until it might start or had gone."""
 
 
 NO_HOLDS: Final = NewcomerHolds()

@@ -20,14 +20,12 @@ _PATIENT_PART = 4
 
 @dataclass(slots=True, kw_only=True)
 class PassPlan:
-    """The sequences that one model computes in one pass; every slot of it is reserved.
-
-    decodes: sequences whose last token is computed. prefills: (sequence, number of its uncomputed
-    tokens to compute now).
-    """
+    """The sequences that one model computes in one pass; every slot of it is reserved."""
 
     decodes: list[Sequence] = field(default_factory=list)
+    """Sequences whose last token is computed."""
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+    """(sequence, number of its uncomputed tokens to compute now)."""
 
     @property
     def is_empty(self) -> bool:

@@ -2,16 +2,16 @@
 
 Between tenants the fair queue decides. Within a tenant the request whose first token has the least
 slack starts first (earliest deadline first, less the time that its own prompt takes). One that can
-no longer make it lets those pass that can: under overload the deadlines that are missed are then
-few, instead of all (the domino effect of earliest deadline first; Locke, "Best-Effort Decision
-Making for Real-Time Scheduling", 1986). Batch requests fill what is left.
+no longer meet its deadline lets those pass that can. So under overload few deadlines are missed,
+instead of all (the domino effect of earliest deadline first; Locke, "Best-Effort Decision Making
+for Real-Time Scheduling", 1986). Batch requests fill what is left.
 
 A newcomer waits where one answer more would make all of them slower than they may be: under
 overload some requests are late then, and the others keep their pace. That is so for objectives that
 were asked for; assumed ones only order the queue, and make batch give way.
 
-No sequence starves: one that was passed over for long gets one of every few starts, oldest
-first, and a pause or a loss of one's place happens a bounded number of times.
+No sequence starves. One of every few starts is for sequences that were passed over for long, oldest
+first. A sequence is paused, or loses its place, a bounded number of times.
 """
 
 import math
@@ -37,27 +37,27 @@ _GUARDED_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloQueueConfig:
-    """Bounds on the effect of objectives.
-
-    unstated_ttft_s: objective assumed for a request without one. late_aging_s: a request that is
-    so much over its time counts as passed over; batch_aging_s: a batch request that has waited so
-    long does. aged_every: one of so many starts of a tier is for those. batch_share: share of
-    places that batch may hold while other requests are there. pace: share of the requested time
-    between tokens that is aimed at. max_pause_s: a batch answer that stood still for so long gets a
-    step. max_displacements: times that a batch answer may lose its place to one that is short of
-    time. max_lead_tokens: a tenant that has had so many more tokens (over its weight) than the one
-    whose turn it is takes no place from others.
-    """
+    """Bounds on the effect of objectives."""
 
     unstated_ttft_s: float = 10.0
+    """The objective assumed for a request without one."""
     late_aging_s: float = 20.0
+    """A request that is so much over its time counts as passed over."""
     batch_aging_s: float = 120.0
+    """A batch request that has waited so long counts as passed over."""
     aged_every: int = 4
+    """One of so many starts of a tier is for requests that were passed over."""
     batch_share: float = 0.5
+    """Share of places that batch requests may hold while other requests are there."""
     pace: float = 0.8
+    """Share of the requested time between tokens that is aimed at."""
     max_pause_s: float = 2.0
+    """A batch answer that stood still for so long gets a step."""
     max_displacements: int = 2
+    """Times that a batch answer may lose its place to a request that is short of time."""
     max_lead_tokens: float = 2048.0
+    """A tenant that has had so many more tokens (over its weight) than the one whose turn it is
+    takes no place from others."""
 
 
 class SloQueue(FairQueue):
@@ -236,9 +236,9 @@ class SloQueue(FairQueue):
     def _slows_answers(self, sequence: Sequence, now_s: float) -> bool:
         """True if, with its answer beside them, answers would miss their time between tokens.
 
-        Batch beside them does not count for a request of another kind: it stands still. What not
-        even a lone answer could keep holds nothing back, and what other tenants ask for holds back
-        no tenant that would have no more than its share of the answers.
+        Batch beside them does not count for a request of another kind: it stands still. An
+        objective that not even a lone answer could meet holds nothing back. A tenant with no more
+        than its share of the answers is not held back by the objectives of others.
         """
         if self._times is None or sequence.tier != "large":
             return False

@@ -36,11 +36,10 @@ class SequenceStatus(enum.Enum):
 class Sequence:
     """A request's tokens and its hold on a KV cache.
 
-    While it decodes, every token but the last is computed:
-    `view.num_computed_tokens == len(token_ids) - 1`. A prefill computes the last one too, and its
-    logits choose the next; under a cascade they cannot, for the small model's are not there yet,
-    so the last token is left to a decode. A held one has ended and computes nothing; its view may
-    be taken away.
+    While it decodes, every token but the last is computed: `view.num_computed_tokens ==
+    len(token_ids) - 1`. A prefill computes the last one too, and its logits choose the next. A
+    cascade also needs the small model's logits, so it leaves the last token to a decode. A held
+    sequence has ended and computes nothing; its view may be taken away.
     """
 
     request: EngineRequest
@@ -49,39 +48,43 @@ class Sequence:
     noise: "SequenceNoise"
     submitted_s: float
     token_ids: list[int]
-    # What changes the logits before a token is chosen: penalties, biases, a grammar.
     rules: "list[LogitRule]" = field(default_factory=list)
-    # The last of the rules, where the answer must conform to a grammar.
+    """What changes the logits before a token is chosen: penalties, biases, a grammar."""
     grammar: "GrammarState | None" = None
+    """The last of the rules, where the answer must conform to a grammar."""
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind. What
-    # that tier thought likeliest at each of its places, where it was kept.
     proposal_token_ids: list[int] = field(default_factory=list)
+    """An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind."""
     proposal_candidates: list[Candidates] = field(default_factory=list)
-    # The same of the answer that is being written, for the large tier, by that tier's own noise.
+    """What that tier thought likeliest at each of the proposal's places, where it was kept."""
     candidates: list[Candidates] = field(default_factory=list)
+    """The same of the answer that is being written, for the large tier."""
     large_noise: "SequenceNoise | None" = None
-    # Why a watched answer ended that waits for `settle` or a change of tier.
+    """The large tier's own noise, by which `candidates` are found."""
     held_reason: FinishReason | None = None
+    """Why a watched answer ended that waits for `settle` or a change of tier."""
     is_settled: bool = False
-    # What broke while its rules, its grammar or its guesses were followed; nothing is emitted then.
     failure: Exception | None = None
+    """What broke while its rules, its grammar or its guesses were followed. Nothing is emitted
+    then."""
     prefill_was_reported: bool = False
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
-    num_cached_tokens: int | None = None  # when it first started on its tier
-    num_resumed_tokens: int = 0  # of the answer, from another engine
+    num_cached_tokens: int | None = None
+    """Those in the prefix cache when it first started on its tier."""
+    num_resumed_tokens: int = 0
+    """Tokens of the answer that came from another engine."""
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
     num_reused_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
-    # Of every tier that did any for it, whatever became of that.
     work: dict[Tier, WorkCounts] = field(default_factory=dict)
-    # Its adapters, from when they are there until it ends.
+    """Counts of every tier that worked for it, whether the work was kept or not."""
     adapters: "dict[Tier, LoraWeights]" = field(default_factory=dict)
+    """Its adapters, from when they are there until it ends."""
     arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))
 
     @property

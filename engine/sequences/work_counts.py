@@ -9,16 +9,13 @@ from outrider.verifier.params import Tier
 
 @dataclass(slots=True)
 class WorkCounts:
-    """Cumulative counts of what one tier's model did; see `TierWork` for their meaning.
-
-    `num_prompt_tokens` are those left to compute at each start. `num_cached_at_first`, of a
-    request: what its first start found in the prefix cache; None before that.
-    """
+    """Cumulative counts of what one tier's model did; see `TierWork` for their meaning."""
 
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    """Those left to compute at each start."""
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     num_discarded_tokens: int = 0
@@ -28,6 +25,7 @@ class WorkCounts:
     num_draft_rows: int = 0
     num_steps: int = 0
     num_cached_at_first: int | None = None
+    """What a request's first start found in the prefix cache. None before that."""
 
     def note_emission(self, event: TokensEmitted) -> None:
         """One step's tokens, and the tree that they came of."""

@@ -31,14 +31,13 @@ from outrider.verifier.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedPass:
-    """A large pass on its way. items: the trees that the host knows; behind the forest's rows.
-
-    slices: all of the host's, those of the items first and in their order.
-    """
+    """A large pass on its way."""
 
     plan: PassPlan
     slices: list[ForwardSlice]
+    """All of the host's, those of the items first and in their order."""
     items: list[VerifyItem]
+    """The trees that the host knows; behind the forest's rows."""
     output: PassOutput
     forest: Forest | None
     readback: ForestReadback | None

@@ -19,17 +19,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepCounts:
-    """Seconds of whole steps, and of the forward passes in them.
-
-    num_not_finite: answers that failed by numbers that are not finite; num_broken_in_a_row: those
-    since a token was sound.
-    """
+    """Seconds of whole steps, and of the forward passes in them."""
 
     num_steps: int = 0
     total_s: float = 0.0
     forward_s: float = 0.0
     num_not_finite: int = 0
+    """Answers that failed by numbers that are not finite."""
     num_broken_in_a_row: int = 0
+    """Those of them since a token was sound."""
     _started_s: float = 0.0
 
     @property

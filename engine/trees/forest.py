@@ -29,46 +29,52 @@ Ints = npt.NDArray[np.int64]
 class Forest:
     """One tree a sequence, laid out flat; each begins with its root, the sequence's last token.
 
-    Tree b has the rows `row_starts[b]` to `row_starts[b] + num_rows[b]`, parents before children;
-    a row's place in its tree is its logical slot behind the root's. Rows of no tree are padding at
-    the end. `max_depth` bounds all depths, `max_nodes` the nodes of a tree, its root included.
-
-    token_ids, depth, positions: int64 [num_rows], 0 in padding. parent_index: int64 [num_rows], a
-    flat row, -1 for roots and padding. tree_index: int64 [num_rows], -1 for padding;
-    sequence_index: the same, but 0 there. logical_slots: int64 [num_rows], -1 for padding.
-    ancestor_words: int64 [num_rows, num_words], bit j of a row's words is node j of its tree, its
-    own bit included. row_starts, num_rows, tree_starts (the root's logical slot), kv_lens (logical
-    slots up to the tree's last node): int32 [num_trees].
-
-    sources: int64 [num_rows], the sources of a node (`SOURCE_BIT`, `RECALLED_BIT`). candidates:
-    int64 [num_rows], what the drafter calls the node. draft_offsets: int64 [num_rows], its slot in
-    the draft view behind the root's, -1 where the small model has not computed it; 0 for roots.
-    drafter_payload: int32 [any], what the drafter wants to see on the host along with the verdicts.
-    sampling: how the sequences choose their tokens, by tree and depth. drafts: the draft views that
-    follow the verdicts.
+    Tree b has the rows `row_starts[b]` to `row_starts[b] + num_rows[b]`, parents before children. A
+    row's place in its tree is its logical slot behind the root's. Padding stands at the end.
     """
 
     sequences: list[Sequence]
     sampling: SamplingTable
+    """How the sequences choose their tokens, by tree and depth."""
     max_depth: int
+    """Bounds all depths."""
     max_nodes: int
+    """Bounds the nodes of a tree, its root included."""
     token_ids: Tensor
+    """int64 [num_rows], 0 in padding."""
     parent_index: Tensor
+    """int64 [num_rows], a flat row; -1 for roots and padding."""
     depth: Tensor
+    """int64 [num_rows], 0 in padding."""
     tree_index: Tensor
+    """int64 [num_rows], -1 for padding."""
     sequence_index: Tensor
+    """int64 [num_rows], `tree_index` with 0 for padding."""
     positions: Tensor
+    """int64 [num_rows], 0 in padding."""
     logical_slots: Tensor
+    """int64 [num_rows], -1 for padding."""
     ancestor_words: Tensor
+    """int64 [num_rows, num_words]; bit j is node j of the row's tree, its own included."""
     row_starts: Tensor
+    """int32 [num_trees]."""
     num_rows: Tensor
+    """int32 [num_trees]."""
     tree_starts: Tensor
+    """int32 [num_trees], the root's logical slot."""
     kv_lens: Tensor
+    """int32 [num_trees], logical slots up to the tree's last node."""
     sources: Tensor
+    """int64 [num_rows], the sources of a node (`SOURCE_BIT`, `RECALLED_BIT`)."""
     candidates: Tensor
+    """int64 [num_rows], what the drafter calls the node."""
     draft_offsets: Tensor
+    """int64 [num_rows], its slot in the draft view behind the root's. -1 where the small model has
+    not computed it; 0 for roots."""
     drafter_payload: Tensor
+    """int32 [any], what the drafter wants to see on the host along with the verdicts."""
     drafts: "ForestDrafts | None" = None
+    """The draft views that follow the verdicts."""
 
     @property
     def num_trees(self) -> int:
@@ -98,18 +104,18 @@ class Forest:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class HostForest:
-    """A forest and its verdicts as the host sees them, one of each a sequence.
-
-    first_rows: each tree's first row of the pass. candidates: per tree what the drafter calls its
-    nodes. draft_offsets: per tree those of its nodes. drafter_payload: int32, the drafter's.
-    """
+    """A forest and its verdicts as the host sees them, one of each a sequence."""
 
     trees: list[TokenTree]
     verdicts: list[Verdict]
     first_rows: list[int]
+    """Each tree's first row of the pass."""
     candidates: list[list[int]]
+    """Per tree, what the drafter calls its nodes."""
     draft_offsets: list[list[int]]
+    """Per tree, those of its nodes."""
     drafter_payload: npt.NDArray[np.int32]
+    """int32, the drafter's."""
 
 
 class ForestDrafts(Protocol):

@@ -29,20 +29,19 @@ class VerifyItem:
 
     sequence: Sequence
     tree: TokenTree
-    first_row: int  # of its tree's logits
+    first_row: int
+    """The first row of its tree's logits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class VerifiedPass:
-    """A pass and a verdict for each of its items, in order.
-
-    logprobs: of the verdicts' tokens, for each item; empty where none are wanted.
-    """
+    """A pass and a verdict for each of its items, in order."""
 
     items: list[VerifyItem]
     output: PassOutput
     verdicts: list[Verdict] = field(default_factory=list)
     logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
+    """Log-probabilities of the verdicts' tokens, for each item; empty where none are wanted."""
 
 
 def answer_slices(

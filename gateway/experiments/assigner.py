@@ -23,41 +23,43 @@ _MAX_QUOTED_CHARS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A request, as far as experiments look at it.
-
-    `user` and `conversation` (see `conversation_unit`) are empty where they are unknown. `headers`
-    by names in lower case. `own_fields`: the fields of the request's `outrider` object that it sets
-    itself, and "service_tier"; a request that sets a field which an experiment is about takes no
-    part in it. `tiers` that may answer this key and `models` that it may name, None for all.
-    is_admin: it may see, and force, the arms of all experiments.
-    """
+    """A request, as far as experiments look at it."""
 
     key_id: str
     team_id: str = ""
     user: str = ""
+    """Empty where it is unknown."""
     conversation: str = ""
+    """See `conversation_unit`; empty where it is unknown."""
     request_id: str = ""
     model: str = ""
     endpoint: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    """By names in lower case."""
     own_fields: frozenset[str] = frozenset()
+    """Fields of the `outrider` object that the request sets itself, and "service_tier". A request
+    that sets a field which an experiment is about takes no part in it."""
     tiers: frozenset[str] | None = None
+    """Those that may answer this key; None for all."""
     models: frozenset[str] | None = None
+    """Those that this key may name; None for all."""
     is_admin: bool = False
+    """It may see, and force, the arms of all experiments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The arms of a request and their combined settings. `is_forced`: it is not measured.
+    """The arms of a request and their combined settings.
 
-    `label`: "experiment:version/arm", several joined by commas, with "forced:" before a forced one.
-    `measured`: the arms that count it; a forced request has none.
+    `measured` has the arms that count it; a forced request has none.
     """
 
     arms: tuple[ArmRef, ...]
     overlay: Overlay = NO_OVERLAY
     label: str = ""
+    """"experiment:version/arm", several joined by commas, with "forced:" before a forced one."""
     is_forced: bool = False
+    """It is not measured."""
 
     @property
     def measured(self) -> tuple[ArmRef, ...]:

@@ -14,14 +14,7 @@ _NO_KEY_IDS: Final = frozenset({"", "anonymous"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligibility:
-    """The units that take part, as a check of each request. None: all units.
-
-    `about`: settings that the request must not set itself, or arms could not be compared. `tiers`
-    that arms name, all of which the key must be allowed: else some arms would be closed to it, and
-    the others would be compared with a biased rest. is_about_places: arms restrict the tiers that
-    may answer, so keys restricted to some tiers take no part. `arm_models`: models that arms name
-    in place of the request's, which is auto or one of `models`.
-    """
+    """The units that take part, as a check of each request. None: all units."""
 
     keys: frozenset[str] | None
     teams: frozenset[str] | None
@@ -29,9 +22,14 @@ class Eligibility:
     endpoints: frozenset[str] | None
     headers: tuple[tuple[str, str], ...]
     about: frozenset[str]
+    """Settings that the request must not set itself, or arms could not be compared."""
     tiers: frozenset[str]
+    """Those that arms name. The key must be allowed all of them: else some arms would be closed to
+    it, and the others would be compared with a biased rest."""
     is_about_places: bool
+    """Arms restrict the tiers that may answer, so keys restricted to some tiers take no part."""
     arm_models: frozenset[str]
+    """Models that arms name in place of the request's, which is auto or one of `models`."""
 
     @classmethod
     def of(cls, spec: ExperimentSpec) -> "Eligibility":

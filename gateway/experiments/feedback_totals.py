@@ -22,20 +22,20 @@ FeedbackByArm = dict[str, tuple[FeedbackTotals, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackRow:
-    """The last word on a request under a name, for one arm that it was in.
-
-    `experiment` and `arm` are empty where it was in none. `value`: the score; 0 or 1; 1 for labels.
-    """
+    """The last feedback on a request under a name, for one arm that it was in."""
 
     request_id: str
     name: str
     experiment: str = ""
+    """Empty where it was in none."""
     version: int = 0
     arm: str = ""
+    """Empty where it was in none."""
     unit_bucket: int = 0
     key_id: str = ""
     kind: FeedbackKind = "score"
     value: float = 0.0
+    """The score; 0 or 1 for a success; 1 for labels."""
     label: str = ""
     given_at: float = 0.0
 

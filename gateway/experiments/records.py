@@ -26,12 +26,13 @@ class StoppedArm:
 class VersionRecord:
     """An experiment between two edits; its data are apart from other versions'.
 
-    `arm_slots`: the slots of units by arm. Times are seconds since 1970 (UTC).
+    Times are seconds since 1970 (UTC).
     """
 
     number: int
     spec: ExperimentSpec
     arm_slots: Mapping[str, Ranges]
+    """The slots of units by arm."""
     stopped_arms: Mapping[str, StoppedArm] = field(default_factory=dict)
     created_at: float
     started_at: float | None = None
@@ -45,19 +46,18 @@ class VersionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRecord:
-    """An experiment and its newest version.
-
-    `share` of the units takes part while it runs; `slots` are those of its layer, none otherwise.
-    `fingerprint` is of the settings in outrider.toml that were last applied.
-    """
+    """An experiment and its newest version."""
 
     name: str
     state: ExperimentState
     share: float
+    """The share of the units that takes part while it runs."""
     current: VersionRecord
     slots: Ranges = ()
+    """The slots that it has of its layer; none while it does not run."""
     source: ExperimentSource = "admin"
     fingerprint: str | None = None
+    """The digest of the settings in outrider.toml that were last applied."""
     created_at: float
 
     @property

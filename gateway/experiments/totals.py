@@ -82,15 +82,14 @@ class MetricTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeedbackTotals:
-    """Outcomes of one name that were posted back.
-
-    `values`: scores as they are, successes as 0 or 1, labels as 1 each; `labels` counts them.
-    """
+    """Outcomes of one name that were posted back."""
 
     name: str
     kind: FeedbackKind
     values: MetricTotals
+    """Scores as they are, successes as 0 or 1, labels as 1 each."""
     labels: Mapping[str, int] = field(default_factory=dict)
+    """Counts them."""
 
 
 def _no_metrics() -> dict[MetricName, MetricTotals]:
@@ -103,20 +102,20 @@ def _no_sketches() -> dict[SketchName, QuantileSketch]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArmTotals:
-    """One arm of an experiment's version, all gateways together.
-
-    `metrics` and `sketches` have every name. `first_at` and `last_at`: when the first and the last
-    of its requests ended, in seconds since 1970; None where there were none.
-    """
+    """One arm of an experiment's version, all gateways together."""
 
     experiment: str
     version: int
     arm: str
     metrics: Mapping[MetricName, MetricTotals] = field(default_factory=_no_metrics)
+    """Every name."""
     sketches: Mapping[SketchName, QuantileSketch] = field(default_factory=_no_sketches)
+    """Every name."""
     feedback: tuple[FeedbackTotals, ...] = ()
     first_at: float | None = None
+    """When the first of its requests ended, in seconds since 1970; None where there were none."""
     last_at: float | None = None
+    """When the last of them ended."""
 
     @property
     def num_requests(self) -> int:

@@ -9,16 +9,15 @@ GuardrailName = Literal["p95_ttft_ms", "error_share", "cost_per_request_usd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardrailLimits:
-    """Limits that stop an arm which provably exceeds one; None: no limit.
-
-    `error_share` in [0, 1] counts requests that the client did not cancel. `alpha` in (0, 1)
-    bounds the probability that, over the whole run, any arm that keeps its limits is stopped.
-    """
+    """Limits that stop an arm which provably exceeds one; None: no limit."""
 
     p95_ttft_ms: float | None = None
     error_share: float | None = None
+    """In [0, 1], of requests that the client did not cancel."""
     cost_per_request_usd: float | None = None
     alpha: float = 0.05
+    """In (0, 1). It bounds the probability that, over the whole run, any arm that keeps its limits
+    is stopped."""
 
     @property
     def names(self) -> tuple[GuardrailName, ...]:
@@ -38,16 +37,15 @@ NO_GUARDRAILS: Final = GuardrailLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRule:
-    """Rule by which weights change while the experiment runs, based on attainment.
-
-    Each arm gets at least `min_share` of the traffic (at most 1 / arms). Weights are recomputed
-    every `every_s` seconds, once each arm has had `min_requests`.
-    """
+    """Rule by which weights change while the experiment runs, based on attainment."""
 
     kind: AllocationKind = "fixed"
     min_share: float = 0.05
+    """Each arm gets at least this share of the traffic; at most 1 / arms."""
     every_s: float = 30.0
+    """Seconds between two computations of the weights."""
     min_requests: int = 50
+    """Weights change once each arm has had so many."""
 
 
 FIXED_ALLOCATION: Final = AllocationRule()

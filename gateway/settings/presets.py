@@ -29,10 +29,12 @@ PresetName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A service. `url` may name {region}, {project} and {resource}; `key_env` holds its key."""
+    """A service."""
 
     url: str
+    """May name {region}, {project} and {resource}."""
     key_env: str | None = None
+    """The variable that holds its key."""
     sign_in: SignIn = "key"
     other_sign_in: tuple[SignIn, ...] = ()
     server: ServerKind = "openai"

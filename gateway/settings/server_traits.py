@@ -22,26 +22,26 @@ TokenLimitName = Literal["max_tokens", "max_completion_tokens"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTraits:
-    """Capabilities that the gateway relies on.
-
-    has_prefix_cache: replicas are worth choosing by a request's beginning. takes_prediction: it
-    uses `prediction`. streams_usage: it knows `stream_options.include_usage`. probe_path: path of
-    the health check, after the base URL; any status below 500 counts as alive. takes_request_id: it
-    takes any text as `x-request-id`; llama-cpp-python's server refuses one that is not a UUID.
-    token_limit: a chat's field for the most tokens of an answer; None where either name may be the
-    only valid one, so that the request's own name is kept. has_logprobs: it may tell tokens'
-    log-probabilities.
-    """
+    """Capabilities that the gateway relies on."""
 
     dialect: DialectName = "openai"
     continuation: ContinuationStrategy = "none"
     has_prefix_cache: bool = False
+    """Replicas are worth choosing by a request's beginning."""
     takes_prediction: bool = False
+    """It uses `prediction`."""
     streams_usage: bool = True
+    """It knows `stream_options.include_usage`."""
     probe_path: str = "/models"
+    """Path of the health check, after the base URL. Any status below 500 counts as alive."""
     takes_request_id: bool = True
+    """It takes any text as `x-request-id`; llama-cpp-python's server refuses one that is not a
+    UUID."""
     token_limit: TokenLimitName | None = "max_tokens"
+    """A chat's field for the most tokens of an answer. None: either name may be the only valid one,
+    so the request's own name is kept."""
     has_logprobs: bool = True
+    """It may report tokens' log-probabilities."""
 
 
 # Every version of these knows `max_tokens`. Of two names SGLang takes the older, OpenAI neither.

@@ -46,19 +46,17 @@ _JOIN_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request and its answer.
-
-    `ended_at`: seconds since 1970. `request` is its body, JSON as it came. `answer`: a chat
-    completion or a completion in OpenAI's form, JSON or the events of its stream, as far as it was
-    delivered; `is_cut`: it was longer than the part kept. `omitted_bytes`: of a request too large
-    to be kept, whose `request` is empty.
-    """
+    """One request and its answer."""
 
     request_id: str
     endpoint: str
     ended_at: float
+    """Seconds since 1970."""
     request: bytes
+    """Its body, JSON as it came; empty where it was too large to be kept."""
     answer: bytes
+    """A chat completion or a completion in OpenAI's form, as far as it was delivered: JSON, or the
+    events of its stream."""
     is_private: bool
     is_kept: bool = True
     """Whether it goes on disk."""
@@ -67,8 +65,10 @@ class Exchange:
     ended_s: float | None = None
     """The end, on the span's clock."""
     omitted_bytes: int = 0
+    """The size of a request too large to be kept."""
     is_streamed: bool = False
     is_cut: bool = False
+    """The answer was longer than the part kept."""
     key_id: str = ""
     tier: str = ""
     outcome: str = ""

@@ -7,14 +7,13 @@ from typing import Final
 
 @dataclass(slots=True)
 class LogContext:
-    """Ids of one request. Tasks that its own task starts share it, and may fill it in.
-
-    `key` is the key's public id, `tier` the one that answers.
-    """
+    """Ids of one request. Tasks that its own task starts share it, and may fill it in."""
 
     request_id: str
     key: str | None = None
+    """The key's public id."""
     tier: str | None = None
+    """The one that answers."""
     trace_id: str | None = None
 
 

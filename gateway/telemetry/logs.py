@@ -155,13 +155,12 @@ class AccessFilter(logging.Filter):
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """`words` of the event, with conversions that belong to no field; a part a conversion.
-
-    A part is the field's name, None where it has none, and the conversion.
-    """
+    """A message's words with its conversions."""
 
     words: str
+    """The event's words, with conversions that belong to no field."""
     parts: tuple[tuple[str | None, str], ...]
+    """One a conversion: the field's name, None where it has none, and the conversion."""
 
 
 @lru_cache(maxsize=1024)

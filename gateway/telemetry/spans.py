@@ -27,13 +27,14 @@ Operation = Literal["chat", "text_completion"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMarks:
-    """The contents of a request. `key_id` is the key's public id; `model` as the client named
-    it."""
+    """The contents of a request."""
 
     request_id: str
     model: str
+    """As the client named it."""
     operation: Operation = "chat"
     key_id: str = ""
+    """The key's public id."""
     team_id: str | None = None
     is_streamed: bool = False
     num_choices: int = 1
@@ -44,17 +45,16 @@ class RequestMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMarks:
-    """One local tier's work on a request. Times are moments on the gateway's clock, in seconds.
-
-    `scheduled_s`, `first_token_s`: None where it never got so far, or where it is unknown.
-    """
+    """One local tier's work on a request. Times are moments on the gateway's clock, in seconds."""
 
     tier: str
     model: str
     started_s: float
     ended_s: float
     scheduled_s: float | None = None
+    """None where it never got so far, or where it is unknown."""
     first_token_s: float | None = None
+    """None where it never got so far, or where it is unknown."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
@@ -85,12 +85,10 @@ class AttemptMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMarks:
-    """The result of a request. `ttft_s` counts from its arrival.
-
-    `status` is HTTP's; None where the client left before there was one.
-    """
+    """The result of a request."""
 
     status: int | None
+    """HTTP's; None where the client left before there was one."""
     outcome: str
     tier: str | None = None
     reason: str | None = None
@@ -101,6 +99,7 @@ class AnswerMarks:
     num_cached_tokens: int | None = None
     num_completion_tokens: int | None = None
     ttft_s: float | None = None
+    """From the request's arrival."""
     is_degraded: bool = False
     error_type: str | None = None
 

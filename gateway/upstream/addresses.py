@@ -90,8 +90,8 @@ def _literal(host: str) -> IPAddress | None:
 def socket_maker(*, allow_private: bool) -> "Callable[[AddrInfoType], socket.socket]":
     """Return the function that makes a connector's sockets.
 
-    It sees the address that is about to be connected to, so neither a name that changes its address
-    nor an unusual way to write one gets past it. It raises PrivateAddressError.
+    It sees the address that is about to be connected to. So neither a name that changes its address
+    nor an unusual spelling of one passes. It raises PrivateAddressError.
     """
 
     def make(info: "AddrInfoType") -> socket.socket:

@@ -18,17 +18,12 @@ escalated: another tier's answer was delivered, as this one was too weak."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One request to one server, when it has ended. Times are seconds on the gateway's clock.
-
-    `replica` is `host:port`, `model` the requested one. `failure` is a `FailureKind` where
-    there was one. `cost_usd` is our cost; the client's charge is not decided here,
-    but it never pays for `lost` ones nor for mirrors. `num_repeated_tokens` of its answer were
-    written by the attempt before it: a continuation may begin with the delivered text.
-    """
+    """One request to one server, when it has ended. Times are seconds on the gateway's clock."""
 
     request_id: str
     tier: str
     replica: str
+    """`host:port`."""
     kind: AttemptKind
     outcome: AttemptOutcome
     started_s: float
@@ -36,10 +31,16 @@ class Attempt:
     first_token_s: float | None = None
     status: int | None = None
     failure: str | None = None
+    """A `FailureKind` where there was one."""
     usage: UpstreamUsage | None = None
     cost_usd: float | None = None
+    """Our cost. The client's charge is not decided here, but it never pays for `lost` attempts nor
+    for mirrors."""
     model: str = ""
+    """The requested one."""
     num_repeated_tokens: int = 0
+    """Tokens of its answer that the attempt before it had written: a continuation may begin with
+    the delivered text."""
 
 
 OnAttempt = Callable[[Attempt], None]

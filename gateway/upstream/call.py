@@ -24,32 +24,34 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamCall:
-    """One request for an upstream tier.
-
-    `document` is the client's request as JSON, without its `outrider` object; its `model` is still
-    the gateway's name, `model` the name to request from the server. `hops`: the gateways that the
-    request has come through, this one last. `deadline_s` and `arrival_s` are on the gateway's
-    clock. `affinity` is equal for requests that begin alike; empty: unknown. `prediction`: the text
-    of an answer that was given up, a guess at this one's. `on_attempt` is called with each request
-    made for this call, beside the tier's own books. `span`: the request's, in whose trace these
-    requests stand. `untold`: the usage to book where the server reports none; None: an estimate by
-    the text. wants_logprobs: the gateway reads the tokens' log-probabilities; the client sees
-    them only if its document asks for them too.
-    """
+    """One request for an upstream tier."""
 
     endpoint: Endpoint
     document: Mapping[str, Any]
+    """The client's request as JSON, without its `outrider` object. Its `model` is still the
+    gateway's name."""
     model: str
+    """The name to request from the server."""
     request_id: str
     arrival_s: float
+    """On the gateway's clock."""
     hops: tuple[str, ...] = ()
+    """The gateways that the request has come through, this one last."""
     deadline_s: float | None = None
+    """On the gateway's clock."""
     affinity: str = ""
+    """Equal for requests that begin alike; empty: unknown."""
     prediction: str = ""
+    """The text of an answer that was given up, a guess at this one's."""
     on_attempt: OnAttempt | None = None
+    """Called with each request made for this call, beside the tier's own books."""
     span: Span = NULL_SPAN
+    """The request's, in whose trace these requests stand."""
     wants_logprobs: bool = False
+    """The gateway reads the tokens' log-probabilities. The client sees them only if its document
+    asks for them too."""
     untold: UpstreamUsage | None = None
+    """The usage to book where the server reports none; None: an estimate by the text."""
 
     @property
     def is_streamed(self) -> bool:
@@ -92,31 +94,34 @@ def num_answers(call: UpstreamCall) -> int:
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of a streamed answer, in OpenAI's form.
 
-    `raw` is the whole event with its blank line, as it may be sent on: the server's own bytes where
-    nothing had to be translated. A comment has only `raw`. `content` and `reasoning` are the
-    text that it adds to choice `index`; `num_other_bytes` counts the model's other text (names and
-    arguments of calls, refusals, other choices in the same event). `has_calls`, `has_logprobs`: it
-    carries a part of a tool call, log-probabilities. `token_logprobs`: those that the gateway asked
-    for. `usage`: the server's report in it;
-    `is_usage_only`: it has no choice and is there because usage was asked for. `is_done`: the
-    stream's [DONE].
-
     There is one for each token of each client: a struct is made faster than a frozen dataclass, and
     the garbage collector does not look at it.
     """
 
     raw: bytes
+    """The whole event with its blank line, as it may be sent on: the server's own bytes where
+    nothing had to be translated. A comment has only this."""
     index: int = 0
     content: str = ""
+    """Text that it adds to choice `index`."""
     reasoning: str = ""
+    """Reasoning that it adds to choice `index`."""
     num_other_bytes: int = 0
+    """The size of the model's other text: names and arguments of calls, refusals, other choices in
+    the same event."""
     has_calls: bool = False
+    """It carries a part of a tool call."""
     has_logprobs: bool = False
+    """It carries log-probabilities."""
     token_logprobs: tuple[TokenLogprob, ...] = ()
+    """Those that the gateway asked for."""
     finish_reason: str | None = None
     usage: UpstreamUsage | None = None
+    """The server's report in it."""
     is_usage_only: bool = False
+    """It has no choice and is there because usage was asked for."""
     is_done: bool = False
+    """The stream's [DONE]."""
 
     @property
     def has_text(self) -> bool:
@@ -126,19 +131,19 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeAnswer:
-    """An answer that was not streamed, in OpenAI's form.
-
-    `body` is its JSON: the server's own bytes where nothing had to be translated. `texts` are the
-    contents of its choices, `reasoning` their reasoning. `has_calls`: some choice calls a tool;
-    `num_other_bytes` is the size of calls and refusals. `token_logprobs`: of the first choice,
-    where the gateway asked for them.
-    """
+    """An answer that was not streamed, in OpenAI's form."""
 
     body: bytes
+    """Its JSON: the server's own bytes where nothing had to be translated."""
     texts: tuple[str, ...] = ()
+    """The contents of its choices."""
     reasoning: tuple[str, ...] = ()
+    """The reasoning of its choices."""
     num_other_bytes: int = 0
+    """The size of calls and refusals."""
     has_calls: bool = False
+    """Some choice calls a tool."""
     token_logprobs: tuple[TokenLogprob, ...] = ()
+    """Those of the first choice, where the gateway asked for them."""
     finish_reason: str | None = None
     usage: UpstreamUsage | None = None

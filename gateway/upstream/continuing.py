@@ -80,18 +80,18 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationPlan:
-    """The request for the rest of an answer.
-
-    resume: the fields to add for the server; None: repeat the request. known_reasoning,
-    known_content: the text that the new stream must begin with. known_logprobs: number of tokens
-    whose log-probabilities are repeated. num_before: tokens that it does not count as its own.
-    """
+    """The request for the rest of an answer."""
 
     resume: Resume | None
+    """The fields to add for the server; None: repeat the request."""
     known_reasoning: str
+    """Reasoning that the new stream must begin with."""
     known_content: str
+    """Content that the new stream must begin with."""
     num_before: int
+    """Tokens that it does not count as its own."""
     known_logprobs: int = 0
+    """Number of tokens whose log-probabilities are repeated."""
 
 
 def plan_of(

@@ -28,16 +28,15 @@ _OF_THE_STREAM: Final = frozenset({"stream", "stream_options"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredAnswer:
-    """The answer that the client got, to be compared with the copy's.
-
-    `texts` are its choices' contents, `duration_s` is from arrival to the end. `is_private`: the
-    request must not leave this machine, so it is not copied.
-    """
+    """The answer that the client got, to be compared with the copy's."""
 
     tier: str
     texts: tuple[str, ...]
+    """Its choices' contents."""
     duration_s: float
+    """From arrival to the end."""
     is_private: bool
+    """The request must not leave this machine, so it is not copied."""
     finish_reason: str | None = None
     num_completion_tokens: int | None = None
 

@@ -85,9 +85,10 @@ class Opening:
     async def run(self) -> UpstreamRequest:
         """Return the request whose answer has begun.
 
-        Raises UpstreamRefusalError and LoopError at once. When all attempts failed: ThrottledError
-        if there were too many requests, UnavailableError if no replica could be asked or only the
-        time to come back is known, else the last UpstreamError. DeadlineExceededError.
+        Raises UpstreamRefusalError and LoopError at once, DeadlineExceededError at the deadline.
+        When all attempts failed: ThrottledError if there were too many requests; UnavailableError
+        if no replica could be asked, or only the time to come back is known; else the last
+        UpstreamError.
         """
         if self._kind == "answer":
             self._tier.hedges.earn()

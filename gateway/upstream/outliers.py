@@ -53,10 +53,10 @@ class RecentTimes:
 def outliers(times: Sequence[RecentTimes]) -> list[int]:
     """Return indices of servers over three times as slow as the others' median.
 
-    The slowest is first. A server must be slow by its times and by its times per load: one with a
-    queue that we made ourselves is slow by the first alone, one that is idle among servers that
-    batch their requests by the second alone. To leave out the former only moves its queue to the
-    others, which are outliers next.
+    The slowest is first. A server must be slow by its times and by its times per load. By its times
+    alone, a server with a queue that we made ourselves would be slow. To leave it out only moves
+    its queue to the others, which are outliers next. By its times per load alone, an idle server
+    among servers that batch their requests would be slow.
     """
     judged = [
         (seconds, per_load_s, index)

@@ -21,37 +21,36 @@ if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierParts:
-    """The dependencies of a tier. `clock` gives seconds, as do the times in calls.
-
-    `count_text` counts the tokens of a text, `count_prompt` those of a call's prompt; None where
-    the server's tokenizer is not known.
-    """
+    """The dependencies of a tier."""
 
     transport: "Transport"
     dialect: Dialect
     replicas: ReplicaSet
     on_attempt: OnAttempt
     clock: Callable[[], float]
+    """Gives seconds, as do the times in calls."""
     rng: random.Random
     count_text: Callable[[str], int] | None = None
+    """Counts the tokens of a text. None where the server's tokenizer is not known."""
     count_prompt: Callable[[UpstreamCall], int | None] | None = None
+    """Counts the tokens of a call's prompt. None where the server's tokenizer is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierState:
-    """The state of one tier, for objects that live as long as one answer.
-
-    `headers` go with every request. `first_token` learns from streamed answers, `total` from all
-    complete ones, `whole` from those that were not streamed.
-    """
+    """The state of one tier, for objects that live as long as one answer."""
 
     name: str
     settings: UpstreamSettings
     traits: ServerTraits
     parts: TierParts
     headers: Mapping[str, str] = field(repr=False)
+    """Sent with every request."""
     credential: Credential = field(repr=False)
     first_token: LatencyEstimate
+    """Learns from streamed answers."""
     total: LatencyEstimate
+    """Learns from all complete answers."""
     whole: LatencyEstimate
+    """Learns from answers that were not streamed."""
     hedges: HedgeBudget

@@ -49,15 +49,14 @@ class PassedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedRequest:
-    """A request as a server gets it. `path` is below its base URL.
-
-    `expects_json`: its answer is JSON; else it is audio or plain text, and is not looked into.
-    """
+    """A request as a server gets it."""
 
     path: str
+    """Below the server's base URL."""
     content_type: str
     body: bytes
     expects_json: bool
+    """Its answer is JSON; else it is audio or plain text, and is not looked into."""
     work: PassedWork
 
 

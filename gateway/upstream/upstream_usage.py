@@ -7,10 +7,7 @@ from outrider.gateway.contract.schema.kinds import Units, UsageSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamUsage:
-    """Tokens of one answer, and images or sound (`units`).
-
-    `is_corrected`: the server's report differed from the count.
-    """
+    """The usage of one answer."""
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -18,4 +15,6 @@ class UpstreamUsage:
     num_reasoning_tokens: int = 0
     source: UsageSource = "reported"
     is_corrected: bool = False
+    """The server's report differed from the count."""
     units: Units | None = None
+    """Images or sound."""

@@ -24,15 +24,16 @@ _LATE: Final[dict[FailureKind, str]] = {
 class ExchangeLimits:
     """One request to one server, and the time limits of its phases.
 
-    Points in time are on the event loop's clock. `deadline_s` is the request's own one, infinite
-    where it has none. `replica` is host:port.
+    Points in time are on the event loop's clock.
     """
 
     tier: str
     replica: str
+    """host:port."""
     timeouts: TimeoutSettings
     started_s: float
     deadline_s: float = math.inf
+    """The request's own one, infinite where it has none."""
 
     @property
     def end_s(self) -> float:

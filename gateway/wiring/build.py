@@ -1,4 +1,4 @@
-"""The only module that knows all parts: settings in, a wired engine or gateway out.
+"""Builds from the settings: an engine, its client, and the parts of a gateway.
 
 Everything heavy is imported inside functions: the gateway's process builds no engine and so loads
 no torch of its own.

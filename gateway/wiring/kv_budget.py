@@ -32,15 +32,13 @@ _GPU_KV_SHARE = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSizes:
-    """Blocks of the caches, by tier.
-
-    `num_window_blocks`: of the tiers whose layers with a window get a smaller cache of their own.
-    `recurrent`: of the tiers that have recurrent layers.
-    """
+    """Blocks of the caches, by tier."""
 
     num_blocks: Mapping[Tier, int]
     num_window_blocks: Mapping[Tier, int]
+    """Blocks of the tiers whose layers with a window get a smaller cache of their own."""
     recurrent: Mapping[Tier, RecurrentSizes] = field(default_factory=dict)
+    """The sizes of the tiers that have recurrent layers."""
 
 
 def kv_dtype(settings: Settings, model: "CausalModel") -> "torch.dtype":

@@ -34,22 +34,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheParts:
-    """The response cache's store, None where there is none, and its rules.
-
-    `settings_digest`: bytes that change with the settings that shape answers.
-    """
+    """The response cache's store, and its rules."""
 
     store: CacheStore | None = None
+    """None without a response cache."""
     rules: CacheRules = field(default_factory=CacheRules)
     settings_digest: bytes = b""
+    """Bytes that change with the settings that shape answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayParts:
-    """All parts of one gateway. Only the wiring has them all; each class gets the parts it needs.
-
-    `clock` is the machine's monotonic clock, `wall_clock` the seconds since 1970.
-    """
+    """All parts of one gateway. Only the wiring has them all; each class gets those it needs."""
 
     engine: EngineClient
     tokenizers: Mapping[Tier, ChatTokenizer]
@@ -67,7 +63,9 @@ class GatewayParts:
     push: "MetricsPush | None" = None
     capture: Capture = NULL_CAPTURE
     wall_clock: Callable[[], float] = time.time
+    """Seconds since 1970."""
     clock: Callable[[], float] = time.monotonic
+    """The machine's monotonic clock."""
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
     unknown_fields: UnknownFields = "refuse"

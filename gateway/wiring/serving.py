@@ -79,14 +79,13 @@ class _Server(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """The place of one of several processes of a gateway, which the parent process gives.
-
-    connections: its clients'. engine: the address of the engine that all share, None for others.
-    """
+    """The place of one of several processes of a gateway, which the parent process gives."""
 
     siblings: Siblings
     connections: Receiver
+    """Its clients'."""
     engine: str | None
+    """The address of the engine that all share; None for others."""
 
 
 class GatewayRun:

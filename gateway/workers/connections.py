@@ -1,9 +1,10 @@
 """Clients' connections on their way from the parent, which accepts them, to a worker.
 
-The parent gives each connection to the worker that has fewest. With one listening socket in all
-workers the kernel wakes any of them, at little load the same one again and again, and answers are
-streams on connections that last; sockets of their own (SO_REUSEPORT) spread connections by chance,
-lose those that wait when a worker ends, and hide that the port is taken by another program.
+The parent gives each connection to the worker that has fewest. Two other ways are worse, as answers
+are streams on connections that last. With one listening socket in all workers, the kernel wakes any
+of them, at little load the same one again and again. Sockets of their own (SO_REUSEPORT) spread
+connections by chance and lose those that wait when a worker ends. They also hide that another
+program has the port.
 """
 
 import asyncio

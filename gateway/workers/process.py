@@ -27,14 +27,13 @@ _EXIT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
-    """What a worker's process is told, on standard input. `settings`: of this gateway.
-
-    engine: the address of the engine that all workers share; None where there is none here.
-    """
+    """What a worker's process receives on standard input."""
 
     number: int
     settings: Any
+    """The settings of this gateway."""
     engine: str | None
+    """The address of the engine that all workers share; None where there is none here."""
 
 
 def write_task(pipe: IO[bytes], task: WorkerTask) -> None:

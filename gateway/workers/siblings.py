@@ -25,13 +25,12 @@ Apply = Callable[[Any], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of what workers keep in memory. `number`: of its maker's changes; 0 for a repeat.
-
-    A later change with the same `subject` replaces it for workers that start later.
-    """
+    """A change of what workers keep in memory."""
 
     number: int
+    """Its place among its maker's changes; 0 for a repeat."""
     subject: str
+    """A later change with the same subject replaces it for workers that start later."""
     value: Any
 
 

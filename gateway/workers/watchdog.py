@@ -36,8 +36,8 @@ async def until_silent(ask: Callable[[float], Awaitable[None]], stall_timeout_s:
 class LoopWatchdog:
     """Ends this process, with all threads' stacks on stderr, once its event loop stands still.
 
-    A context manager; `start` is called in the loop when it serves. A thread does the watching.
-    Where the interpreter is held, by a regular expression perhaps, so that no thread runs, the
+    A context manager; `start` is called in the loop when it serves. A thread does the watching. A
+    regular expression, for example, may hold the interpreter so that no thread runs. Then the
     interpreter's own timer ends the process after twice the time.
     """
 

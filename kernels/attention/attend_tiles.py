@@ -4,8 +4,8 @@ The query heads that share a key-value head are packed with several rows into on
 token tree reads its prefix once or twice. Keys are read in splits by as many programs as there are
 (split-KV: Dao et al., "Flash-Decoding for long-context inference", 2023), with the recurrence of
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018. A second kernel combines
-the splits: on an H200 that takes half the time, and less in long contexts, of having the last
-program of a tile do it, which has all of a tile's splits to read.
+the splits: on an H200 that takes half the time of having the last program of a tile do it, and less
+in long contexts: that program has all of a tile's splits to read.
 """
 
 import math

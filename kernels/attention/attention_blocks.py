@@ -202,8 +202,9 @@ def attend_in_order(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a unit's 
     """(sums, top, total) over the blocks of positions from `low` to `high`.
 
     One loop, so that a block passes through the same instructions for a row of a tree as for a
-    causal row: first the blocks whose keys all rows share, then, row by row (`num_own` from
-    `first_row` on), those from the one in which the tree starts, with the row's ancestors in order.
+    causal row. First come the blocks whose keys all rows share. Then, row by row (`num_own` from
+    `first_row` on), come those from the block in which the tree starts, with the row's ancestors in
+    order.
     """
     query, begin, end, row, is_row = tile
     columns = tl.arange(0, BLOCK_N)

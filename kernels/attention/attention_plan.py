@@ -35,21 +35,24 @@ _MAX_GROUP_KEYS = 12288
 class AttentionBatch:
     """Keys that each query row of a step may see. All fields are host data.
 
-    `query_indptr` [batch + 1] delimits each sequence's rows; `kv_lens` [batch] counts its keys,
-    this step's included; `block_tables` [batch] its block ids. Row i of nq rows sees logical
-    slot s < `tree_starts[b]` iff s <= kv_len - nq + i, and slot s >= `tree_starts[b]` iff bit
-    s - tree_start of `ancestor_masks[b][i]` is set (its own slot's bit included). Causal
-    sequences have tree_start == kv_len and None for masks; trees have tree_start <= kv_len - nq
-    and parents in lower slots than their children. `window_tables`: the block ids for layers with
-    a window, where those have a cache of their own; blocks that no row sees may be any number.
+    Row i of nq rows sees logical slot s < `tree_starts[b]` iff s <= kv_len - nq + i, and a later
+    slot s iff bit s - tree_start of `ancestor_masks[b][i]` is set. Causal sequences have tree_start
+    == kv_len; trees have tree_start <= kv_len - nq, and parents in lower slots than their children.
     """
 
     query_indptr: list[int]
+    """[batch + 1], delimits each sequence's rows."""
     kv_lens: list[int]
+    """[batch], counts a sequence's keys, this step's included."""
     block_tables: list[list[int]]
+    """[batch], block ids."""
     tree_starts: list[int]
+    """[batch], logical slots."""
     ancestor_masks: list[list[int] | None]
+    """[batch][nq], a row's own slot included. None for a causal sequence."""
     window_tables: list[list[int]] | None = None
+    """Block ids for layers with a window, where those have a cache of their own. Blocks that no row
+    sees may be any number."""
 
     def of_window(self) -> "AttentionBatch":
         """Return the batch as the layers with a window find it."""
@@ -60,66 +63,63 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySpan:
-    """The rows [start, end) of one sequence and where its keys lie.
-
-    `slots`: a range of the cache's slots where they are consecutive, else their indices.
-    `mask`: additive, [rows of a tile, num_keys]; None where every row sees every key, or where
-    `is_causal` says it all. `is_packed`: heads that share keys form one tile; `has_scores`: its
-    scores are computed as a matrix.
-    """
+    """The rows [start, end) of one sequence and where its keys lie."""
 
     start: int
     end: int
     slots: range | Tensor
+    """A range of the cache's slots where they are consecutive, else their indices."""
     mask: Tensor | None
+    """Additive, [rows of a tile, num_keys]. None where every row sees every key, or where
+    `is_causal` says it all."""
     is_causal: bool
     is_packed: bool
+    """Heads that share keys form one tile."""
     has_scores: bool
+    """Its scores are computed as a matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Sequences with about as many rows and keys, padded into one batch.
-
-    `rows` [batch * max_rows] are the query rows, padding included, None if they are the step's
-    rows in order; `targets` [num_rows] are those that are no padding, and `sources` [num_rows]
-    their places in the batch. `slots`: [batch * max_keys]. `mask`: additive, [batch, 1,
-    max_rows * group_size or 1, max_keys].
-    """
+    """Sequences with about as many rows and keys, padded into one batch."""
 
     batch_size: int
     rows: Tensor | None
+    """[batch * max_rows], the query rows, padding included. None if they are the step's rows in
+    order."""
     targets: Tensor
+    """[num_rows], the rows that are no padding."""
     sources: Tensor
+    """[num_rows], the places of `targets` in the batch."""
     slots: Tensor
+    """[batch * max_keys]."""
     mask: Tensor
+    """Additive, [batch, 1, max_rows * group_size or 1, max_keys]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Keys:
-    """The keys that the rows of one sequence see: [num_rows, num_keys] from `first_key` on.
-
-    `visible`: None for everything; `is_causal`: a plain triangle, `visible` is None as well.
-    """
+    """The keys that the rows of one sequence see."""
 
     index: int
     num_rows: int
     num_keys: int
+    """From `first_key` on."""
     first_key: int
     visible: NDArray[np.bool_] | None
+    """[num_rows, num_keys]; None for everything, and where `is_causal`."""
     is_causal: bool
+    """A plain triangle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """A step as `paged_attention` needs it; the same for all layers.
-
-    `full`: the plan of the layers that have no window, where only some layers have one.
-    """
+    """A step as `paged_attention` needs it; the same for all layers."""
 
     spans: tuple[KeySpan, ...]
     groups: tuple[Group, ...]
     full: "AttentionPlan | None" = None
+    """The plan of the layers that have no window, where only some layers have one."""
 
 
 def plan_spans(  # noqa: PLR0913 - a step's plan depends on the model's shape

@@ -35,65 +35,68 @@ _FEW_TILES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileShape:
-    """Constants that the attention kernels are compiled for.
-
-    `rows_per_tile` query rows, with all heads of a key-value head, make one tile of `block_m` rows;
-    `block_n` keys are read at a time. `split_size`: keys of one work unit, a multiple of block_n;
-    if `is_deterministic` exactly so many, counted from position 0, else at least so many.
-    """
+    """Constants that the attention kernels are compiled for."""
 
     rows_per_tile: int
+    """Query rows of a tile."""
     block_m: int
+    """Rows of a tile: its query rows, with all heads of a key-value head."""
     block_n: int
+    """Keys read at a time."""
     split_size: int
+    """Keys of one work unit, a multiple of `block_n`."""
     num_warps: int
     num_stages: int
     programs_per_multiprocessor: int
     is_deterministic: bool
+    """A work unit has exactly `split_size` keys, counted from position 0; else at least so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilePlan:
-    """A pass as the attention kernels need it; the same for all layers.
+    """A pass as the attention kernels need it, on the device; the same for all layers.
 
-    All tensors are on the device. Sequence b has the rows `row_starts[b]` to `row_starts[b] +
-    num_rows[b]`, `kv_lens[b]` keys, this pass's included, of which its rows see none before
-    `first_keys[b]`, in the blocks `block_ids[block_indptr[b]:]`. Row i sees its sequence's logical
-    slot s iff `row_begins[i]` <= s < `row_ends[i]`, or s >= `tree_starts[b]` and bit
-    s - tree_starts[b] of its `ancestor_words` (low word first) is set. A causal sequence has
-    tree_starts[b] == kv_lens[b]; a tree's rows have row_ends == tree_starts[b].
-
-    row_starts, num_rows, kv_lens, first_keys, tree_starts, block_indptr: int32 [batch], batch at
-    most 1024; block_ids: int32; row_begins, row_ends: int32 [n]; ancestor_words: int64
-    [n, num_words]. Rows of no sequence are left as they are.
-
-    path_slots: int32 [n, max_path], only in deterministic mode with trees: the logical slots of a
-    tree row's ancestors in order of depth, itself last, then -1.
-    work: int32 [3, batch + 1], written by `prepare` (see there). workspace: float32, what partial
-    sums need (`workspace_size`); layers and plans that run one after the other may share it.
-    max_tiles: an upper bound of the tiles of all sequences, only to size launches.
-    may_split: False if the host knows that no sequence's keys are split.
-    full: the plan of layers without a window, where only some layers have one.
+    Row i sees its sequence's logical slot s iff `row_begins[i]` <= s < `row_ends[i]`, or s >=
+    `tree_starts[b]` and bit s - tree_starts[b] of its `ancestor_words` is set. Rows of no sequence
+    are left as they are.
     """
 
     row_starts: Tensor
+    """int32 [batch], batch at most 1024. Sequence b has the rows from here on."""
     num_rows: Tensor
+    """int32 [batch]."""
     kv_lens: Tensor
+    """int32 [batch], keys, this pass's included."""
     first_keys: Tensor
+    """int32 [batch]. The sequence's rows see no key before it."""
     tree_starts: Tensor
+    """int32 [batch]. A causal sequence has tree_starts[b] == kv_lens[b]."""
     block_indptr: Tensor
+    """int32 [batch]. The sequence's blocks are `block_ids[block_indptr[b]:]`."""
     block_ids: Tensor
+    """int32."""
     row_begins: Tensor
+    """int32 [n]."""
     row_ends: Tensor
+    """int32 [n]. A tree's rows have row_ends == tree_starts[b]."""
     ancestor_words: Tensor
+    """int64 [n, num_words], low word first."""
     path_slots: Tensor | None = None
+    """int32 [n, max_path], only in deterministic mode with trees. The logical slots of a tree row's
+    ancestors in order of depth, itself last, then -1."""
     work: Tensor
+    """int32 [3, batch + 1], written by `prepare` (see there)."""
     workspace: Tensor
+    """float32, what partial sums need (`workspace_size`). Layers and plans that run one after the
+    other may share it."""
     shape: TileShape
     num_kv_heads: int
     max_tiles: int
+    """An upper bound of the tiles of all sequences, only to size launches."""
     may_split: bool = True
+    """False if the host knows that no sequence's keys are split."""
     full: "TilePlan | None" = None
+    """The plan of layers without a window, where only some layers have one."""
 
     def prepare(self) -> None:
         """Cut the pass into units of work: once a pass, before the first layer, on the device.
@@ -256,9 +259,9 @@ def tile_shapes(
 ) -> tuple[TileShape, ...]:
     """All that `tile_shape` may return for a model, the smallest tiles first.
 
-    What ahead-of-time compilation showed to fit into the registers, with enough stages for at
-    least two blocks of keys and values to be under way (the block ids they depend on take stages
-    as well). A thread holds block_m * head_dim / (32 * num_warps) sums.
+    The shapes that fit into the registers, by ahead-of-time compilation. Stages are enough for two
+    blocks of keys and values under way; the block ids that these depend on take stages as well. A
+    thread holds block_m * head_dim / (32 * num_warps) sums.
     """
     if dtype == torch.float32:  # products without tensor cores: unrolled, so few of them
         # of block_m, block_n, num_warps and num_stages

@@ -120,25 +120,27 @@ def attend_in_order(  # noqa: PLR0913 - `paged_attention`'s arguments
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Partial results; a line holds the query heads of one key-value head, for a row and a split.
+    """Partial results.
 
-    maxima, totals: [lines, group_size]; outputs: [lines, group_size, head_dim].
+    A line holds the query heads of one key-value head, for a row and a split.
     """
 
     maxima: Tensor
+    """[lines, group_size]."""
     totals: Tensor
+    """[lines, group_size]."""
     outputs: Tensor
+    """[lines, group_size, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BandAttention:
-    """The inputs that a call's bands share.
-
-    query: float32, scaled. caches: (k, scales), (v, scales).
-    """
+    """The inputs that a call's bands share."""
 
     query: Tensor
+    """float32, scaled."""
     caches: tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+    """(k, scales), (v, scales)."""
     softcap: float | None
     multiply: Callable[[Tensor, Tensor], Tensor]
 

@@ -29,19 +29,18 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The tiles of one height, and their pairs.
-
-    tile_rows: int64 [tiles * rows_per_tile], query rows (padding repeats a row); pair_tiles: int64
-    [pairs * num_kv_heads], packed query tiles; pair_keys: int64 [pairs * num_kv_heads *
-    SPLIT_KEYS], rows of the cache seen as [slots * heads, head_dim]; mask: float32 additive
-    [pairs, rows_per_tile, SPLIT_KEYS].
-    """
+    """The tiles of one height, and their pairs."""
 
     rows_per_tile: int
     tile_rows: Tensor
+    """int64 [tiles * rows_per_tile], query rows; padding repeats a row."""
     pair_tiles: Tensor
+    """int64 [pairs * num_kv_heads], packed query tiles."""
     pair_keys: Tensor
+    """int64 [pairs * num_kv_heads * SPLIT_KEYS], rows of the cache seen as [slots * heads,
+    head_dim]."""
     mask: Tensor
+    """float32, additive, [pairs, rows_per_tile, SPLIT_KEYS]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +48,18 @@ class OrderedPlan:
     """A step's tiles; the same for all layers.
 
     Partial results are lines of one buffer, band after band, [pairs, num_kv_heads, rows_per_tile]
-    each. row_parts: int64 [n * parts * num_kv_heads], the lines of a row's splits, in order;
-    is_part: float32 [n, parts, 1], 0 for padding. `uses_library`: torch's own products keep a
-    row's bits on this machine. `full`: the plan of the layers that have no window, where only some
-    layers have one.
+    each.
     """
 
     bands: tuple[Band, ...]
     row_parts: Tensor
+    """int64 [n * parts * num_kv_heads], the lines of a row's splits, in order."""
     is_part: Tensor
+    """float32 [n, parts, 1], 0 for padding."""
     uses_library: bool
+    """Torch's own products keep a row's bits on this machine."""
     full: "OrderedPlan | None" = None
+    """The plan of the layers that have no window, where only some layers have one."""
 
 
 def plan_bands(  # noqa: PLR0913 - a step's plan depends on the model's shape

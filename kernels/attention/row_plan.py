@@ -37,15 +37,13 @@ class MadeOnce:
 
 @dataclass(slots=True, kw_only=True)
 class RowPlan:
-    """A step's rows and keys; the same for all layers.
-
-    `for_other_caches` makes the plan for a cache that compiled attention does not read (fp8).
-    `full`: the plan of the layers that have no window, where only some layers have one.
-    """
+    """A step's rows and keys; the same for all layers."""
 
     keys: RowKeys
     for_other_caches: MadeOnce
+    """Makes the plan for a cache that compiled attention does not read (fp8)."""
     full: "RowPlan | None" = None
+    """The plan of the layers that have no window, where only some layers have one."""
 
 
 def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None) -> RowKeys:

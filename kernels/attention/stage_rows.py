@@ -22,48 +22,64 @@ _ROWS_PER_PROGRAM = 16
 class PassInputs:
     """The inputs of a pass: n rows of `batch` sequences, some of either perhaps padding.
 
-    token_ids, positions, slots: int64 [n]; a slot of -1 writes nothing. row_begins, row_ends,
-    row_tree_starts: int32 [n]; ancestor_words: int64 [n, 4]; row_starts, num_rows, kv_lens,
-    first_keys, tree_starts, block_indptr: int32 [batch]; block_ids: int32. A row sees the logical
-    slots of its sequence from its begin to its end, and those its words name (bit j is slot
-    tree_start + j). full_words and full_first_keys are what layers without a window use, and the
-    same tensors as ancestor_words and first_keys where no layer has one.
+    A row sees the logical slots of its sequence from its begin to its end, and those that its words
+    name.
     """
 
     token_ids: Tensor
+    """int64 [n]."""
     positions: Tensor
+    """int64 [n]."""
     slots: Tensor
+    """int64 [n]; -1 writes nothing."""
     ancestor_words: Tensor
+    """int64 [n, 4]; bit j is slot tree_start + j."""
     full_words: Tensor
+    """What layers without a window use; `ancestor_words` itself where no layer has one."""
     row_begins: Tensor
+    """int32 [n]."""
     row_ends: Tensor
+    """int32 [n]."""
     row_tree_starts: Tensor
+    """int32 [n]."""
     row_starts: Tensor
+    """int32 [batch]."""
     num_rows: Tensor
+    """int32 [batch]."""
     kv_lens: Tensor
+    """int32 [batch]."""
     first_keys: Tensor
+    """int32 [batch]."""
     tree_starts: Tensor
+    """int32 [batch]."""
     block_indptr: Tensor
+    """int32 [batch]."""
     block_ids: Tensor
+    """int32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRows:
-    """Rows of token trees on the device: what the engine's `DeviceRows` holds, without its views.
-
-    token_ids, positions, logical_slots, sequence_index: int64 [n]; ancestor_words: int64
-    [n, at most 4]; row_starts, num_rows, tree_starts, kv_lens: int32 [num_sequences].
-    """
+    """Rows of token trees on the device: the engine's `DeviceRows` without its views."""
 
     token_ids: Tensor
+    """int64 [n]."""
     positions: Tensor
+    """int64 [n]."""
     logical_slots: Tensor
+    """int64 [n]."""
     sequence_index: Tensor
+    """int64 [n]."""
     ancestor_words: Tensor
+    """int64 [n, at most 4]."""
     row_starts: Tensor
+    """int32 [num_sequences]."""
     num_rows: Tensor
+    """int32 [num_sequences]."""
     tree_starts: Tensor
+    """int32 [num_sequences]."""
     kv_lens: Tensor
+    """int32 [num_sequences]."""
 
 
 def stage_rows_reference(

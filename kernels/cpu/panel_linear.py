@@ -1,8 +1,8 @@
 """Matrix products on the CPU that read their weights once and keep every row's bits.
 
 Weights are packed once into panels of 32 columns (products.h). 1 to 64 rows are multiplied with a
-panel while it is in the cache, and each sum is one chain over k in a fixed order, so a row has the
-same bits alone, in any company and with any number of threads.
+panel while it is in the cache. Each sum is one chain over k in a fixed order. So a row has the same
+bits alone, in any batch and with any number of threads.
 """
 
 import ctypes

@@ -37,12 +37,10 @@ def can_attend_rows(dtype: torch.dtype, head_dim: int, device: torch.device) -> 
 
 @dataclass(slots=True, kw_only=True)
 class RowKeys:
-    """Rows and the keys that each sees.
-
-    struct: as the library reads them, with addresses in `memory`; the fields of a call are 0.
-    """
+    """Rows and the keys that each sees."""
 
     struct: Attention
+    """As the library reads them, with addresses in `memory`; the fields of a call are 0."""
     num_rows: int
     memory: NDArray[np.int64]
 

@@ -1,4 +1,6 @@
 // Draft trees: guesses merged, probabilities shared out, the next levels and the best nodes chosen.
+// One of four implementations: draft/trees/__init__.py lists them. The reference is
+// draft/trees/growing_tree.py; tests/draft/trees/test_compiled_tree.py compares every bit.
 #include "tree.h"
 
 #include <algorithm>

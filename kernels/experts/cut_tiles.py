@@ -1,7 +1,7 @@
 """Sort pairs of a row and an expert by expert, and cut them into tiles of one expert each.
 
-How many rows an expert has is known to the device alone, so there are as many tiles as there can
-be at most, and those beyond the last are empty.
+Only the device knows how many rows an expert has. So there are as many tiles as there can be at
+most, and those beyond the last are empty.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,17 @@ _FILLED_TILES = 128
 class ExpertTiles:
     """Pairs of a row and an expert, sorted by expert, and how they are cut. All int32.
 
-    order: [n * k], which pair stands where; expert, start, end: [number of tiles], each tile's
-    expert and its pairs. An empty tile has start == end.
+    An empty tile has start == end.
     """
 
     order: Tensor
+    """[n * k], which pair stands where."""
     expert: Tensor
+    """[number of tiles], each tile's expert."""
     start: Tensor
+    """[number of tiles], the first of its pairs."""
     end: Tensor
+    """[number of tiles], behind its last pair."""
 
 
 def max_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:

@@ -30,15 +30,16 @@ SWIGLU_LIMIT = 7.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """One expert. gate_up: [2 * inner, width], the gate's rows first; down: [width, inner].
-
-    Biases: [2 * inner] and [width], both or neither.
-    """
+    """One expert. It has both biases or neither."""
 
     gate_up: Tensor | QuantisedWeight
+    """[2 * inner, width], the gate's rows first."""
     down: Tensor | QuantisedWeight
+    """[width, inner]."""
     gate_up_bias: Tensor | None = None
+    """[2 * inner]."""
     down_bias: Tensor | None = None
+    """[width]."""
 
 
 def clamped_swiglu(gate_up: Tensor) -> Tensor:
@@ -147,16 +148,16 @@ class ExpertMlp:
 
 @dataclass(slots=True, kw_only=True)
 class _Layout:
-    """The rows of all used experts, one expert behind the other.
-
-    experts, sizes: each expert and its rows; pairs: each row's pair, with those repeated that an
-    expert's products would repeat; places: the row of each pair.
-    """
+    """The rows of all used experts, one expert behind the other."""
 
     places: list[int]
+    """The row of each pair."""
     experts: list[int] = field(default_factory=list)
+    """Each expert."""
     sizes: list[int] = field(default_factory=list)
+    """Each expert's rows."""
     pairs: list[int] = field(default_factory=list)
+    """Each row's pair, with those repeated that an expert's products would repeat."""
 
 
 def _compiled(products: list[tuple[Product, Product]], gate: GateKind) -> ExpertProducts | None:

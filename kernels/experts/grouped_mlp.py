@@ -24,15 +24,16 @@ _WIDE_FROM_ROWS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStack:
-    """All experts' weights. gate_up: [e, 2 * inner, width]; down: [e, width, inner].
-
-    Biases: [e, 2 * inner] and [e, width], or None.
-    """
+    """All experts' weights."""
 
     gate_up: Tensor
+    """[e, 2 * inner, width]."""
     down: Tensor
+    """[e, width, inner]."""
     gate_up_bias: Tensor | None = None
+    """[e, 2 * inner], or None."""
     down_bias: Tensor | None = None
+    """[e, width], or None."""
 
 
 @jit

@@ -157,7 +157,7 @@ def integer_mlp(
 ) -> Tensor:
     """Each row's experts' feed-forward results, weighted and summed. bfloat16 [n, width] -> same.
 
-    gate: [pairs, 2 * inner] -> [pairs, inner]. A row's bits do not depend on its company.
+    gate: [pairs, 2 * inner] -> [pairs, inner]. A row's bits do not depend on the other rows.
     """
     total = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if not len(rows):

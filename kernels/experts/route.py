@@ -9,20 +9,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRule:
-    """The rule by which a model's router chooses experts and weighs their results.
-
-    scores: softmax over all experts, sigmoid of each, or softmax over the chosen ones alone.
-    renormalise: the chosen weights are made to sum to 1. scale: what they are multiplied by.
-    num_groups, kept_groups: only experts of the best groups may be chosen, a group's score being
-    the sum of its two best experts (DeepSeek-V3, GLM-4.5).
-    """
+    """The rule by which a model's router chooses experts and weighs their results."""
 
     num_chosen: int
     scores: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    """Softmax over all experts, sigmoid of each, or softmax over the chosen ones alone."""
     renormalise: bool = False
+    """The chosen weights are made to sum to 1."""
     scale: float = 1.0
+    """What the weights are multiplied by."""
     num_groups: int = 1
+    """A group's score is the sum of its two best experts (DeepSeek-V3, GLM-4.5)."""
     kept_groups: int = 1
+    """Only experts of so many of the best groups may be chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

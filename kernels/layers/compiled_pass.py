@@ -1,8 +1,8 @@
 """All layers of a pass, or the whole of it, in one call of the compiled library (pass.h).
 
 The same functions run in the same order as where a caller runs them one by one, so the bits are the
-same. What is spared is the way through Python between them, which takes as long as a tenth of a
-large model's pass and most of a small one's.
+same. That saves the way through Python between them: a tenth of a large model's pass, and most of a
+small one's.
 """
 
 import ctypes
@@ -84,28 +84,24 @@ class PassStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEnds:
-    """What stands before a model's layers and behind them.
-
-    embedding: bfloat16 [vocab_size, hidden], contiguous, whose rows are multiplied by
-    `embedding_scale`, a number that bfloat16 has.
-    """
+    """What stands before a model's layers and behind them."""
 
     embedding: Tensor
+    """bfloat16 [vocab_size, hidden], contiguous."""
     embedding_scale: float
+    """The embedding's rows are multiplied by it; a number that bfloat16 has."""
     norm: CompiledNorm
     head: PanelLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCaches:
-    """What a layer reads and writes: bfloat16 [blocks, block_size, heads, head_dim], contiguous.
-
-    table: of its rotation, None for none.
-    """
+    """What a layer reads and writes: bfloat16 [blocks, block_size, heads, head_dim], contiguous."""
 
     keys: Tensor
     values: Tensor
     table: Tensor | None
+    """The table of its rotation; None for none."""
     has_window: bool
 
 
@@ -128,15 +124,18 @@ class LayerPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRows:
-    """The rows of a pass. A pair's second is for layers that have a window, the first for others.
+    """The rows of a pass.
 
-    positions, slots: int64 [n], contiguous. lora: the rows' adapters, None where no row has one.
+    A pair's second is for layers that have a window, the first for others.
     """
 
     positions: Tensor
+    """int64 [n], contiguous."""
     slots: tuple[Tensor, Tensor]
+    """int64 [n], contiguous."""
     keys: tuple[RowKeys, RowKeys]
     lora: CompiledLoraRows | None = None
+    """The rows' adapters; None where no row has one."""
 
     def struct(self, places: LayerPlaces, num_layers: int, taps: Taps | None = None) -> PassStruct:
         """Return a pass through the first `num_layers` layers; its other fields are 0."""

@@ -52,11 +52,13 @@ def site_of(layer: int, projection: Projection) -> int:
 class LoraPart:
     """One low-rank product: scale * (x @ a.T) @ b is added to columns from `start` on.
 
-    a: [rank, width of x]; b: [rank, size], PEFT's B transposed. Both contiguous, of one dtype.
+    `a` and `b` are contiguous, of one dtype.
     """
 
     a: Tensor
+    """[rank, width of x]."""
     b: Tensor
+    """[rank, size], PEFT's B transposed."""
     start: int
     scale: float
 
@@ -276,7 +278,7 @@ def gather_lora(
     """Return the rows of a pass with their adapters; None where no row has one.
 
     slots: for each row the number of its adapter in `adapters`, -1 for none. deterministic: a row's
-    bits do not depend on its company (which only torch's products would have it).
+    bits do not depend on the other rows (with torch's products they would).
     """
     if not adapters or max(slots, default=-1) < 0:
         return None

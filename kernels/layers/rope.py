@@ -28,31 +28,37 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotation frequencies as Hugging Face's `rope_parameters` describe them.
-
-    rope_type: one of `ROPE_TYPES`. "linear" divides all frequencies by `factor`; "llama3"
-    divides those whose wavelength exceeds `original_max_positions / low_freq_factor`, keeps
-    those below `original_max_positions / high_freq_factor`, and blends in between; "yarn" does
-    so between `beta_slow` and `beta_fast` turns within `original_max_positions` (Peng et al.,
-    2023); "longrope" divides each by a factor of its own, `long_factors` where more than
-    `original_max_positions` are to be served, else `short_factors` (Ding et al., 2024).
-    """
+    """Rotation frequencies as Hugging Face's `rope_parameters` describe them."""
 
     head_dim: int
     theta: float = 10000.0
     rope_type: str = "default"
+    """One of `ROPE_TYPES`."""
     factor: float = 1.0
+    """"linear" divides all frequencies by it."""
     low_freq_factor: float = 1.0
+    """"llama3" divides frequencies by `factor` whose wavelength exceeds `original_max_positions /
+    low_freq_factor`."""
     high_freq_factor: float = 4.0
+    """"llama3" keeps those below `original_max_positions / high_freq_factor`, and blends in
+    between."""
     original_max_positions: int = 8192
     beta_fast: float = 32.0
+    """"yarn" blends between `beta_slow` and `beta_fast` turns within `original_max_positions` (Peng
+    et al., 2023)."""
     beta_slow: float = 1.0
-    truncate: bool = True  # yarn's bounds are whole dimensions
+    truncate: bool = True
+    """Yarn's bounds are whole dimensions."""
     short_factors: tuple[float, ...] = ()
+    """"longrope" divides each frequency by a factor of its own (Ding et al., 2024)."""
     long_factors: tuple[float, ...] = ()
-    attention_factor: float = 1.0  # what sines and cosines are multiplied by
-    rotary_dim: int | None = None  # leading dimensions of a head that turn: None all, 0 none
-    is_interleaved: bool = False  # dimension 2i turns with 2i + 1, not i with i + rotary_dim / 2
+    """The same where more than `original_max_positions` are to be served."""
+    attention_factor: float = 1.0
+    """What sines and cosines are multiplied by."""
+    rotary_dim: int | None = None
+    """Leading dimensions of a head that turn; None: all, 0: none."""
+    is_interleaved: bool = False
+    """Dimension 2i turns with 2i + 1, not i with i + rotary_dim / 2."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a rope type or a head size that cannot be rotated."""

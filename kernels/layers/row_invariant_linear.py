@@ -132,11 +132,12 @@ def row_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 
 class RowInvariantLinear:
-    """`outrider.kernels.layers.linear.Linear` whose rows keep their bits in any company.
+    """`outrider.kernels.layers.linear.Linear` whose rows keep their bits in any batch.
 
-    On a CPU, passes are cut into runs of `RUN_ROWS` rows, the last padded with zeros. Which of them
-    give the bits of a full tile, wherever a row stands in it, is tried with this very weight for
-    each number of threads; where not even the tile keeps a row's bits, rows run one at a time.
+    On a CPU, passes are cut into runs of `RUN_ROWS` rows, the last padded with zeros. For each
+    number of threads, a trial with this very weight finds the runs that give the bits of a full
+    tile, wherever a row stands in it. Where not even the tile keeps a row's bits, rows run one at a
+    time.
     """
 
     __slots__ = ("_bias", "_linear", "_packed", "_run_rows", "_weight")

@@ -1,4 +1,4 @@
-"""The row-wise operations of a model, made so that a row's bits do not depend on its company.
+"""The row-wise operations of a model, made so that a row's bits do not depend on the other rows.
 
 On a GPU every kernel of these treats its elements alike. On a CPU an element that the vector loop
 leaves over goes through scalar code, which rounds differently (silu: one in 400), and where the

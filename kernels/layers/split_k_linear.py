@@ -212,16 +212,15 @@ def _split_k_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitShape:
-    """Constants of a product's kernel: they follow from the weight and the device alone.
-
-    split: of k, a multiple of block_k; num_tiles: of columns.
-    """
+    """Constants of a product's kernel: they follow from the weight and the device alone."""
 
     block_n: int
     block_k: int
     split: int
+    """The part of k that one program sums, a multiple of `block_k`."""
     num_splits: int
     num_tiles: int
+    """Tiles of columns."""
     num_stages: int
     num_warps: int
     is_gated: bool
@@ -301,15 +300,14 @@ def can_split(product: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfNormed:
-    """Rows in front of a product that only lack their norm's factor.
-
-    values: [n, width], the rows times the norm's weight; squares: float32 [parts, FEW_ROWS], each
-    row's sum of squares in parts; eps: of the norm, added to the mean square.
-    """
+    """Rows in front of a product that only lack their norm's factor."""
 
     values: Tensor
+    """[n, width], the rows times the norm's weight."""
     squares: Tensor
+    """float32 [parts, FEW_ROWS], each row's sum of squares in parts."""
     eps: float
+    """The norm's, added to the mean square."""
 
 
 def split_k_linear(

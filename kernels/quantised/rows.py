@@ -1,7 +1,7 @@
 """Activations in 8 bits: the other side of products whose sums are whole numbers.
 
-A row is scaled by its own largest magnitude, so its numbers, and with exact sums all that follows
-from them, depend on no other row (Dettmers et al., "LLM.int8()", 2022, vector-wise scales).
+A row is scaled by its own largest magnitude, so its numbers depend on no other row (Dettmers et
+al., "LLM.int8()", 2022, vector-wise scales). With exact sums, neither does all that follows.
 """
 
 import torch

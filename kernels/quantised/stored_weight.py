@@ -29,17 +29,19 @@ _NUMBERS_AT_ONCE: Final = 1 << 20
 class StoredWeight:
     """`(codes - zeros) * scales - minimums` in float32: a weight [out_features, in_features].
 
-    codes: uint8 [out_features, in_features], one number each, 4 bits in 8 as well (products pack
-    them); of float8, its bytes. scales: float32 [out_features, in_features / group_size], each for
-    a group of columns. zeros: int16 of that shape, the codes that mean 0 (of float8: None).
-    minimums: float32 of that shape, or None. Raises ValueError for parts that do not fit together.
+    Raises ValueError for parts that do not fit together.
     """
 
     number: Number
     codes: Tensor
+    """uint8 [out_features, in_features], one number each, 4 bits in 8 as well (products pack them).
+    Of float8: its bytes."""
     scales: Tensor
+    """float32 [out_features, in_features / group_size], each for a group of columns."""
     zeros: Tensor | None = None
+    """int16 of that shape, the codes that mean 0. Of float8: None."""
     minimums: Tensor | None = None
+    """float32 of that shape, or None."""
 
     def __post_init__(self) -> None:
         """Check shapes and types."""

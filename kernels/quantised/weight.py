@@ -21,16 +21,18 @@ _INT4_STEPS: Final = (8.0, 7.0, 7.6, 8.6, 9.4, 10.4)
 class QuantisedWeight:
     """`(codes - zeros) * scales` in place of a weight [out_features, in_features].
 
-    codes: int8 [out_features, in_features], one number each, 4 bits in 8 as well (products pack
-    them). scales: float32 [out_features, in_features / group_size], each for a group of columns.
-    zeros: the same shape, or None for zero. Raises ValueError for parts that do not fit together.
+    Raises ValueError for parts that do not fit together.
     """
 
     codes: Tensor
+    """int8 [out_features, in_features], one number each, 4 bits in 8 as well (products pack
+    them)."""
     scales: Tensor
+    """float32 [out_features, in_features / group_size], each for a group of columns."""
     bits: Bits
     group_size: int
     zeros: Tensor | None = None
+    """The shape of `scales`, or None for zero."""
 
     def __post_init__(self) -> None:
         """Check shapes and types."""

@@ -37,49 +37,51 @@ _LEAST_ROWS = 16  # of a product on tensor cores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaInputs:
-    """A pass's rows, float32: query and key [n, num_key_heads, key_dim], both scaled already.
-
-    value: [n, num_value_heads, value_dim]; beta and log_decay (at most 0): [n, num_value_heads].
-    """
+    """A pass's rows, float32."""
 
     query: Tensor
+    """[n, num_key_heads, key_dim], scaled already."""
     key: Tensor
+    """[n, num_key_heads, key_dim], scaled already."""
     value: Tensor
+    """[n, num_value_heads, value_dim]."""
     beta: Tensor
+    """[n, num_value_heads]."""
     log_decay: Tensor
+    """[n, num_value_heads], at most 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowContributions:
-    """What rows behind a state add to it, float32, by row of the cache; the last row is waste.
-
-    keys: [rows + 1, num_key_heads, key_dim]; deltas: [rows + 1, num_value_heads, value_dim];
-    decays: [rows + 1, num_value_heads], G: the logarithms' sum since the state.
-    """
+    """What rows behind a state add to it, float32, by row of the cache; the last row is waste."""
 
     keys: Tensor
+    """[rows + 1, num_key_heads, key_dim]."""
     deltas: Tensor
+    """[rows + 1, num_value_heads, value_dim]."""
     decays: Tensor
+    """[rows + 1, num_value_heads], G: the logarithms' sum since the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaBatch:
-    """Rows of p sequences, at most r of each, behind at most c cached rows of each.
-
-    rows: int64 [p, r], rows of the pass, parents before children; their number n where there is
-    none. writes: int64 [p, r], where they are cached; waste where there is none. prior: int64
-    [p, c], cached rows, the waste one where there is none. parent: int64 [p, r], the last of
-    `prior` among a row's ancestors, -1 for none. sees_prior: bool [p, r, c]; sees_own: bool
-    [p, r, r], the ancestors without the row itself. states: int64 [p].
-    """
+    """Rows of p sequences, at most r of each, behind at most c cached rows of each."""
 
     rows: Tensor
+    """int64 [p, r], rows of the pass, parents before children. Where there is none: their number
+    n."""
     writes: Tensor
+    """int64 [p, r], where the rows are cached. Where there is none: waste."""
     prior: Tensor
+    """int64 [p, c], cached rows. Where there is none: the waste row."""
     parent: Tensor
+    """int64 [p, r], the last of `prior` among a row's ancestors; -1 for none."""
     sees_prior: Tensor
+    """bool [p, r, c]."""
     sees_own: Tensor
+    """bool [p, r, r], the ancestors without the row itself."""
     states: Tensor
+    """int64 [p]."""
 
 
 def delta_rows_reference(

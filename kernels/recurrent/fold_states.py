@@ -22,17 +22,17 @@ _ROW_BLOCK = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFolds:
-    """New states of f sequences: int64 [f] sources and targets (no target is another's source).
-
-    rows: int64 [f, m], the cached rows between a state and the next, in order. behind: (rows,
-    folds), int64 [any] each: rows that lie behind a new state, and whose it is: their decays count
-    from there afterwards.
-    """
+    """New states of f sequences."""
 
     sources: Tensor
+    """int64 [f]."""
     targets: Tensor
+    """int64 [f]; no target is another's source."""
     rows: Tensor
+    """int64 [f, m], the cached rows between a state and the next, in order."""
     behind: tuple[Tensor, Tensor]
+    """(rows, folds), int64 [any] each: rows that lie behind a new state, and whose it is. Their
+    decays count from there afterwards."""
 
 
 def fold_states_reference(rows: RowContributions, states: Tensor, folds: StateFolds) -> None:

@@ -9,18 +9,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvPlan:
-    """Where the inputs of a pass's rows come from, and which are kept.
-
-    taps: int64 [n, num_taps - 1], for each row its ancestors from the farthest to the parent: a row
-    of the pass, or -1 where it is a cached one: kept_taps, int64 of the same shape, a row of
-    `inputs`. kept: int64 [n], where a row's input is written. tails: (sources, kept sources,
-    targets), int64 [m] each, alike: inputs in front of new states.
-    """
+    """Where the inputs of a pass's rows come from, and which are kept."""
 
     taps: Tensor
+    """int64 [n, num_taps - 1], each row's ancestors from the farthest to the parent: rows of the
+    pass, -1 for a cached one."""
     kept_taps: Tensor
+    """int64 [n, num_taps - 1]: where a tap is a cached one, its row of `inputs`."""
     kept: Tensor
+    """int64 [n], where a row's input is written."""
     tails: tuple[Tensor, Tensor, Tensor]
+    """(sources, kept sources, targets), int64 [m] each, alike: inputs in front of new states."""
 
 
 def tree_conv(rows: Tensor, weight: Tensor, inputs: Tensor, plan: ConvPlan) -> Tensor:

@@ -20,10 +20,12 @@ _SCORES_PER_THREAD: Final = 64 << 10
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Likeliest:
-    """token_ids: int64 [num_rows, count], the likeliest first; probs: float32, likewise."""
+    """The likeliest tokens of each row, the likeliest first."""
 
     token_ids: Tensor
+    """int64 [num_rows, count]."""
     probs: Tensor
+    """float32 [num_rows, count]."""
 
 
 def _reference(scores: Tensor, count: int) -> Likeliest:

@@ -33,15 +33,15 @@ _NUM_WARPS: Final = 8
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class TopTokens:
-    """The best tokens of each row, the best first.
-
-    token_ids: int64 [num_rows, num_tokens]. scores: float32 [num_rows, num_tokens]. probs: float32
-    [num_rows, num_tokens], exp(score) as a share of its sum over the row, where it was asked for.
-    """
+    """The best tokens of each row, the best first."""
 
     token_ids: Tensor
+    """int64 [num_rows, num_tokens]."""
     scores: Tensor
+    """float32 [num_rows, num_tokens]."""
     probs: Tensor | None
+    """float32 [num_rows, num_tokens], exp(score) as a share of its sum over the row, where it was
+    asked for."""
 
 
 def log_target(

@@ -22,21 +22,24 @@ def field_stride(num_rows: int) -> int:
 class SamplingRows:
     """One entry a row; on one device.
 
-    temperature: float32 [num_rows], 0 for a greedy row, whose other fields mean nothing. top_k:
-    int32 [num_rows], 0 is off. top_p, min_p: float32 [num_rows], 1 and 0 are off. noise_keys: int32
-    [num_rows, 2] (`outrider.kernels.sampling.gumbel_noise.row_key`).
-
-    The host knows, without asking the device: has_sampled, whether any row may have a temperature;
-    has_truncation, whether any of those may have top-k, top-p or min-p. They may say yes too often.
+    The host knows `has_sampled` and `has_truncation` without asking the device. They may be True
+    too often.
     """
 
     temperature: Tensor
+    """float32 [num_rows], 0 for a greedy row, whose other fields mean nothing."""
     top_k: Tensor
+    """int32 [num_rows], 0 is off."""
     top_p: Tensor
+    """float32 [num_rows], 1 is off."""
     min_p: Tensor
+    """float32 [num_rows], 0 is off."""
     noise_keys: Tensor
+    """int32 [num_rows, 2] (`outrider.kernels.sampling.gumbel_noise.row_key`)."""
     has_sampled: bool
+    """Whether any row may have a temperature."""
     has_truncation: bool
+    """Whether any row with a temperature may have top-k, top-p or min-p."""
 
     @classmethod
     def of_words(
@@ -66,17 +69,17 @@ class SamplingRows:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class SamplingTable:
-    """The same for all rows that several sequences may have in a step, by sequence and depth.
-
-    parameters: int32 [4, num_sequences], the bits of temperature, top-k, top-p and min-p.
-    noise_keys: int32 [num_sequences, num_depths, 2]; depth d is for the token behind a node at
-    depth d. Both contiguous. has_sampled, has_truncation: see `SamplingRows`.
-    """
+    """The same for all rows that several sequences may have in a step, by sequence and depth."""
 
     parameters: Tensor
+    """int32 [4, num_sequences], contiguous: the bits of temperature, top-k, top-p and min-p."""
     noise_keys: Tensor
+    """int32 [num_sequences, num_depths, 2], contiguous; depth d is for the token behind a node at
+    depth d."""
     has_sampled: bool
+    """See `SamplingRows`."""
     has_truncation: bool
+    """See `SamplingRows`."""
 
     @property
     def num_depths(self) -> int:

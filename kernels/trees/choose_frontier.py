@@ -3,9 +3,8 @@
 As `outrider.draft.trees.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most
 likely reaches and then leaves by none of their children. The small model can compute a node when it
 has computed its parent or does so in the same pass; unlike there, no row is spent on the ancestors
-of a promising node: they are chosen in their own right, one below the other. A model that is
-stepwise can compute a node only when it has computed its parent before, as a head, whose rows carry
-what the parent's gave.
+of a promising node: they are chosen in their own right, one below the other. A stepwise model can
+compute a node only after its parent. A head is stepwise: its rows carry what the parent's row gave.
 """
 
 from dataclasses import dataclass
@@ -44,22 +43,30 @@ from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, us
 class FrontierRows:
     """The next draft pass: F rows for each of S sequences, padding behind the others.
 
-    token_ids, positions, logical_slots, depth, sequence_index: int64 [S * F]; a row of padding has
-    slot -1, token 0, depth 0 and the root's position. ancestor_words: int64 [S * F, 4], bit j is
-    draft offset j. row_starts, num_rows, tree_starts (the roots' slots), kv_lens: int32 [S]. They
-    are what `outrider.engine.passes.device_rows.DeviceRows` holds.
+    `outrider.engine.passes.device_rows.DeviceRows` holds the same fields. A row of padding has slot
+    -1, token 0, depth 0 and the root's position.
     """
 
     token_ids: Tensor
+    """int64 [S * F]."""
     positions: Tensor
+    """int64 [S * F]."""
     logical_slots: Tensor
+    """int64 [S * F]."""
     depth: Tensor
+    """int64 [S * F]."""
     sequence_index: Tensor
+    """int64 [S * F]."""
     ancestor_words: Tensor
+    """int64 [S * F, 4]; bit j is draft offset j."""
     row_starts: Tensor
+    """int32 [S]."""
     num_rows: Tensor
+    """int32 [S]."""
     tree_starts: Tensor
+    """int32 [S], the roots' slots."""
     kv_lens: Tensor
+    """int32 [S]."""
 
 
 def _pick(

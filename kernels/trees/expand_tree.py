@@ -1,8 +1,9 @@
 """The small model's guesses join growing trees: merged, calibrated, multiplied down.
 
 The same as `outrider.draft.trees.growing_tree.GrowingTree.grow`, for all sequences of a step at
-once and without the host: a token that text guessed too is one candidate, and two opinions of it
-come to the product of their odds; siblings' probabilities are together at most 1.
+once and without the host; `outrider.draft.trees` lists the four implementations. A token that text
+guessed too is one candidate, and two opinions of it come to the product of their odds. Siblings'
+probabilities are together at most 1.
 """
 
 from bisect import bisect_right
@@ -44,22 +45,22 @@ from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class EdgeTable:
-    """Calibration as tensors (`outrider.draft.budget.calibration.EdgeCalibration`).
-
-    shifts: float32 [num_tables, num_kinds, num_depth_classes, num_bins], what is added to a
-    confidence; num_kinds is twice the number of combinations of sources, and the upper half is for
-    guesses that the small model was asked about and did not name. bin_edges: float32
-    [num_bins - 1]; a confidence lies in the bin of as many edges as it has reached. depth_edges:
-    int32 [num_depth_classes - 1], alike. least, most: bounds of the result. model_bit: the small
-    model's among the sources.
-    """
+    """Calibration as tensors (`outrider.draft.budget.calibration.EdgeCalibration`)."""
 
     shifts: Tensor
+    """float32 [num_tables, num_kinds, num_depth_classes, num_bins], what is added to a confidence.
+    num_kinds is twice the number of combinations of sources. The upper half is for guesses that the
+    small model was asked about and did not name."""
     bin_edges: Tensor
+    """float32 [num_bins - 1]. A confidence's bin is the number of edges that it has reached."""
     depth_edges: Tensor
+    """int32 [num_depth_classes - 1], alike."""
     least: float
+    """Lower bound of the result."""
     most: float
+    """Upper bound of the result."""
     model_bit: int
+    """The small model's among the sources."""
 
 
 def _read(state: TreeState) -> CandidateFields:

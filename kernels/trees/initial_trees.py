@@ -28,7 +28,7 @@ from outrider.kernels.upload import upload
 
 
 class TreeGuess(Protocol):
-    """A candidate as the host knows it (`outrider.draft.trees.growing_tree.Candidate`)."""
+    """A candidate as the host knows it (`outrider.draft.trees.candidate.Candidate`)."""
 
     token_id: int
     parent: int
@@ -66,23 +66,24 @@ class _Root:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialTree:
-    """One sequence's tree before the small model is asked.
-
-    candidates: the root first, parents before children, their probabilities worked out. max_nodes
-    and max_depth bound the tree's guesses and what the small model adds. table: which calibration
-    holds for it (`EdgeTable`). urgency: how much a token of it counts. asks_model: whether the
-    small model computes its root; else the tree stays as it began. root_slot: in the view of the
-    model that drafts; target_slot: in the large model's, None for the same.
-    """
+    """One sequence's tree before the small model is asked."""
 
     candidates: Sequence[TreeGuess]
+    """The root first, parents before children, their probabilities worked out."""
     root_slot: int
+    """In the view of the model that drafts."""
     max_nodes: int
+    """Bounds the tree's guesses."""
     max_depth: int
+    """Bounds what the small model adds."""
     table: int = 0
+    """The calibration that holds for it (`EdgeTable`)."""
     urgency: float = 1.0
+    """How much a token of it counts."""
     asks_model: bool = True
+    """Whether the small model computes its root; else the tree stays as it began."""
     target_slot: int | None = None
+    """The root's in the large model's view; None for the same."""
 
 
 def padding_tree() -> InitialTree:

@@ -1,6 +1,6 @@
 """The guesses that the target judges: the likeliest of all trees of a step, under one budget.
 
-As `outrider.draft.trees.growing_tree.GrowingTree.to_token_tree` of what `TreeDrafter` shares out: a
+As `outrider.draft.trees.guess_tree.GuessTree.to_token_tree` of what `TreeDrafter` shares out: a
 path counts by its probability times its sequence's urgency. A tree's part is the head of its own
 ranking, in which parents stand before children, so every selection is a forest (cf. Sequoia, Chen
 et al. 2024).
@@ -45,43 +45,43 @@ _MOST_GUESSES = MAX_TREE_SLOTS - 1
 class SelectedTrees:
     """Trees of S sequences, flat, one after the other, then padding; a root begins each.
 
-    token_ids, depth, sources, positions, sequence_index: int64 [num_rows], 0 in padding.
-    parent_index (a flat row, -1 for roots), tree_index, logical_slots (the root's and a row's place
-    in its tree), candidates (the state's), draft_offsets (-1 where the small model has not computed
-    it): int64 [num_rows], -1 in padding. ancestor_words: int64 [num_rows, 4], bit j of a row's
-    words is node j of its tree, its own bit included; 0 in padding. row_starts, num_rows,
-    tree_starts (the roots' slots in the large model's views), kv_lens: int32 [S].
+    Tensors of rows are int64 [num_rows] and 0 in padding, those of trees int32 [S].
     """
 
     token_ids: Tensor
     parent_index: Tensor
+    """A flat row; -1 for roots and padding."""
     depth: Tensor
     tree_index: Tensor
+    """-1 in padding."""
     sources: Tensor
     positions: Tensor
     logical_slots: Tensor
+    """The root's and a row's place in its tree; -1 in padding."""
     sequence_index: Tensor
     candidates: Tensor
+    """The state's; -1 in padding."""
     draft_offsets: Tensor
+    """-1 in padding and where the small model has not computed it."""
     ancestor_words: Tensor
+    """int64 [num_rows, 4]; bit j is node j of the row's tree, its own included. 0 in padding."""
     row_starts: Tensor
     num_rows: Tensor
     tree_starts: Tensor
+    """The roots' slots in the large model's views."""
     kv_lens: Tensor
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Ranking:
-    """Each tree's guesses that may be chosen, the likeliest first.
-
-    order: int32 [S, 255], candidates, -1 beyond the last. keys: int64 [S, 255], -1 there; greater
-    where a guess counts for more, all different. ranks: int32 [S, C], a candidate's place in
-    `order`, where it has one.
-    """
+    """Each tree's guesses that may be chosen, the likeliest first."""
 
     order: Tensor
+    """int32 [S, 255], candidates; -1 beyond the last."""
     keys: Tensor
+    """int64 [S, 255], -1 beyond the last. Greater where a guess counts for more, all different."""
     ranks: Tensor
+    """int32 [S, C], a candidate's place in `order`, where it has one."""
 
 
 def _ranking_reference(state: TreeState, caps: Sequence[int]) -> _Ranking:

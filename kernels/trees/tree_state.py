@@ -66,28 +66,30 @@ def store_bits(pointers, values, mask):  # type: ignore[no-untyped-def]
 
 
 def num_warps_for(capacity: int) -> int:
-    """Warps of a program that holds so many candidates: two of them a thread, at most four."""
+    """Warps of a program that holds so many candidates: two a thread, four at `MAX_CAPACITY`."""
     return min(max(capacity // 64, 1), 8)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class TreeState:
-    """Growing trees of S sequences with up to C candidates each; kernels change it in place.
-
-    candidates: int32 [S, 13, C], see the fields' properties; only the first `num_candidates` of a
-    sequence mean anything. numbers: int32 [S, 8]. ancestor_words: int64 [S, C, 4], of candidates
-    with a draft offset: bit j is draft offset j, its own bit included. frontier: int32 [S, F], the
-    candidates that the next pass computes, -1 for none; at first the root. sequence_index: int64
-    [S * F], row_starts and root_slots: int32 [S], of frontier rows.
-    """
+    """Growing trees of S sequences with up to C candidates each; kernels change it in place."""
 
     candidates: Tensor
+    """int32 [S, 13, C], see the properties below. Only the first `num_candidates` of a sequence
+    mean anything."""
     numbers: Tensor
+    """int32 [S, 8]."""
     ancestor_words: Tensor
+    """int64 [S, C, 4], of candidates with a draft offset. Bit j is draft offset j, its own
+    included."""
     frontier: Tensor
+    """int32 [S, F], the candidates that the next pass computes; -1 for none. At first the root."""
     sequence_index: Tensor
+    """int64 [S * F], of frontier rows."""
     row_starts: Tensor
+    """int32 [S], of frontier rows."""
     root_slots: Tensor
+    """int32 [S], of frontier rows."""
 
     @property
     def num_sequences(self) -> int:
@@ -190,13 +192,12 @@ class TreeState:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class CandidateFields:
-    """The host's part of grown trees: n candidates each, only the first ones real.
-
-    fields: int32 [S, 13, n], the beginning of `TreeState.candidates`. num_candidates: int32 [S].
-    """
+    """The host's part of grown trees: n candidates each, only the first ones real."""
 
     fields: npt.NDArray[np.int32]
+    """int32 [S, 13, n], the beginning of `TreeState.candidates`."""
     num_candidates: npt.NDArray[np.int32]
+    """int32 [S]."""
 
     @classmethod
     def of_drafter_payload(

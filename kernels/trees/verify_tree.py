@@ -16,30 +16,30 @@ _NUM_WARPS: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walk:
-    """Where each tree's walk came to.
-
-    is_accepted: bool [num_nodes], roots included. last_node: int64 [num_trees], the deepest
-    accepted node, as an index into the flat nodes. num_accepted_tokens: int64 [num_trees], roots
-    not counted. next_token: int64 [num_trees], the token chosen at the last node.
-    """
+    """Where each tree's walk came to."""
 
     is_accepted: Tensor
+    """bool [num_nodes], roots included."""
     last_node: Tensor
+    """int64 [num_trees], the deepest accepted node, as an index into the flat nodes."""
     num_accepted_tokens: Tensor
+    """int64 [num_trees], roots not counted."""
     next_token: Tensor
+    """int64 [num_trees], the token chosen at the last node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForestPaths(_Walk):
-    """The verdicts on all trees of a step, on the device of its inputs; sizes that the host knows.
+    """The verdicts on all trees of a step, on the device of its inputs.
 
-    accepted_path: int64 [num_trees, max_depth], the flat node accepted at depth d + 1, -1 beyond
-    the last. emitted_tokens: int64 [num_trees, max_depth + 1], the accepted nodes' tokens and the
-    next token, -1 beyond it.
+    The host knows all sizes.
     """
 
     accepted_path: Tensor
+    """int64 [num_trees, max_depth], the flat node accepted at depth d + 1; -1 beyond the last."""
     emitted_tokens: Tensor
+    """int64 [num_trees, max_depth + 1], the accepted nodes' tokens and the next token; -1 beyond
+    it."""
 
 
 def _reference_walk(

@@ -1,4 +1,4 @@
-"""Cases in which other servers have corrupted text: ARCHITECTURE.md's "KV cache", by name."""
+"""Cases in which other servers have corrupted text (docs/architecture.md, "The KV cache")."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -22,20 +22,20 @@ class TaskMessage(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One prompt with its canonical answer; `expected` is what the checker compares.
-
-    `history` is the chat before the prompt, `tools` what the model may call. `expected` is the text
-    after `Answer: ` (regex), the whole answer (exact), or JSON (json, tool_call).
-    """
+    """One prompt with its canonical answer."""
 
     family: str
     difficulty: int
     prompt: str
     answer: str
     expected: str
+    """What the checker compares: the text after `Answer: ` (regex), the whole answer (exact), or
+    JSON (json, tool_call)."""
     kind: CheckKind = "regex"
     history: tuple[TaskMessage, ...] = ()
+    """The chat before the prompt."""
     tools: tuple[TaskTool, ...] = ()
+    """What the model may call."""
 
     @property
     def messages(self) -> list[TaskMessage]:
@@ -50,21 +50,23 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDraft:
-    """A family's output before dressing: bare prompt, worked steps, final answer.
-
-    kind "regex" and "json" get an `Answer: ` line after the steps; "exact" and "tool_call" answer
-    with `final` alone, "tool_call" compared by `expected` where it is given. `is_dressed`: the
-    prompt brings its own greeting.
-    """
+    """A family's output before dressing."""
 
     prompt: str
+    """Bare, unless `is_dressed`."""
     steps: Sequence[str]
+    """Worked steps."""
     final: str
+    """The final answer."""
     kind: CheckKind = "regex"
+    """"regex" and "json" get an `Answer: ` line after the steps; "exact" and "tool_call" answer
+    with `final` alone."""
     expected: str | None = None
+    """What a "tool_call" is compared by, where it is given."""
     history: tuple[TaskMessage, ...] = ()
     tools: tuple[TaskTool, ...] = ()
     is_dressed: bool = False
+    """The prompt brings its own greeting."""
 
 
 Maker = Callable[[int, random.Random], TaskDraft]

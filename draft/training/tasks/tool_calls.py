@@ -45,18 +45,18 @@ class _Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """One kind of tool: requests are templates over its parameters, `reply` also over `result`.
-
-    `short` requests use some of the parameters; those in all of them are required.
-    """
+    """One kind of tool."""
 
     names: tuple[str, ...]
     description: str
     parameters: Mapping[str, _Parameter]
     requests: tuple[str, ...]
+    """Templates over its parameters."""
     short: tuple[str, ...] = ()
+    """Requests that use some of the parameters. Those in all of them are required."""
     result: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     reply: str
+    """A template over its parameters and `result`."""
 
 
 _CITY = _Parameter(names=("city", "place", "location", "town"), values=CITIES)

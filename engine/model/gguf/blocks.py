@@ -1,6 +1,6 @@
 """Quantised blocks of GGUF files as they are, not decoded: codes, scales, zero points, minimums.
 
-Layouts and the order of roundings: the `gguf` package's decoder (gguf/quants.py), to the bit.
+Layouts and the order of roundings: the decoder of the `gguf` package (`gguf.quants`), to the bit.
 """
 
 from collections.abc import Callable, Mapping

@@ -69,11 +69,13 @@ TENSOR_TYPES: Final[Mapping[int, TensorType]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor in the file. shape: rows first, as torch has it; first_byte: in the file."""
+    """A tensor in the file."""
 
     kind: int
     shape: tuple[int, ...]
+    """Rows first, as torch has it."""
     first_byte: int
+    """In the file."""
 
     @property
     def num_bytes(self) -> int:
@@ -83,11 +85,13 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """fields: values by name, lists for arrays; tensors: by llama.cpp's names."""
+    """The contents of a GGUF file's header."""
 
     path: Path
     fields: Mapping[str, Any]
+    """Values by name, lists for arrays."""
     tensors: Mapping[str, StoredTensor]
+    """By llama.cpp's names."""
 
 
 def read_header(path: Path) -> GgufHeader:

@@ -128,16 +128,15 @@ class Mxfp4:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """`(weight - zeros) * scale`: a weight of 8 bits, int8 or float8 [out, in].
-
-    scale, zeros: one number, [out] or [out, 1], [out, groups], or [blocks of rows, blocks of
-    columns] where `block` says their size.
-    """
+    """`(weight - zeros) * scale`: a weight of 8 bits, int8 or float8 [out, in]."""
 
     weight: Tensor
     scale: Tensor
+    """One number, [out] or [out, 1], [out, groups], or [blocks of rows, blocks of columns]."""
     block: tuple[int, int] | None = None
+    """The size of such blocks."""
     zeros: Tensor | None = None
+    """Shaped as `scale`."""
 
     def decoded(self, name: str) -> Tensor:
         """Return float32 [out, in]. Raises ValueError, with the tensor's name."""

@@ -19,13 +19,11 @@ MIN_ROUNDED_SIDE: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How a checkpoint's weights are rounded, and the folder that they are kept in for next time.
-
-    keep_in: None to keep nothing.
-    """
+    """How a checkpoint's weights are rounded."""
 
     scheme: SchemeName
     keep_in: Path | None = None
+    """The folder that they are kept in for next time; None to keep nothing."""
 
 
 # Instead of rounding: quantised weights become plain ones, which products could also hold as they
@@ -36,19 +34,17 @@ DECODE: Final[Decode] = "decode"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """A format of quantised weights.
-
-    `bits`: of a number, 0 where the method or the tensors say it. `zero_offset`: what GPTQ's first
-    version takes from zero points. `block`:
-    rows and columns that share a scale, where the format names them. `group_size`: columns that
-    share one, -1 for all of a row; None where config.json names no size or several.
-    """
+    """A format of quantised weights."""
 
     method: Method
     bits: int = 0
+    """Bits of a number; 0 where the method or the tensors say it."""
     zero_offset: int = 0
+    """What GPTQ's first version takes from zero points."""
     block: tuple[int, int] | None = None
+    """Rows and columns that share a scale, where the format names them."""
     group_size: int | None = None
+    """Columns that share a scale; -1: all of a row. None: config.json names no size or several."""
 
     @property
     def can_stay(self) -> bool:

@@ -22,12 +22,10 @@ class StoredTensors(Protocol):
 
 
 class WeightDecoder(Protocol):
-    """The way from a checkpoint's quantised weights back to numbers.
-
-    `ignored`: ends of the names of tensors that it does not need, such as scales of activations.
-    """
+    """The way from a checkpoint's quantised weights back to numbers."""
 
     ignored: ClassVar[tuple[str, ...]]
+    """Ends of the names of tensors that it does not need, such as scales of activations."""
 
     def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
         """Return a weight's numbers, decoded if they are quantised.
@@ -48,17 +46,17 @@ class WeightDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integers:
-    """Whole numbers of a weight, with scales for groups of its columns.
-
-    codes: uint8 [out, in]; scales: float32 [out, groups]; zeros: int16 [out, groups], the codes
-    that mean 0; group_of: the group of each column, None where they are in order.
-    """
+    """Whole numbers of a weight, with scales for groups of its columns."""
 
     number: Number
     codes: Tensor
+    """uint8 [out, in]."""
     scales: Tensor
+    """float32 [out, groups]."""
     zeros: Tensor
+    """int16 [out, groups], the codes that mean 0."""
     group_of: Tensor | None = None
+    """The group of each column; None where they are in order."""
 
     def decoded(self, name: str) -> Tensor:
         """Return float32 [out, in]. Raises ValueError, with the tensor's name."""

@@ -28,17 +28,17 @@ _WITHHELD: Final = re.compile(rb'"finish_reason":\s*"(content_filter|error)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRules:
-    """Which answers are kept. `is_default`: also those of requests that do not ask for it.
-
-    `keys`: names or ids of keys and teams that take part; `tiers`: tiers whose answers are kept;
-    None: all. `is_charged`: a hit is charged like the answer that it repeats.
-    """
+    """Which answers are kept."""
 
     is_default: bool = False
+    """Also answers to requests that do not ask for it."""
     keys: frozenset[str] | None = None
+    """Names or ids of keys and teams that take part; None: all."""
     tiers: frozenset[str] | None = None
+    """Tiers whose answers are kept; None: all."""
     max_entry_bytes: int = 2**20
     is_charged: bool = False
+    """A hit is charged like the answer that it repeats."""
 
     def allows(self, principal: Principal) -> bool:
         """Return whether the key's requests take part."""
@@ -52,24 +52,25 @@ class CacheRules:
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    """A request that is being answered; equal ones wait for `ended`. `entry`: what it became."""
+    """A request that is being answered."""
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Equal requests wait for it."""
     entry: CachedEntry | None = None
+    """What the request became."""
 
 
 @dataclass(slots=True, kw_only=True)
 class AnswerCache:
-    """Serves requests from `store` where they ask for it and may. For one event loop.
-
-    `version` returns bytes that change with the models and the settings; None while the models are
-    not known. `wall_clock`: seconds since 1970.
-    """
+    """Serves requests from `store` where they ask for it and may. For one event loop."""
 
     store: CacheStore | None
     rules: CacheRules
     version: Callable[[], bytes | None]
+    """Returns bytes that change with the models and the settings; None while the models are not
+    known."""
     wall_clock: Callable[[], float]
+    """Seconds since 1970."""
     metrics: CacheMetrics
     _flights: dict[bytes, _Flight] = field(default_factory=dict)
 

@@ -6,19 +6,19 @@ import msgspec
 
 
 class CachedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A whole answer. `parts`: its events, or its one body. `made_at`: seconds since 1970.
-
-    Tokens are those that its first client was told of; `headers` are those of the answer itself.
-    """
+    """A whole answer. Token counts are those that its first client received."""
 
     parts: tuple[bytes, ...]
+    """Its events, or its one body."""
     tier: str
     model: str
     num_prompt_tokens: int
     num_completion_tokens: int
     made_at: float
+    """Seconds since 1970."""
     is_streamed: bool
     headers: dict[str, str] = {}
+    """Headers of the answer itself."""
 
     @property
     def num_bytes(self) -> int:

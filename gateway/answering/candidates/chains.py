@@ -60,13 +60,11 @@ class ChainLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChain:
-    """The models that may answer one request, in the order in which they are tried.
-
-    `document`: the request's JSON, which names the alias still.
-    """
+    """The models that may answer one request, in the order in which they are tried."""
 
     links: Sequence[ChainLink]
     document: Mapping[str, Any]
+    """The request's JSON, which names the alias still."""
     endpoint: Endpoint
 
     def body(self, index: int) -> RequestJson:

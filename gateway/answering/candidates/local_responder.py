@@ -32,13 +32,15 @@ _SPEED_HALF_LIFE_S: Final = 300.0
 class Expected:
     """The expected times of a request that arrived now, in seconds from its arrival.
 
-    `queue_s` until a model begins with it, `first_token_s` until its first token, `total_s` until
-    its last one. A time that was never measured counts as 0.
+    A time that was never measured counts as 0.
     """
 
     queue_s: float
+    """Until a model begins with it."""
     first_token_s: float
+    """Until its first token."""
     total_s: float
+    """Until its last token."""
 
 
 class LoadTicket:
@@ -200,11 +202,12 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """The form of the answer. `with_running_usage` goes with `with_usage`."""
+    """The form of the answer."""
 
     is_streamed: bool
     with_usage: bool = False
     with_running_usage: bool = False
+    """Only with `with_usage`."""
     with_trace: bool = False
 
 

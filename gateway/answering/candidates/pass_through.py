@@ -73,11 +73,13 @@ _MAX_MODEL_CHARS: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedRoute:
-    """One path of the API. `endpoint`: what a tier must have; takes_form: multipart, else JSON."""
+    """One path of the API."""
 
     path: str
     endpoint: PassedEndpoint
+    """What a tier must have."""
     takes_form: bool = False
+    """Multipart, else JSON."""
 
 
 PASSED_ROUTES: Final = (

@@ -31,19 +31,18 @@ _REFUSED: Final = "cascade: no other tier could take it, small answer kept"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallWatch:
-    """The watch of one answer, and what follows from it.
-
-    tells_logprobs: the server has log-probabilities; without them the text alone is judged, beside
-    what the router knows of the prompt. `on_untrusted` is told why some cannot be used.
-    """
+    """The watch of one answer, and what follows from it."""
 
     plan: CascadePlan
     quality: float | None
     strong: Escalation
     tells_logprobs: bool
+    """The server has log-probabilities. Without them the text alone is judged, beside what the
+    router knows of the prompt."""
     metrics: GatewayMetrics
     clock: Callable[[], float]
     on_untrusted: Callable[[str], None] = lambda complaint: None
+    """Called with the reason why some log-probabilities cannot be used."""
 
 
 class WatchedResponder(UpstreamResponder):

@@ -40,22 +40,20 @@ _USUAL_SPECULATION: Final = SpeculationParams()
 
 
 class ChoicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice to generate. `opens_thinking`: its prompt ends inside a thinking block.
-
-    `escalated`: where the large tier has another tokenizer, the same choice for that one, under
-    another `request_id`; None where the sequence itself can move to the large tier.
-    """
+    """One choice to generate."""
 
     request: EngineRequest
     opens_thinking: bool = False
+    """Its prompt ends inside a thinking block."""
     escalated: EngineRequest | None = None
+    """Where the large tier has another tokenizer, the same choice for that one, under another
+    `request_id`. None where the sequence itself can move to the large tier."""
 
 
 class EscalationTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The tier that takes a weak answer over, and how its answer is read (see `Job`).
 
-    With the same tokenizer `tokenizer` and `tools` are the job's own. `opens_thinking`: the prompt
-    ends inside a thinking block, as this tier's template writes it.
+    With the same tokenizer, `tokenizer` and `tools` are the job's own.
     """
 
     model_id: str
@@ -63,24 +61,25 @@ class EscalationTarget(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "large"
     tools: ToolReading | None = None
     opens_thinking: bool = False
+    """The prompt ends inside a thinking block, as this tier's template writes it."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice that ended by itself, for the parts that learn from answers.
-
-    `text` is the content without thinking and calls; `calls` are (name, arguments) in order.
-    `confidence` is the watch's last one, None without a watch. `num_retracted_tokens` of the small
-    model were not delivered; the large answer had `num_reused_tokens` of them at the same places.
-    """
+    """A choice that ended by itself, for the parts that learn from answers."""
 
     tier: Tier
     text: str
+    """Content without thinking and calls."""
     calls: tuple[tuple[str, str], ...] = ()
+    """(name, arguments), in order."""
     escalated: bool = False
     confidence: float | None = None
+    """The watch's last one; None without a watch."""
     num_tokens: int = 0
     num_retracted_tokens: int = 0
+    """Tokens of the small model that were not delivered."""
     num_reused_tokens: int = 0
+    """Those of them that the large answer had at the same places."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,10 +161,12 @@ def _traced(plan: ChoicePlan) -> ChoicePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTier:
-    """`priority` is the queue's, `reported` the response's `service_tier`."""
+    """A request's priority, by its `service_tier`."""
 
     priority: int
+    """The queue's."""
     reported: ReportedServiceTier
+    """The response's `service_tier`."""
 
 
 _DEFAULT: Final = ServiceTier(priority=NORMAL, reported="default")
@@ -206,12 +207,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the engine requests of one job share, for any tier.
-
-    `watch`: None where the answers are not watched; else whether hidden states are wanted.
-    `priority` is the queue's (`read_service_tier`), `objective` the one that the queue keeps to.
-    `adapters`: of the tiers that may answer.
-    """
+    """The settings that the engine requests of one job share, for any tier."""
 
     job_id: str
     seed: int
@@ -221,9 +217,13 @@ class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     arm: str = ""
     priority: int = 0
+    """The queue's (`read_service_tier`)."""
     objective: LatencyObjective = NO_OBJECTIVE
+    """The one that the queue keeps to."""
     watch: bool | None = None
+    """Whether the watch wants hidden states; None where the answers are not watched."""
     adapters: tuple[AdapterRef, ...] = ()
+    """The adapters of the tiers that may answer."""
 
 
 def engine_requests(

@@ -83,21 +83,22 @@ class Dialogue:
 class Prompts(ABC):
     """A request's prompts by tier; tiers with the same rendering share them.
 
-    Chat and completions differ in these methods only. `id_prefix`: of the answer's id.
-    `dialogue`: the conversation, where it is one. `has_token_ids`: the request has ids, which mean
-    something in one tokenizer only.
+    Chat and completions differ in these methods only.
     """
 
     endpoint: Endpoint
     id_prefix: str
+    """The beginning of the answer's id."""
     request: ApiRequest
     dialogue: Dialogue | None = None
+    """The conversation, where it is one."""
 
     def __init__(
         self, request: ApiRequest, tokenizers: Mapping[Tier, ChatTokenizer], work: PromptWork
     ) -> None:
         self.request = request
         self.options = request.outrider or _NO_OPTIONS
+        # Ids mean something in one tokenizer only.
         self.has_token_ids = bool(request.logit_bias or request.stop_token_ids)
         self._tokenizers = tokenizers
         self._work = work

@@ -13,20 +13,21 @@ from outrider.verifier.params import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingParts:
-    """The parts that choosing a tier needs beside the policy.
-
-    prices: None where the settings name none. is_sticky: a conversation's prefix cache is weighed
-    in. cascade: for reports; the policy has its own. pair: fingerprints of the models that the
-    router was trained for, to be compared with the engine's; None: nothing is compared. summary:
-    how the tier is chosen, in a few words. second_looks: of answers that are kept.
-    """
+    """The parts that choosing a tier needs beside the policy."""
 
     prices: Mapping[Tier, TokenPrices] | None = None
+    """None where the settings name none."""
     is_sticky: bool = True
+    """A conversation's prefix cache is weighed in."""
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    """For reports; the policy has its own."""
     guard: RouteGuard | None = None
     pair: str | None = None
+    """Fingerprints of the models that the router was trained for, to be compared with the engine's.
+    None: nothing is compared."""
     summary: str = ""
+    """How the tier is chosen, in a few words."""
     typical: TypicalRequest = field(default_factory=TypicalRequest)
     memory: ConversationMemory = field(default_factory=ConversationMemory)
     second_looks: SecondLooks = field(default_factory=SecondLooks)
+    """Has the large model judge answers that are kept."""

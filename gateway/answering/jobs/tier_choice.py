@@ -29,19 +29,18 @@ CandidateTiers = Sequence[TierInfo]
 
 
 class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The tier that a request goes to, and why.
-
-    `route`: the router's decision where it made one. `escalation`: where the route has a cascade,
-    the tier that takes a weak answer over; `hands_over`: an upstream tier does. `sticky`: the tier
-    that has the conversation in its cache.
-    """
+    """The tier that a request goes to, and why."""
 
     info: TierInfo
     reason: str
     route: Route | None = None
+    """The router's decision where it made one."""
     escalation: TierInfo | None = None
+    """Where the route has a cascade, the tier that takes a weak answer over."""
     hands_over: bool = False
+    """An upstream tier takes a weak answer over."""
     sticky: Tier | None = None
+    """The tier that has the conversation in its cache."""
 
     @property
     def tier(self) -> Tier:

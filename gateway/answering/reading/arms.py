@@ -25,16 +25,15 @@ _REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choosing:
-    """The fields of a request that experiments look at. `options`: its own `outrider` object.
-
-    `others`: further fields that it sets itself, of those that arms are about.
-    """
+    """The fields of a request that experiments look at."""
 
     model: str
     options: OutriderOptions | None = None
+    """The request's own `outrider` object."""
     user: str | None = None
     service_tier: str | None = None
     others: frozenset[str] = frozenset()
+    """Further fields that it sets itself, of those that arms are about."""
 
     @property
     def own_fields(self) -> frozenset[str]:

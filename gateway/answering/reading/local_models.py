@@ -17,19 +17,19 @@ from outrider.verifier.params import TIERS, Tier
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalModels:
-    """Keeps the description of the engine.
-
-    loaded: the tiers that the settings name. adapters: those that have a name. pair: fingerprints
-    of the models that the router was trained for; None: nothing is compared. start_error: why the
-    engine could not be loaded at all. fleet: the engine, where it is a pool.
-    """
+    """Keeps the description of the engine."""
 
     engine: EngineClient
     loaded: Set[Tier]
+    """The tiers that the settings name."""
     adapters: AdapterRegistry
+    """Those that have a name."""
     pair: str | None = None
+    """Fingerprints of the models that the router was trained for; None: nothing is compared."""
     start_error: Exception | None = None
+    """Why the engine could not be loaded at all."""
     fleet: EnginePool | None = None
+    """The engine, where it is a pool."""
     _info: EngineInfo | None = field(default=None, init=False)
     _own_names: dict[str, tuple[TierInfo, ...]] = field(default_factory=dict, init=False)
 

@@ -35,16 +35,16 @@ class LocalFormats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierModels:
-    """An upstream tier and the models that it is known to have.
-
-    `model` is set in the settings, `listed` are the server's. `max_context` in tokens.
-    """
+    """An upstream tier and the models that it is known to have."""
 
     tier: str
     server: ServerKind = "openai"
     model: str | None = None
+    """Set in the settings."""
     listed: tuple[str, ...] = ()
+    """The server's."""
     max_context: int | None = None
+    """Tokens."""
     supports: tuple[ModelCapability, ...] = ()
 
     @property
@@ -55,17 +55,16 @@ class TierModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    """The models that a name means.
-
-    `local`: the checkpoints that may answer; empty for an upstream tier. `tier` and `model`: the
-    upstream tier, and the model to request from its server (None: no model's name is known).
-    """
+    """The models that a name means."""
 
     name: str
     named: Named
     local: tuple[TierInfo, ...] = ()
+    """The checkpoints that may answer; empty for an upstream tier."""
     tier: str | None = None
+    """The upstream tier."""
     model: str | None = None
+    """What to request from the tier's server. None: no model's name is known."""
 
 
 class ModelCatalog:

@@ -33,22 +33,21 @@ ApiRequest = ChatRequest | CompletionRequest
 
 
 class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """The places that may answer one request.
-
-    `places` in the order in which they are tried. `upstream`: the upstream tier that is meant where
-    "cloud" is among them; else None. `small`: the server's tier, where "server" is. `strong`: the
-    place for what the router finds too hard for the small model. `deadline_s` is on the gateway's
-    clock. `reason`: why the first place is the first, one line of ASCII.
-    """
+    """The places that may answer one request, in the order in which they are tried."""
 
     policy: Policy
     is_private: bool
     places: tuple[Place, ...]
     upstream: str | None
+    """The upstream tier that is meant where "cloud" is among the places; else None."""
     strong: Place
+    """The place for what the router finds too hard for the small model."""
     deadline_s: float | None
+    """On the gateway's clock."""
     reason: str
+    """Why the first place is the first, one line of ASCII."""
     small: str | None = None
+    """The server's tier, where "server" is among the places."""
 
     def restricted(self, places: tuple[Place, ...]) -> "PlacementConstraints":
         """Return the constraints with some of the places, at least one."""
@@ -67,30 +66,31 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The context of a request's body. `hops`: the gateways that it has passed, without this one.
-
-    `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
-    None where it is only planned. `headers` by names in lower case. `arm`: its arms of experiments
-    as text. has_arms_slo: an arm set its latency objective, not the request.
-    is_named_by_chain: an alias or `models` names the model, which the key may use through it.
-    is_assigned: its arms are known, `assignment`, by the model that the client named.
-    `ignored_fields`: of another API's request, which its translation has left out.
-    """
+    """The context of a request's body."""
 
     arrival_s: float
     request_id: str
     hops: tuple[str, ...] = ()
+    """The gateways that it has passed, without this one."""
     with_trace: bool = False
+    """The client wants to see where tokens came from."""
     principal: Principal = ANONYMOUS
     meter: RequestMeter | None = None
+    """The request's account; None where it is only planned."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """By names in lower case."""
     arm: str = ""
+    """Its arms of experiments, as text."""
     has_arms_slo: bool = False
+    """An arm set its latency objective, not the request."""
     is_named_by_chain: bool = False
+    """An alias or `models` names the model, which the key may use through it."""
     is_assigned: bool = False
+    """`assignment` is known, by the model that the client named."""
     assignment: Assignment | None = None
     span: Span = NULL_SPAN
     ignored_fields: tuple[str, ...] = ()
+    """Fields of another API's request that its translation has left out."""
 
 
 class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,26 +23,27 @@ NO_LOCAL: Final = "no model is loaded on this machine, and no tier is marked as 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPolicy:
-    """The settings for hand-offs.
-
-    `policy` is for requests that name none. `upstream`: the tier that takes hand-offs; None without
-    upstream tiers. `small`: the one in the small model's part. `on_device`: those that are servers
-    on this device. has_local: this process runs a model. `strong`: the place for what is too hard
-    for the small model. `max_queue_s`: requests that would wait longer for the local models are
-    handed over. `deadline_s`: from the arrival of requests that name no deadline.
-    `continue_on_failure`: another model may continue an answer that broke off;
-    None: where the request's policy is prefer_local.
-    """
+    """The settings for hand-offs."""
 
     policy: Policy = "prefer_local"
+    """For requests that name none."""
     upstream: str | None = None
+    """The tier that takes hand-offs; None without upstream tiers."""
     small: str | None = None
+    """The tier in the small model's part."""
     on_device: Collection[str] = frozenset()
+    """The tiers that are servers on this device."""
     has_local: bool = True
+    """This process runs a model."""
     strong: Place = "local"
+    """The place for what is too hard for the small model."""
     max_queue_s: float | None = None
+    """Requests that would wait longer for the local models are handed over."""
     deadline_s: float | None = None
+    """From the arrival of requests that name no deadline."""
     continue_on_failure: bool | None = None
+    """Another model may continue an answer that broke off. None: where the request's policy is
+    prefer_local."""
 
     @property
     def is_small_on_device(self) -> bool:

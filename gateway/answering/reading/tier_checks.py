@@ -16,14 +16,13 @@ from outrider.router.costs import TypicalRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierChecks:
-    """Checks requests against their upstream tiers.
-
-    default_max_tokens: of answers whose requests set no bound. typical: the usual lengths.
-    """
+    """Checks requests against their upstream tiers."""
 
     upstream: UpstreamParts
     default_max_tokens: int | None
+    """Tokens of an answer whose request sets no bound."""
     typical: TypicalRequest
+    """The usual lengths."""
 
     def tier(self, query: UpstreamQuery) -> UpstreamTier:
         """Return the upstream tier that is asked."""

@@ -19,19 +19,18 @@ def _unexported_metrics() -> UpstreamMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamParts:
-    """The upstream tiers in the order of the settings, and the rules by which they answer.
-
-    `gateway_id` recognises a request that has come through this gateway before. `secrets` are sent
-    to servers and must not reach clients. `small`: the tier in the small model's part.
-    """
+    """The upstream tiers in the order of the settings, and the rules by which they answer."""
 
     tiers: Mapping[str, UpstreamTier] = field(default_factory=dict)
     rules: PlacementPolicy = field(default_factory=PlacementPolicy)
     mirror: Mirror | None = None
     secrets: Collection[str] = field(default=(), repr=False)
+    """Sent to servers; must not reach clients."""
     gateway_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Recognises a request that has come through this gateway before."""
     metrics: UpstreamMetrics = field(default_factory=_unexported_metrics)
     small: SmallServer | None = None
+    """The tier in the small model's part."""
 
     async def start(self) -> None:
         """Start the tiers."""

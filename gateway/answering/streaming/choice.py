@@ -25,26 +25,29 @@ _Pieces = list[tuple[AnswerKind, str, Mark]]
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """An addition to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
+    """An addition to one choice.
 
-    `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
-    "arguments" goes on with it. `call_id` is there where one begins. `tokenizer` is the one that
-    knows `logprobs`, where it is not the job's. The last delta of a choice has the finish reason
-    and no text, and the stop string, if it was one of the request's that ended it. `trace`: of the
-    pieces, where the request is traced.
+    The last delta of a choice has the finish reason and no text.
     """
 
     index: int
     kind: AnswerKind = "content"
+    """"call" begins a call, and `text` is the function's name; "arguments" goes on with it."""
     call_index: int = 0
+    """Counts a choice's tool calls."""
     call_id: str = ""
+    """Where a call begins."""
     text: str = ""
     pieces: tuple[Piece, ...] = ()
+    """(text, whether it was drafted); they join to `text`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     tokenizer: ChatTokenizer | None = None
+    """The one that knows `logprobs`, where it is not the job's."""
     finish_reason: ApiFinishReason | None = None
     stop: str | None = None
+    """The stop string that ended the choice, if it was one of the request's."""
     trace: DeltaTrace | None = None
+    """The trace of the pieces, where the request is traced."""
 
 
 @dataclass(slots=True)
@@ -57,10 +60,13 @@ class ChoiceUsage:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
-    num_reused_tokens: int = 0  # held in the other tier's retracted answer
+    num_reused_tokens: int = 0
+    """Tokens that the other tier's retracted answer held."""
     num_steps: int = 0
-    num_prediction_tokens: int = 0  # brought by the request
-    num_predicted_tokens: int = 0  # of them, those that were right
+    num_prediction_tokens: int = 0
+    """Tokens of the request's prediction."""
+    num_predicted_tokens: int = 0
+    """Tokens of the prediction that were right."""
     queue_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

@@ -38,14 +38,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CascadeUsage:
-    """The result of watching one choice; `confidence` and `reason` are None without a watch.
-
-    `num_held_tokens` waited for the decision. `num_retracted_tokens` of the small model were given
-    up for the large tier's answer.
-    """
+    """The result of watching one choice; `confidence` and `reason` are None without a watch."""
 
     num_held_tokens: int = 0
+    """Tokens that waited for the decision."""
     num_retracted_tokens: int = 0
+    """Tokens of the small model that were given up for the large tier's answer."""
     escalated: bool = False
     confidence: float | None = None
     reason: str | None = None

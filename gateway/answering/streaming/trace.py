@@ -8,14 +8,13 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The origin of a piece of text. `origin` and `step` are for traced requests.
-
-    `step` counts the engine's emissions for the choice, from 0 on.
-    """
+    """The origin of a piece of text."""
 
     was_drafted: bool
     origin: TokenOrigin | None = None
+    """For traced requests."""
     step: int = 0
+    """For traced requests: counts the engine's emissions for the choice, from 0 on."""
 
 
 DRAFTED = Mark(True)
@@ -35,11 +34,14 @@ class StepTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaTrace:
-    """The trace of a delta: `origins` and `steps` one a piece, and the trees of new steps."""
+    """The trace of a delta."""
 
     origins: tuple[TokenOrigin, ...]
+    """One a piece."""
     steps: tuple[int, ...]
+    """One a piece."""
     trees: tuple[StepTree, ...] = ()
+    """The trees of new steps."""
 
 
 class ChoiceTrace:

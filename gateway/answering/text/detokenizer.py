@@ -40,14 +40,12 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """The bytes of each token id; special tokens and ids without a token have none.
-
-    `max_leading_spaces`: the number of spaces that the tokenizer (sentencepiece) put at the start
-    of the first token; they are not text.
-    """
+    """The bytes of each token id; special tokens and ids without a token have none."""
 
     token_bytes: tuple[bytes, ...]
     max_leading_spaces: int = 0
+    """Spaces that the tokenizer (sentencepiece) put at the start of the first token; they are not
+    text."""
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return a token's bytes; empty for unknown ids (padding of the embedding)."""
@@ -100,7 +98,7 @@ class WindowDetokenizer:
     """Decodes the last few tokens with and without the new one; the difference is its text.
 
     For decoders that look at neighbours. Text that ends in U+FFFD is held back until it is whole,
-    but never longer than the window, so the cost of a token is bounded. `after`: the tokens of the
+    but never longer than the window. So the cost of a token is bounded. `after`: the tokens of the
     text that goes on.
     """
 

@@ -110,21 +110,21 @@ class PromptSlots:
 
 
 class PromptWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Builds the prompts of one request within its limits.
-
-    `max_chars`: text in all messages and tools of a prompt. `json_bounds`: of the arguments of its
-    tool calls. `max_context`: of the tier that reads the prompt, None for any length; `max_tokens`:
-    of the requested answer. `slots`: None where prompts are not a client's, as in the tools that
-    plan and collect. `on_held` gets the seconds for which short work held the event loop.
-    """
+    """Builds the prompts of one request within its limits."""
 
     slots: PromptSlots | None = None
+    """None where prompts are not a client's, as in the tools that plan and collect."""
     tenant: str = ""
     max_chars: int | None = None
+    """The most characters in all messages and tools of a prompt."""
     json_bounds: JsonBounds = msgspec.field(default_factory=JsonBounds)
+    """Bounds on the arguments of a prompt's tool calls."""
     max_context: int | None = None
+    """The context of the tier that reads the prompt; None for any length."""
     max_tokens: int = 1
+    """The most tokens of the requested answer."""
     on_held: Callable[[float], object] | None = None
+    """Called with the seconds for which short work held the event loop."""
 
     def within(self, max_context: int, max_tokens: int) -> "PromptWork":
         """Return the same for a tier's context and an answer's length."""

@@ -14,14 +14,7 @@ ReasoningFormatName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """An answer: `open THOUGHT close answer_open ANSWER answer_close`, all but ANSWER optional.
-
-    `short_open` and `short_close`: spellings that some answers have instead.
-    `are_tokens`: the marks are tokens of their own, so that no answer merely mentions one.
-    `has_channels`: the answer is a list of messages with headers
-    (gateway/answering/text/channels.py).
-    `stops`: tokens that end an answer, beside those that the checkpoint names.
-    """
+    """An answer: `open THOUGHT close answer_open ANSWER answer_close`, all but ANSWER optional."""
 
     name: ReasoningFormatName
     open: str
@@ -29,10 +22,15 @@ class ReasoningFormat:
     answer_open: str = ""
     answer_close: str = ""
     short_open: str = ""
+    """A spelling of `open` that some answers have instead."""
     short_close: str = ""
+    """A spelling of `close` that some answers have instead."""
     are_tokens: bool = False
+    """The marks are tokens of their own, so that no answer merely mentions one."""
     has_channels: bool = False
+    """The answer is a list of messages with headers (gateway/answering/text/channels.py)."""
     stops: tuple[str, ...] = ()
+    """Tokens that end an answer, beside those that the checkpoint names."""
 
     @property
     def opens(self) -> tuple[str, ...]:
@@ -92,15 +90,14 @@ HARMONY: Final = ReasoningFormat(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningDialect:
-    """The form in which one model writes its reasoning.
-
-    `is_known`: its template knows reasoning. Where it does not, marks are told all the same, as
-    many templates leave them out. `special_ids`: the special tokens in the format's texts.
-    """
+    """The form in which one model writes its reasoning."""
 
     format: ReasoningFormat = THINK
     is_known: bool = False
+    """Its template knows reasoning. Where it does not, marks are recognised all the same, as many
+    templates leave them out."""
     special_ids: Mapping[str, int]
+    """The special tokens in the format's texts."""
 
     @property
     def has_special_marks(self) -> bool:

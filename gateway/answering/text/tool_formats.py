@@ -17,10 +17,7 @@ ANY_ID: Final = "#"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XmlArguments:
-    """Arguments between tags: `key_begin KEY key_end value_begin VALUE value_end between`, each.
-
-    `pad` stands around each value and belongs to the format.
-    """
+    """Arguments between tags: `key_begin KEY key_end value_begin VALUE value_end between`, each."""
 
     key_begin: str
     key_end: str
@@ -28,27 +25,30 @@ class XmlArguments:
     value_end: str
     between: str = "\n"
     pad: str = ""
+    """Stands around each value and belongs to the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """Calls as text: sections of `marker lead call (separator call)* trail end`.
 
-    A call is `call_begin NAME call_middle ARGUMENTS call_end`. `separator` None: one call in a
-    section. `repeats`: sections may follow one another, with `between` between them; else a
-    section ends the answer. `marker` empty: the call is the whole answer.
+    A call is `call_begin NAME call_middle ARGUMENTS call_end`.
     """
 
     name: ToolFormatName
     marker: str = ""
+    """Empty: the call is the whole answer."""
     lead: str = ""
     call_begin: str = '{"name": "'
     call_middle: str = '", "arguments": '
     call_end: str = "}"
     separator: str | None = None
+    """None: one call in a section."""
     trail: str = ""
     end: str = ""
     repeats: bool = False
+    """Sections may follow one another, with `between` between them; else a section ends the
+    answer."""
     between: str = "\n"
     xml: XmlArguments | None = None
     """The tags around arguments; None: they are a JSON object."""
@@ -206,15 +206,13 @@ assert set(FORMATS) == set(get_args(ToolFormatName))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialect:
-    """The form in which one model reads and writes tools.
-
-    `is_native`: its chat template renders tools, calls and results itself, in this format.
-    `special_ids`: the special tokens in the format's texts; a detokenizer leaves them out.
-    """
+    """The form in which one model reads and writes tools."""
 
     format: ToolFormat
     is_native: bool
+    """Its chat template renders tools, calls and results itself, in this format."""
     special_ids: Mapping[str, int]
+    """The special tokens in the format's texts; a detokenizer leaves them out."""
 
 
 def find_dialect(

@@ -1,7 +1,7 @@
 """Finds tool calls in an answer while it is written.
 
 The grammar of the request (gateway/answering/text/tools.py) lets the model write calls in the
-format's way only, so the parser reads just that, with any white space between the parts. All else
+format's way only. So the parser reads just that, with any white space between the parts. All else
 is content.
 """
 
@@ -33,31 +33,29 @@ ParserState = Literal["text", "head", "arguments", "close", "tail", "rest"]
 
 @dataclass(frozen=True, slots=True)
 class ToolPiece:
-    """A piece of an answer. `call` begins a call; its text is the function's name.
-
-    `end`: the position in the whole text behind the text that the piece was made of.
-    """
+    """A piece of an answer."""
 
     kind: PieceKind
+    """`call` begins a call."""
     text: str
+    """The function's name where a call begins."""
     end: int
+    """The position in the whole text behind the text that the piece was made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReading:
-    """The rules for reading a job's answers.
-
-    `only_calls`: there is no content. `is_named`: the client chose the function, so that the end of
-    the call is a plain stop (as OpenAI has it). `special_texts`: the texts of special tokens, by
-    id, which are part of the format. `value_forms`: of each function's arguments, where the format
-    leaves their types open.
-    """
+    """The rules for reading a job's answers."""
 
     format: ToolFormat
     only_calls: bool = False
+    """There is no content."""
     is_named: bool = False
+    """The client chose the function, so the end of the call is a plain stop (as OpenAI has it)."""
     special_texts: Mapping[int, str] = field(default_factory=dict)
+    """The texts of special tokens, by id, which are part of the format."""
     value_forms: Mapping[str, Mapping[str, ValueForm]] = field(default_factory=dict)
+    """The forms of each function's arguments, where the format leaves their types open."""
 
 
 class ToolParser:

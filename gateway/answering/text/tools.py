@@ -26,14 +26,13 @@ _MAX_NAMES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """The tools that a request offers, and the calls that it wants.
-
-    `must_call`: the answer is calls only. `named`: the function that must be called.
-    """
+    """The tools that a request offers, and the calls that it wants."""
 
     tools: tuple[Tool, ...]
     must_call: bool
+    """The answer is calls only."""
     named: str | None
+    """The function that must be called."""
     may_repeat: bool
 
     def grammar(

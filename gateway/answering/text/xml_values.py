@@ -30,14 +30,13 @@ _MAX_MIN_LENGTH: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueForm:
-    """The form of one argument. `kinds`: the JSON types that it may have.
-
-    text: strings are written as they are, other values as JSON. json: strings are JSON, too, as
-    only that can be held to the schema.
-    """
+    """The form of one argument."""
 
     mode: Literal["text", "json"]
+    """text: strings are written as they are, other values as JSON. json: strings are JSON, too, as
+    only that can be held to the schema."""
     kinds: frozenset[str]
+    """The JSON types that it may have."""
 
     @property
     def is_string(self) -> bool:

@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedEntry:
-    """An adapter with its name. `info`: None while the engine was not asked about it.
-
-    `is_routed`: the small model answers where the router trusts it, the large one with the adapter
-    else, as for `auto`. `is_watched`: it came from the watched folder.
-    """
+    """An adapter with its name."""
 
     ref: AdapterRef
     info: AdapterInfo | None = None
+    """None while the engine was not asked about it."""
     is_routed: bool = False
+    """The small model answers where the router trusts it, the large one with the adapter else, as
+    for `auto`."""
     is_watched: bool = False
+    """It came from the watched folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

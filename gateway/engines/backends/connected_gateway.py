@@ -18,11 +18,16 @@ class ListenerBounds:
     """Bounds on what gateways make an engine hold."""
 
     max_gateways: int = 64
-    max_requests: int = 1024  # of one gateway in flight
-    max_calls: int = 64  # of one gateway that wait for an answer
-    max_queued: int = 16_384  # messages for a gateway that reads slowly; 0: without a bound
-    max_message_bytes: int = 32 << 20  # -1: without a bound
-    silent_after_s: float = 30.0  # then a gateway's requests are aborted
+    max_requests: int = 1024
+    """Requests of one gateway that are in flight."""
+    max_calls: int = 64
+    """Calls of one gateway that wait for an answer."""
+    max_queued: int = 16_384
+    """Messages for a gateway that reads slowly; 0: without a bound."""
+    max_message_bytes: int = 32 << 20
+    """-1: without a bound."""
+    silent_after_s: float = 30.0
+    """After so long without a message, a gateway's requests are aborted."""
 
 
 UNBOUNDED: Final = ListenerBounds(
@@ -40,12 +45,16 @@ class ConnectedGateway:
     """A connection that has said hello."""
 
     number: int
-    identity: bytes  # the socket's name for it
+    identity: bytes
+    """The socket's name for it."""
     heard_s: float
-    engine_ids: dict[str, str] = field(default_factory=dict)  # of its requests, by its own ids
+    engine_ids: dict[str, str] = field(default_factory=dict)
+    """The engine's ids of its requests, by its own ids."""
     num_calls: int = 0
-    wants_blocks: bool = False  # it is sent the news of the prefix cache
-    wants_reset: bool = False  # and all that is kept, first
+    wants_blocks: bool = False
+    """It is sent the news of the prefix cache."""
+    wants_reset: bool = False
+    """It is sent all that is kept first."""
 
     def refusal(self, request: EngineRequest, bounds: ListenerBounds) -> EngineError | None:
         """Return why a request is not even shown to the engine, or None."""

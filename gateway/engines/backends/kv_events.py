@@ -36,19 +36,18 @@ class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlockStored(_Event, frozen=True):
-    """Blocks that follow each other, behind `parent_block_hash`; None at the start of a text.
-
-    extra_keys: for each block what its hash covers beside the text, as for tenants and adapters.
-    """
+    """Blocks that follow each other."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
+    """The block before them; None at the start of a text."""
     token_ids: list[int]
     block_size: int
     lora_id: int | None
     medium: str | None
     lora_name: str | None
     extra_keys: list[tuple[str, ...]] | None = None
+    """For each block what its hash covers beside the text, as for tenants and adapters."""
 
 
 class BlockRemoved(_Event, frozen=True):

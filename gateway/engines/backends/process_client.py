@@ -49,12 +49,12 @@ class ProcessEngineClient(WatchedClient):
     """An `EngineClient` that spawns its engine and restarts it when it dies.
 
     Death is noticed at once: the connection is closed. Requests in flight wait for the next engine,
-    which goes on with their answers behind what was received (`EngineRequest.resumed_token_ids`);
-    those that wait for `resume_within_s` end with `Failed`, and so do, with `CrashSuspectError`'s
-    code, those that two engines died with (gateway/engines/backends/crash_suspects.py). Meanwhile
-    `is_ready` is False; new requests wait too while `is_paused`, else they raise `EngineDiedError`.
-    An engine that is alive but says nothing for `stall_timeout_s` is killed; it answers between two
-    steps, so the limit must exceed the longest step.
+    which goes on with their answers behind what was received (`EngineRequest.resumed_token_ids`).
+    After `resume_within_s` they end with `Failed`. A request that two engines died with ends with
+    `CrashSuspectError`'s code (gateway/engines/backends/crash_suspects.py). Meanwhile `is_ready` is
+    False; new requests wait too while `is_paused`, else they raise `EngineDiedError`. An engine
+    that is alive but says nothing for `stall_timeout_s` is killed; it answers between two steps, so
+    the limit must exceed the longest step.
     """
 
     def __init__(

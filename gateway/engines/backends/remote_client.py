@@ -28,11 +28,11 @@ _MOST_HANDSHAKES: Final = 3  # that fail in a row, before a start fails
 class RemoteEngineClient(WatchedClient):
     """An `EngineClient` over a connection to an engine replica (`outrider engine`).
 
-    Where the connection ends, whatever ended it, the next one is another attempt: the replica
-    aborts what the old one had in flight, nothing that it still had to say is heard, and requests
-    go on behind what their readers have (`EngineRequest.resumed_token_ids`), or end with `Failed`
-    where there is no patience for them. They have met a death where the next replica that welcomes
-    us is another process.
+    A new connection shares nothing with the one before it. The replica aborts the old connection's
+    requests, and late messages of it are ignored. Requests go on behind what their readers have
+    (`EngineRequest.resumed_token_ids`), or end with `Failed` where `Patience` does not let them
+    wait. If the next replica that sends `Welcome` is another process, the requests have met a
+    death.
     """
 
     def __init__(

@@ -26,19 +26,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecipe:
-    """The command, arguments and environment of an engine's process, for every start of it.
-
-    builder: `module:function`, which makes the engine in the new process from `arguments`.
-    environment: added to this process's own variables; None takes one away. importer:
-    `module:function` that imports what the builder needs, for a process that waits in reserve.
-    """
+    """The command, arguments and environment of an engine's process, for every start of it."""
 
     builder: str
+    """`module:function`, which makes the engine in the new process from `arguments`."""
     arguments: str
     environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Added to this process's own variables; None takes one away."""
     log_level: str = "INFO"
     log_format: LogFormat = "text"
     importer: str | None = None
+    """`module:function` that imports what the builder needs, for a process that waits in
+    reserve."""
 
     def spec(self, scratch_dir: Path) -> WorkerSpec:
         """Return the process's parameters; its socket is in the scratch folder.

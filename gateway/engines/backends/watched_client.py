@@ -30,18 +30,18 @@ _COMPUTING_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long an engine is waited for.
-
-    One that was not heard for `unready_after_s`, and does not compute, takes no new requests until
-    it is heard again; after `stall_timeout_s` it is given up in any case. Requests in flight wait
-    `resume_within_s` for the next engine, and so do new ones while fewer than `max_waiting` do;
-    with 0 they end with `Failed` at once, and new ones are refused.
-    """
+    """How long an engine is waited for."""
 
     stall_timeout_s: float = 120.0
+    """An engine that sent nothing for so long is given up in any case."""
     unready_after_s: float = 10.0
+    """An engine that sent nothing for so long, and does not compute, takes no new requests until it
+    sends again."""
     resume_within_s: float = 60.0
+    """Requests in flight wait so long for the next engine. 0: they end with `Failed` at once, and
+    new ones are refused."""
     max_waiting: int = 512
+    """New requests wait as well while fewer than this do."""
 
 
 class WatchedClient(CommandClient):

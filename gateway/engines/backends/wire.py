@@ -43,11 +43,15 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of an engine process: the first line of its standard input (JSON)."""
 
-    builder: str  # `module:name` of a function that takes `arguments` and a progress callback
+    builder: str
+    """`module:name` of a function that takes `arguments` and a progress callback."""
     arguments: str
-    endpoint: str  # where it listens
-    key_file: str | None = None  # of the line's keys, where it is no private file
-    scratch_dir: str  # removed by a process whose gateway has died
+    endpoint: str
+    """Where it listens."""
+    key_file: str | None = None
+    """The file of the line's keys, where it is no private file."""
+    scratch_dir: str
+    """Removed by a process whose gateway has died."""
     log_level: str = "INFO"
     log_format: LogFormat = "text"
 
@@ -166,15 +170,14 @@ Report = Loading | Ready | LoadFailed
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The answer to `Hello`, once the models are loaded.
-
-    `generation`: random for each process, so that one that was started anew is told from one that
-    could not be reached for a while. `tokenizers`: the fingerprint of each tier's.
-    """
+    """The answer to `Hello`, once the models are loaded."""
 
     generation: str
+    """Random for each process. It tells a process that was started anew from one that could not be
+    reached for a while."""
     info: EngineInfo
     tokenizers: dict[Tier, str]
+    """The fingerprint of each tier's."""
 
 
 class Draining(_Message, frozen=True, tag="draining"):
@@ -182,13 +185,11 @@ class Draining(_Message, frozen=True, tag="draining"):
 
 
 class Goodbye(_Message, frozen=True, tag="goodbye"):
-    """The engine has done with this connection, and aborts its requests.
-
-    `is_final`: another connection would end the same way.
-    """
+    """The engine ends this connection and aborts its requests."""
 
     reason: str
     is_final: bool = False
+    """Another connection would end the same way."""
 
 
 class Crashed(_Message, frozen=True, tag="crashed"):
@@ -226,11 +227,12 @@ class Pong(_Message, frozen=True, tag="pong"):
 class BlocksChanged(_Message, frozen=True, tag="blocks"):
     """The prefixes that requests can go on from, and those that are gone (`outrider.engine.cache`).
 
-    At most one a step. Hashes stand as `join_hashes` writes them. `generation` is one more than
-    that of the message before: where a number is missing, `GetBlocks` puts it right.
+    At most one a step. Hashes stand as `join_hashes` writes them.
     """
 
     generation: int
+    """One more than that of the message before. Where a number is missing, `GetBlocks` asks for the
+    whole."""
     kept: bytes
     dropped: bytes
 

@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A request's time at one replica. It has an id of its own.
+    """A request's time at one replica.
 
-    So nothing of an earlier attempt can be taken for its events. `generation`: of its replica's
-    process. is_switching: it is the first on another tier, and nothing of it was seen yet.
-    is_counted: its replica's end was.
+    It has an id of its own, so nothing of an earlier attempt can be taken for its events.
     """
 
     request: EngineRequest
     replica: Replica
     generation: str | None
+    """The generation of its replica's process."""
     info: EngineInfo
     is_switching: bool
+    """It is the first on another tier, and nothing of it was seen yet."""
     is_counted: bool = False
+    """Its replica's end was counted."""
     has_ended: bool = False
     ending: Ending | None = None
 

@@ -7,34 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
-    """What was measured since the last decision, `interval_s` long.
-
-    work_s: seconds that one replica would need for the requests that came. wait_s: the longest
-    queue of a replica, in seconds of work. num_open: requests that are not answered.
-    """
+    """What was measured since the last decision."""
 
     interval_s: float
+    """Seconds since then."""
     work_s: float
+    """Seconds that one replica would need for the requests that came."""
     wait_s: float
+    """The longest queue of a replica, in seconds of work."""
     num_open: int
+    """Requests that are not answered."""
     num_ready: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingLimits:
-    """Bounds of `ScaleToLatency`. `ttft_s`: the objective. `start_s`: until a replica serves.
-
-    utilisation: the share of its time that a replica is to work. A queue may be as long as
-    `wait_share` of the objective. down_after_s: replicas go when they were not needed for so long.
-    """
+    """Bounds of `ScaleToLatency`."""
 
     least: int = 1
     most: int = 16
     ttft_s: float = 2.0
+    """The objective."""
     start_s: float = 30.0
+    """Until a replica serves."""
     utilisation: float = 0.7
+    """The share of its time that a replica is to work."""
     wait_share: float = 0.5
+    """A queue may be as long as this share of the objective."""
     down_after_s: float = 120.0
+    """Replicas go when they were not needed for so long."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

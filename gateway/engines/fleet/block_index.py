@@ -75,13 +75,12 @@ def _behind_the_deepest(depths: Depths, looked: Ints) -> Ints:
 
 @dataclass(slots=True)
 class _Lane:
-    """A replica in the index.
-
-    code: its number in the table; another one after each reset. most_blocks: it can have no more.
-    """
+    """A replica in the index."""
 
     most_blocks: int
+    """It can have no more."""
     code: int
+    """Its number in the table; another one after each reset."""
     generation: int | None = None
 
 

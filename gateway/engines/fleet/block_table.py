@@ -1,7 +1,7 @@
 """A multimap from block hashes to small numbers (codes of replicas), in arrays of fixed size.
 
-A hash has two buckets of eight slots and lies in one of them, the emptier one when it came (Azar et
-al., "Balanced allocations", 1994), so buckets can be nine tenths full and nothing is ever moved. A
+A hash has two buckets of eight slots and lies in the one that was emptier when it came (Azar et
+al., "Balanced allocations", 1994). So buckets can be nine tenths full, and nothing is ever moved. A
 slot has room for four codes; more of them are bits of a row that the slot names instead.
 """
 

@@ -26,16 +26,15 @@ _COUNTED_BY_MEAN: Final = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Placed:
-    """A request whose prompt is on its way.
-
-    claimed, hit: prompt tokens that the replica is said to have, and those that it is trusted with.
-    keys: of its text, in the places of `grid`.
-    """
+    """A request whose prompt is on its way."""
 
     lane: int
     claimed: int
+    """Prompt tokens that the replica is said to have."""
     hit: int
+    """Prompt tokens that it is trusted with."""
     keys: tuple[int, ...]
+    """Keys of its text, at the places of `grid`."""
     until_s: float
 
 

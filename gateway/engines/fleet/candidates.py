@@ -17,27 +17,23 @@ _FRESH_S: Final = 0.05  # so long the replicas are not looked through again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A request that is to be placed, and what its replica must be like.
-
-    numerics: of the replica, by tier; empty where any will do. has_begun: an engine had it before,
-    so that a draining replica may have it where there is no other.
-    """
+    """A request that is to be placed, and what its replica must be like."""
 
     request: EngineRequest
     numerics: dict[Tier, str] = field(default_factory=dict)
+    """The replica's numerics, by tier; empty where any will do."""
     refused: frozenset[Replica] = frozenset()
     has_begun: bool = False
+    """An engine had it before, so a draining replica may have it where there is no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Able:
-    """The replicas that may have requests of a kind, as they were at some time.
-
-    columns: theirs on the `LoadBoard`, [n].
-    """
+    """The replicas that may have requests of a kind, as they were at some time."""
 
     replicas: list[Replica]
     columns: Ints
+    """Theirs on the `LoadBoard`, [n]."""
     least_context: dict[Tier, int]
     at_s: float
 

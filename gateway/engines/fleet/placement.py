@@ -18,32 +18,30 @@ _FIRST_ROWS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """A replica as placement sees it.
-
-    `num_queued_prompt_tokens`: prompt tokens that are still to be computed there; those that its
-    cache has (`Placement.expected_hit`) are none. `num_running`: answers being written.
-    `seconds_per_prompt_token`: of a long prompt. `seconds_per_output_token`: between two tokens of
-    an answer, with the others beside it. `index_lane`: its number in the `BlockIndex`.
-    """
+    """A replica as placement sees it."""
 
     replica_id: str
     num_queued_prompt_tokens: int = 0
+    """Still to be computed there. Those that its cache has (`Placement.expected_hit`) do not
+    count."""
     num_running: int = 0
+    """Answers being written."""
     seconds_per_prompt_token: float = 1e-4
+    """Seconds that a token of a long prompt takes."""
     seconds_per_output_token: float = 2e-2
+    """Between two tokens of an answer, with the others beside it."""
     index_lane: int = 0
+    """Its number in the `BlockIndex`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What the candidates for a request have to do, [n] each: one candidate a column.
-
-    figures: of each the queued prompt tokens, the answers being written, and the seconds that a
-    token of a prompt and one of an answer take, [4, n].
-    """
+    """What the candidates for a request have to do, [n] each: one candidate a column."""
 
     lanes: Ints
     figures: Floats
+    """[4, n]: queued prompt tokens, answers being written, and the seconds that a token of a prompt
+    and one of an answer take."""
 
     @classmethod
     def of(cls, loads: Iterable[ReplicaLoad]) -> "Loads":

@@ -25,12 +25,10 @@ _BUILT_IN: Final = default_classes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedObjective:
-    """The latency objective of a request, and the class that it belongs to.
-
-    `class_name`: for metrics, and for objectives that the request leaves out.
-    """
+    """The latency objective of a request, and the class that it belongs to."""
 
     class_name: str
+    """For metrics, and for objectives that the request leaves out."""
     objective: LatencyObjective
 
 

@@ -20,15 +20,13 @@ _OWN_LIMITS: Final = frozenset({"rate_limit_exceeded", "insufficient_quota"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassGoodput:
-    """One class over the window. `goodput`: requests per second that met all their objectives.
-
-    `attainment`: the share of requests that did; None without requests.
-    """
+    """One class over the window."""
 
     name: str
     num_requests: int
     num_attained: int
     goodput: float
+    """Requests per second that met all their objectives."""
 
     @property
     def attainment(self) -> float | None:

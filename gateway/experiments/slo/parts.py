@@ -17,10 +17,12 @@ def _default_goodput() -> GoodputSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloParts:
-    """`classes` resolves a request's objective, `goodput` counts how often it was met."""
+    """The parts that deal with latency objectives."""
 
     classes: SloClasses = field(default_factory=SloClasses)
+    """Resolves a request's objective."""
     goodput: GoodputSink = field(default_factory=_default_goodput)
+    """Counts how often the objective was met."""
 
 
 def build_slo(

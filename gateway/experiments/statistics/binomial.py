@@ -2,9 +2,9 @@
 
 One arm: the mixture martingale of mixture.py, inverted (Robbins 1970; Howard et al. 2021; Howard
 and Ramdas 2022). Two arms: the product of both arms' martingales against the pair of shares is a
-martingale too, in whatever order and proportion requests come to the arms, also if the proportion
-follows the results; the pairs at which it is below 1 / alpha are a confidence sequence, and
-differences and ratios of these pairs are one for the difference and the ratio.
+martingale too. That holds for any order and proportion of requests, also if the proportion follows
+the results. The pairs at which it is below 1 / alpha are a confidence sequence. So are their
+differences and ratios, for the difference and the ratio.
 
 Where requests of a unit are alike, counts are divided by their design effect (clusters.py): then
 validity is asymptotic, in the number of units.

@@ -35,9 +35,9 @@ def design_effects(
     """Return the mean's variance over that of independent requests: 1 or more, a safe estimate.
 
     The ratio estimator's cluster variance, B / (B - 1) sum d^2 with d = sum - mean count of a
-    bucket, over the variance of n independent requests (Kish 1965). That estimate is itself
-    noisy; it is widened as Student's t is for the normal at the interval's half-width, with
-    degrees of freedom from the fourth moments of d, so also where a few buckets hold all events.
+    bucket, over the variance of n independent requests (Kish 1965). That estimate is itself noisy.
+    It is widened as Student's t is for the normal, at the interval's half-width. The degrees of
+    freedom come from the fourth moments of d, so it holds where a few buckets have all events, too.
     At most as if all requests of a bucket were one.
 
     Arguments: count, sum and sum of squares by bucket, shape (..., 64). The result: shape (...).

@@ -34,15 +34,14 @@ _HIGHER_IS_BETTER: Final = frozenset({"attainment", "feedback"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """The conclusion of an experiment.
-
-    better: an arm surely beats the control (`winner`); worse: the control beats every arm; mixed:
-    it beats some; equivalent: no difference that matters; invalid: the arms' sizes are wrong.
-    """
+    """The conclusion of an experiment."""
 
     state: VerdictState
+    """better: an arm surely beats the control. worse: the control beats every arm. mixed: it beats
+    some. equivalent: no difference that matters. invalid: the arms' sizes are wrong."""
     text: str
     winner: str | None = None
+    """The arm that beats the control."""
 
     @property
     def is_decided(self) -> bool:

@@ -7,14 +7,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate and bounds, all in one unit.
-
-    `estimate` is NaN where there are no data; bounds are infinite, or the ends of
-    what is possible, where nothing can be said yet.
-    """
+    """An estimate and bounds, all in one unit."""
 
     estimate: float
+    """NaN where there are no data."""
     low: float
+    """Where nothing can be said yet: infinite, or the end of what is possible. So is `high`."""
     high: float
 
     def excludes(self, value: float) -> bool:

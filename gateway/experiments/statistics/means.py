@@ -90,16 +90,14 @@ def compare_means(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spread:
-    """Differences d with d^2 <= threshold (variance_1 + variance_2) are within the interval.
-
-    `cost`: log of the mixture's cost; the log martingale against no difference is
-    d^2 / (2 (variance_1 + variance_2)) - cost.
-    """
+    """Differences d with d^2 <= threshold (variance_1 + variance_2) are within the interval."""
 
     variance_1: float
     variance_2: float
     threshold: float
     cost: float
+    """Log of the mixture's cost. The log martingale against no difference is d^2 / (2 (variance_1 +
+    variance_2)) - cost."""
 
     def p_value(self, difference: float) -> float:
         variance = self.variance_1 + self.variance_2

@@ -25,15 +25,14 @@ MISMATCH_ALPHA: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Observed requests and expected shares of the arms, with the results of the tests.
-
-    `p_value` is always valid; `chi_square_p` is not, and NaN where requests are not independent.
-    """
+    """Observed requests and expected shares of the arms, with the results of the tests."""
 
     observed: tuple[int, ...]
     expected_shares: tuple[float, ...]
     p_value: float
+    """Always valid."""
     chi_square_p: float = math.nan
+    """Not always valid; NaN where requests are not independent."""
 
     @property
     def is_mismatch(self) -> bool:

@@ -25,27 +25,30 @@ NO_LIMITS: Final = Limits()
 class SamplePlan:
     """One version of an experiment.
 
-    `weights` of its arms, positive, in any scale. `metric`: the deciding one; times and cost by
-    their mean. `alpha`: probability that any arm is ever wrongly reported to differ from the
-    control. `is_adaptive`: weights follow attainment. `stopped`: arms that were, with the reason.
-    `min_effect`: a smaller difference of the metric (in its unit: shares, seconds, dollars) does
-    not matter. `feedback_name`: which feedback, where that is the metric. Raises ValueError for a
-    control that is no arm, or a single arm.
+    Raises ValueError for a control that is no arm, or a single arm.
     """
 
     name: str
     version: int
     control: str
     weights: Mapping[str, float]
+    """Weights of its arms, positive, in any scale."""
     metric: PlanMetric = "attainment"
+    """The deciding one; times and cost by their mean."""
     alpha: float = 0.05
+    """Probability that any arm is ever wrongly reported to differ from the control."""
     unit: UnitName = "user"
     state: str = "running"
     is_adaptive: bool = False
+    """Weights follow attainment."""
     stopped: Mapping[str, str] = field(default_factory=dict)
+    """Arms that were stopped, with the reason."""
     limits: Limits = NO_LIMITS
     min_effect: float | None = None
+    """A smaller difference of the metric (in its unit: shares, seconds, dollars) does not
+    matter."""
     feedback_name: str = ""
+    """Which feedback, where that is the metric."""
 
     def __post_init__(self) -> None:
         if self.control not in self.weights:

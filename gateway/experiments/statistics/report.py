@@ -86,12 +86,12 @@ class ArmReport:
 class ArmComparison:
     """One arm against the control.
 
-    `primary` decides, at its share of alpha; None where it cannot be made. Every other comparison
-    alone has level alpha: of many, one in twenty may mislead.
+    Every comparison but `primary` alone has level alpha: of many, one in twenty may mislead.
     """
 
     arm: str
     primary: Comparison | None
+    """Decides, at its share of alpha; None where it cannot be made."""
     shares: Mapping[ShareName, Comparison]
     means: Mapping[ValueName, Comparison]
     quantiles: Mapping[SketchName, Mapping[float, Comparison]]
@@ -100,17 +100,16 @@ class ArmComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """The present report on one version of an experiment. `mismatch`: None if adaptive.
-
-    `passed_over`: requests that took no part while it ran, by reason (`PassReason`).
-    """
+    """The present report on one version of an experiment."""
 
     plan: SamplePlan
     arms: tuple[ArmReport, ...]
     comparisons: tuple[ArmComparison, ...]
     mismatch: Mismatch | None
+    """None if adaptive."""
     verdict: Conclusion
     passed_over: Mapping[str, int] = field(default_factory=dict)
+    """Requests that took no part while it ran, by reason (`PassReason`)."""
 
     @property
     def num_requests(self) -> int:

@@ -1,8 +1,8 @@
 """A/A self-check on recorded data: arms split against themselves must not differ.
 
-The buckets of units of each arm are put into two halves at random, again and again, and each pair
-is looked at many times while its requests come in (each bucket's successes and failures in random
-order). Both halves had the same settings, so every difference declared is a false alarm. That is
+Again and again, the buckets of units of each arm are put into two halves at random. Each pair is
+looked at many times while its requests come in, each bucket's successes and failures in random
+order. Both halves had the same settings, so every difference declared is a false alarm. That is
 done with the units, rates and design effects that the experiment really has.
 """
 
@@ -30,8 +30,7 @@ _ORDINARY_Z: Final = 1.959963984540054
 class ArmSelfCheck:
     """One arm against itself: shares of the splits in which a difference was declared.
 
-    `false_alarms`: by the intervals here, at any look; `ordinary`: by the usual z test at 5 %, at
-    any look, for comparison. None where there are too few data.
+    None where there are too few data.
     """
 
     arm: str
@@ -39,7 +38,9 @@ class ArmSelfCheck:
     effective_buckets: float
     design_effect: float
     false_alarms: float | None
+    """By the intervals here, at any look."""
     ordinary: float | None
+    """By the usual z test at 5 %, at any look, for comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

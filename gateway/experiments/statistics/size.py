@@ -25,19 +25,19 @@ _FIRST: Final = 2 * MIN_REQUESTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeQuestion:
-    """A control and an arm that really differ. `weight`: the arm's share of their requests.
-
-    kind share: `control` and `arm` are shares. kind mean: they are means above 0, and `variation`
-    is the standard deviation over the mean. `num_comparisons`: arms beside the control.
-    """
+    """A control and an arm that really differ."""
 
     kind: SizeMetric
+    """share: `control` and `arm` are shares. mean: they are means above 0."""
     control: float
     arm: float
     weight: float = 0.5
+    """The arm's share of their requests."""
     alpha: float = 0.05
     num_comparisons: int = 1
+    """Arms beside the control."""
     variation: float = 0.7
+    """The standard deviation over the mean."""
     requests_per_unit: float = 1.0
     correlation: float = 0.0
 

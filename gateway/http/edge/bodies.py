@@ -22,14 +22,12 @@ from outrider.gateway.http.edge.metrics import EdgeMetrics
 
 @dataclass(slots=True, kw_only=True)
 class BodyBudget:
-    """Counts the bytes of all bodies that are held. For one event loop.
-
-    `owner` is a key, or the address of a client without one: `max_bytes_per_owner` keeps one of
-    them from taking all of `max_bytes`.
-    """
+    """Counts the bytes of all bodies that are held. For one event loop."""
 
     max_bytes: int
     max_bytes_per_owner: int
+    """An owner is a key, or the address of a client without one. This keeps one of them from taking
+    all of `max_bytes`."""
     metrics: EdgeMetrics | None = None
     num_bytes: int = 0
     _by_owner: dict[str, int] = field(default_factory=dict)

@@ -25,15 +25,14 @@ _VARY: Final[Header] = (b"vary", b"origin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorsAnswer:
-    """The policy's result for one request: headers to add to its answer.
-
-    is_preflight: the browser asks on behalf of its page, no endpoint is meant. `refusal` is for
-    preflights: other requests of refused pages are answered, but the page may not read it.
-    """
+    """The policy's result for one request: headers to add to its answer."""
 
     headers: tuple[Header, ...] = ()
     is_preflight: bool = False
+    """The browser asks on behalf of its page; no endpoint is meant."""
     refusal: Problem | None = None
+    """For preflights. Other requests of refused pages are answered, but the page may not read
+    it."""
 
 
 class RefusedOrigins:

@@ -26,8 +26,10 @@ _LOCAL_HOST: Final = re.compile(
 class ForeignPages:
     """Tells requests of programs and of the gateway's own pages from those of other sites."""
 
-    hosts: frozenset[str] = frozenset()  # in lower case, beside this machine's own
-    cors: CorsPolicy | None = None  # None: no other origin is allowed
+    hosts: frozenset[str] = frozenset()
+    """In lower case, beside this machine's own."""
+    cors: CorsPolicy | None = None
+    """None: no other origin is allowed."""
     _refused: RefusedOrigins = field(default_factory=RefusedOrigins)
 
     @classmethod

@@ -1,6 +1,6 @@
 """uvicorn's HTTP/1.1 connection within bounds: time, size, number, and framing without doubt.
 
-uvicorn on httptools parses strictly, but waits for ever for headers and bodies, holds headers of
+uvicorn on httptools parses strictly. But it waits for ever for headers and bodies, holds headers of
 any size, and starts as many requests of one connection as fit into a read.
 """
 

@@ -86,10 +86,7 @@ _OTHER_MODELS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """The endpoints of one gateway by subject.
-
-    has_open_metrics: /metrics requires no key.
-    """
+    """The endpoints of one gateway by subject."""
 
     answers: AnswerEndpoints
     status: StatusEndpoints
@@ -106,6 +103,7 @@ class Routes:
     authenticate: Authenticate
     foreign_pages: ForeignPages
     has_open_metrics: bool
+    """/metrics requires no key."""
     has_upstream_tiers: bool
     passing: PassThroughEndpoints
 

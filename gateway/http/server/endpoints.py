@@ -49,20 +49,19 @@ _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIntake:
-    """Counts requests, reads their bodies, and opens their accounts and traces.
-
-    `sinks` receive the outcome of each request. `clock` is monotonic, `wall_clock` seconds since
-    1970.
-    """
+    """Counts requests, reads their bodies, and opens their accounts and traces."""
 
     tenancy: Tenancy
     limits: GatewayLimits
     bodies: BodyBudget
     sinks: Sequence[OutcomeSink]
+    """Receive the outcome of each request."""
     tracer: Tracer
     capture: Capture
     clock: Callable[[], float]
+    """Monotonic."""
     wall_clock: Callable[[], float]
+    """Seconds since 1970."""
 
     def meter(
         self, request: Request, endpoint: str, sinks: Sequence[OutcomeSink] = ()
@@ -121,8 +120,8 @@ class RequestIntake:
 
         `is_form`: it is in parts; else JSON.
 
-        A request that ends without an answer of its own (a repeated one) gives its count back, and
-        so does one that fails through no fault of its own.
+        A request that ends without an answer of its own (a repeated one) gives its count back. So
+        does one that fails through no fault of its own.
         """
         try:
             with self.bodies.hold(_owner_of(request)) as held:

@@ -31,10 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifespan:
-    """Starts and closes the parts that live as long as the application.
-
-    checks_pair: once the engine has started, its models are compared with the router's.
-    """
+    """Starts and closes the parts that live as long as the application."""
 
     engine: EngineClient
     jobs: JobBuilder
@@ -46,6 +43,7 @@ class Lifespan:
     tracer: Tracer
     loop_lag: LoopLag
     checks_pair: bool
+    """Once the engine has started, its models are compared with the router's."""
     adapter_watcher: AdapterWatcher | None
     cache: CacheStore | None = None
     push: "MetricsPush | None" = None

@@ -23,7 +23,7 @@ _POLICY: Final = (
     "require-trusted-types-for 'script'; trusted-types 'none'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Scripts are named by their digests, so markup that comes from data would run nothing, and with
+"""Scripts are named by their digests, so markup that comes from data would run nothing. With
 trusted types a browser turns no text into markup in the first place. Styles stand in attributes as
 well, which digests cannot name."""
 

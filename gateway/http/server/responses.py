@@ -1,4 +1,4 @@
-"""HTTP beneath the endpoints: bodies, disconnects, and an answer's response."""
+"""An answer's HTTP response: its sending, its form, its end by disconnect, deadline or key."""
 
 import asyncio
 import logging

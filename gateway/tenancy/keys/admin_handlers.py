@@ -102,17 +102,18 @@ class AdminCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminRoute:
-    """An endpoint. handler: the method's name. operation: its description for /openapi.json.
-
-    body: the model of its body, if it has one. models: all that the description names.
-    """
+    """An endpoint."""
 
     method: HttpMethod
     path: str
     handler: str
+    """The method's name."""
     operation: dict[str, Any]
+    """Its description for /openapi.json."""
     body: type[BaseModel] | None
+    """The model of its body, if it has one."""
     models: tuple[type, ...]
+    """All that the description names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

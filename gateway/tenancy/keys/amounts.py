@@ -26,8 +26,7 @@ LimitName = Literal[
 class LimitSpec(BaseModel):
     """The limits of a key or a team; None is no limit, 0 admits no request.
 
-    Minutes slide; days and months are UTC's. `models` holds further limits by the name of the tier
-    that answers, beside the ones for all of them.
+    Minutes slide; days and months are UTC's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +39,7 @@ class LimitSpec(BaseModel):
     usd_per_day: UsdLimit | None = None
     usd_per_month: UsdLimit | None = None
     models: Mapping[str, "LimitSpec"] = Field(default_factory=dict)
+    """Further limits by the name of the tier that answers, beside the ones for all of them."""
 
     @property
     def is_empty(self) -> bool:
@@ -64,13 +64,11 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """The amounts that a request reserves before its work starts.
-
-    `by_tier`: for each tier that may answer, its usage there. Limits of all tiers together get the
-    largest of them; limits of one tier get that tier's.
-    """
+    """The amounts that a request reserves before its work starts."""
 
     by_tier: Mapping[str, Amounts] = msgspec.field(default_factory=dict)
+    """For each tier that may answer, its usage there. Limits of all tiers together get the largest
+    of them; limits of one tier get that tier's."""
 
     @property
     def most(self) -> Amounts:

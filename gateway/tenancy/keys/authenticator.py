@@ -212,8 +212,8 @@ class Authenticator:
     ) -> FailureReason:
         """Count a failure; return the reason to report. One line is logged for a new failure.
 
-        The holder of a revoked or expired key has its secret and does not guess, so the reason
-        stays the same for it however often it asks.
+        The holder of a revoked or expired key has its secret and does not guess. So it gets the
+        same reason however often it asks.
         """
         counted = self._throttle.count(peer, digest)
         if counted == "new":

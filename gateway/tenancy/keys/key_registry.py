@@ -20,14 +20,12 @@ _SLOW_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
-    """One key, ready to be compared.
-
-    Times are seconds since 1970 (UTC); `old_hash` is accepted until `old_hash_until`.
-    """
+    """One key, ready to be compared. Times are seconds since 1970 (UTC)."""
 
     principal: Principal
     key_hash: bytes = field(repr=False)
     old_hash: bytes | None = field(default=None, repr=False)
+    """Accepted until `old_hash_until`."""
     old_hash_until: float = 0.0
     expires_at: float | None = None
     is_revoked: bool = False

@@ -79,19 +79,17 @@ class KeyHasher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scopes:
-    """The permissions of a key. None: every model, every tier.
-
-    `models` are names as requests write them (`auto`, a checkpoint, `cloud/NAME`); `tiers` are
-    local and upstream tiers that may answer, for any requested name. `reads_metrics` allows
-    /metrics, as `is_admin` does. `reveals`: what answers tell; None: by the alias, else by the key
-    itself (`shown`).
-    """
+    """The permissions of a key. None: every model, every tier."""
 
     models: frozenset[str] | None = None
+    """Names as requests write them: `auto`, a checkpoint, `cloud/NAME`."""
     tiers: frozenset[str] | None = None
+    """Local and upstream tiers that may answer, for any requested name."""
     is_admin: bool = False
     reads_metrics: bool = False
+    """Allows /metrics, as `is_admin` does."""
     reveals: Reveals | None = None
+    """What answers report. None: by the alias, else by the key itself (`shown`)."""
 
     def allows_model(self, name: str) -> bool:
         """Return whether requests may name this model."""
@@ -124,22 +122,22 @@ class Scopes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """One key, as a request needs to know it.
-
-    `key_id` and `team_id` are public ids, never the secret. `tenant` shares a queue's fairness and
-    a prefix cache: the team, or the key where it is in none. `cache_salt` separates prefix caches;
-    empty where tenants are not isolated. `weight`: its share of a full queue, against others.
-    """
+    """One key, as a request needs to know it."""
 
     key_id: str
+    """A public id, never the secret."""
     name: str
     tenant: str
+    """Shares a queue's fairness and a prefix cache: the team, or the key where it is in none."""
     team_id: str | None = None
+    """A public id."""
     scopes: Scopes = field(default_factory=Scopes)
     limits: LimitSpec = NO_LIMITS
     team_limits: LimitSpec = NO_LIMITS
     cache_salt: str = ""
+    """Separates prefix caches; empty where tenants are not isolated."""
     weight: float = 1.0
+    """Its share of a full queue, against others."""
     labels: Mapping[str, str] = field(default_factory=dict)
     is_limited: bool = field(init=False, compare=False, default=False)
     """True if any limit counts the usage of this tenant."""

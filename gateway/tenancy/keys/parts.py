@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyParts:
-    """Keys and their check. `store` and `registry` are None without a database.
-
-    `has_open_metrics`: /metrics is answered without a key.
-    """
+    """Keys and their check."""
 
     authenticator: Authenticator
     has_open_metrics: bool = False
+    """/metrics is answered without a key."""
     store: KeyStore | None = None
+    """None without a database."""
     registry: KeyRegistry | None = None
+    """None without a database."""
 
 
 def open_parts() -> KeyParts:

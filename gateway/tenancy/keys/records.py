@@ -45,15 +45,14 @@ class TeamRecord(TeamOrder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord(KeyOrder):
-    """A key. `hashed_with` names the secret of its hash; `old_hash` is taken until the time beside.
-
-    Times are seconds since 1970 (UTC).
-    """
+    """A key. Times are seconds since 1970 (UTC)."""
 
     key_id: str
     key_hash: bytes = field(repr=False)
     hashed_with: str
+    """The name of its hash's secret."""
     old_hash: bytes | None = field(default=None, repr=False)
+    """Accepted until `old_hash_until`."""
     old_hash_until: float | None = None
     created_at: float
     revoked_at: float | None = None
@@ -73,12 +72,11 @@ class KeyRecord(KeyOrder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyTable:
-    """All keys and teams at one moment. `version` changes when any of them does.
-
-    `has_any`: whether there is a key, even one that cannot be read.
-    """
+    """All keys and teams at one moment."""
 
     version: int
+    """Changes when any of them does."""
     has_any: bool = False
+    """Whether there is a key, even one that cannot be read."""
     keys: tuple[KeyRecord, ...] = ()
     teams: Mapping[str, TeamRecord] = field(default_factory=dict)

@@ -16,17 +16,15 @@ _MINUTE_S = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """The charge of one key at one tier, in a stretch of time that begins at `at_s`.
-
-    `at_s` is whole seconds since 1970 (UTC). `requests` are API requests; one that two tiers were
-    charged for counts at each.
-    """
+    """The charge of one key at one tier, in a stretch of time."""
 
     at_s: int
+    """Its beginning, whole seconds since 1970 (UTC)."""
     key_id: str
     team_id: str | None
     tier: str
     requests: int
+    """API requests; one that two tiers were charged for counts at each."""
     tokens: int
     usd_nanos: int
 

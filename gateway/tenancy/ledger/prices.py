@@ -30,11 +30,7 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Femto-dollars per token, and per unit where units are priced in place of tokens.
-
-    `long_prompts`: the prices of all tokens of requests with longer prompts than each one's
-    `above`, which rises. No price falls with it.
-    """
+    """Femto-dollars per token, and per unit where units are priced in place of tokens."""
 
     prompt: int = 0
     cached_prompt: int = 0
@@ -44,6 +40,8 @@ class _Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     speech_byte: int | None = None
     above: int = 0
     long_prompts: tuple["_Rate", ...] = ()
+    """The prices of all tokens of requests with longer prompts than each one's `above`, which
+    rises. No price falls with it."""
 
     def nanos(
         self,
@@ -114,8 +112,8 @@ class PriceBook:
 
     Amounts are sums of tokens times prices, rounded down to whole nano-dollars once for each
     attempt. Prices may rise with the length of the prompt, and never fall. So amounts never fall
-    when tokens are added, and what the parts of a request are charged never exceeds the reservation
-    for the whole of it.
+    when tokens are added. The charges of a request's parts never exceed the reservation for the
+    whole of it.
     """
 
     def __init__(self, rates: Mapping[str, _TierRates], strong_tier: str = STRONG) -> None:

@@ -37,18 +37,17 @@ _TOKENS_PER_NANO: Final = 1_000_000 / 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Selects rows. None: all; times are seconds since 1970, `until_s` is exclusive.
-
-    only_charged: only rows that the client pays for, and answers of the response cache.
-    """
+    """Selects rows. None: all; times are seconds since 1970."""
 
     since_s: float | None = None
     until_s: float | None = None
+    """Exclusive."""
     key_ids: Sequence[str] | None = None
     team_ids: Sequence[str] | None = None
     tier: str | None = None
     model: str | None = None
     only_charged: bool = False
+    """Only rows that the client pays for, and answers of the response cache."""
 
     @property
     def condition(self) -> ColumnElement[bool]:
@@ -71,15 +70,16 @@ class UsageFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotals:
-    """Sums of a group of rows; `group` is None for all of them, "" for rows that have no such word.
-
-    `requests` are API requests, `attempts` are rows. `tokens` has the kinds of `TOKENS`.
-    """
+    """Sums of a group of rows."""
 
     group: str | None
+    """None for all rows, "" for rows that have no such word."""
     requests: int
+    """API requests."""
     attempts: int
+    """Rows."""
     tokens: Mapping[str, int]
+    """Has the kinds of `TOKENS`."""
     cost_nanos: int
     charge_nanos: int
 

@@ -52,26 +52,21 @@ MAX_LENGTHS: Final[Mapping[str, int]] = {
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One attempt, when it has ended.
-
-    `row_id` is unique; `request_id` is ours and shared by all attempts at one API request,
-    `client_request_id` is the header x-request-id. Times: `ended_at` is seconds since 1970 (UTC),
-    durations are seconds. Money is in nano-dollars: `cost_nanos` is our cost,
-    `charge_nanos` the client's charge. Prompt tokens include cached ones. `num_discarded_tokens`
-    of the completion were not delivered; `num_held_tokens` waited for a decision. `num_drafted`
-    and `num_accepted` are nodes of token trees. `num_charged_tokens`, of prompt and completion, are
-    what the client pays for and what limits count.
-    """
+    """One attempt, when it has ended. Durations are seconds, money is nano-dollars."""
 
     row_id: str
+    """Unique."""
     request_id: str
+    """Ours, shared by all attempts at one API request."""
     ended_at: float
+    """Seconds since 1970 (UTC)."""
     kind: RowKind
     outcome: RowOutcome
     tier: str
     key_id: str = "anonymous"
     team_id: str | None = None
     client_request_id: str = ""
+    """The header x-request-id."""
     endpoint: str = "chat"
     model: str = ""
     replica: str = ""
@@ -79,18 +74,26 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hand_off: str = ""
     failure: str = ""
     num_prompt_tokens: int = 0
+    """Cached ones included."""
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
     num_completion_tokens: int = 0
     num_reasoning_tokens: int = 0
     num_drafted_tokens: int = 0
+    """Nodes of token trees."""
     num_accepted_tokens: int = 0
+    """Nodes of token trees."""
     num_held_tokens: int = 0
+    """Tokens that waited for a decision."""
     num_discarded_tokens: int = 0
+    """Tokens of the completion that were not delivered."""
     num_charged_tokens: int = 0
+    """Tokens of prompt and completion that the client pays for and that limits count."""
     usage_source: RowUsageSource = "engine"
     cost_nanos: int = 0
+    """Our cost."""
     charge_nanos: int = 0
+    """The client's charge."""
     price_version: str = ""
     queue_s: float | None = None
     ttft_s: float | None = None

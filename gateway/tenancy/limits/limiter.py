@@ -12,18 +12,18 @@ Scope = Literal["key", "team"]
 
 
 class LimitState(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit after a reservation, for headers. `model`: the tier, where it is one tier's limit.
-
-    `limit` and `remaining` are requests, tokens, or nano-dollars. `reset_s`: seconds until all of
-    it is free again if no other request takes it.
-    """
+    """One limit after a reservation, for headers."""
 
     scope: Scope
     name: LimitName
     limit: int
+    """Requests, tokens, or nano-dollars."""
     remaining: int
+    """In the unit of `limit`."""
     reset_s: float
+    """Seconds until all of it is free again if no other request takes it."""
     model: str | None = None
+    """The tier, where it is one tier's limit."""
 
 
 class Reservation(Protocol):

@@ -16,18 +16,17 @@ _LAST_WORD_S: Final = 10.0
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one engine request; `stats` is None where the engine reported none.
-
-    `tier` is the tier that it ended on, if known. Times are on the gateway's clock: the request's
-    arrival, its change of tier, its end.
-    """
+    """The end of one engine request. Times are on the gateway's clock."""
 
     has_failed: bool
     stats: RequestStats | None
+    """None where the engine reported none."""
     tier: Tier | None
+    """The tier that it ended on, if known."""
     arrival_s: float
     ended_s: float
     switched_s: float | None
+    """Its change of tier."""
     reason: str
     """stop, length or abort; of failures their code."""
 

@@ -16,17 +16,16 @@ _NO_ROOM: Final = 429
 
 
 class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of the response. `duration_s` counts from the request's arrival.
-
-    is_faulty: the request itself is at fault (status 4xx except 429), so it counts for no tier.
-    """
+    """The end of the response."""
 
     facts: AnswerFacts | None
     ending: RequestEnding
     status: int | None
     error_code: str | None
     duration_s: float
+    """From the request's arrival."""
     is_faulty: bool
+    """The request itself is at fault (status 4xx except 429), so it counts for no tier."""
 
     @classmethod
     def of(

@@ -23,22 +23,23 @@ _LEAST_TOKENS: Final = 16
 
 
 class UsageEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that an answer can take, its prompts counted once.
-
-    `tiers` may answer; `max_tokens` is of each choice; is_bounded: the client set it.
-    `units`: images or sound, which may be priced in place of the tokens.
-    is_enforced_upstream: an upstream server enforces it, and may count `num_predicted_tokens`
-    of the client's predicted answer for each choice in addition.
-    """
+    """The most that an answer can take, its prompts counted once."""
 
     tiers: tuple[str, ...]
+    """Those that may answer."""
     num_prompt_tokens: int
     num_choices: int
     max_tokens: int
+    """The most tokens of each choice."""
     is_bounded: bool
+    """The client set `max_tokens`."""
     is_enforced_upstream: bool = False
+    """An upstream server enforces `max_tokens`."""
     num_predicted_tokens: int = 0
+    """Tokens of the client's predicted answer. An upstream server may count them for each choice in
+    addition."""
     units: Units | None = None
+    """Images or sound, which may be priced in place of the tokens."""
 
 
 class ReservedUsage:

@@ -66,30 +66,32 @@ def cached_entry(usage: CachedUsage, template: Template, *, duration_s: float) -
 
 
 class LocalAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of one finished local answer, given by its generation.
-
-    `tier` answered in the end, `first_tier` began; was_probed: the router read its hidden state.
-    The client's usage shows `num_prompt` tokens and of `written` ones, by the tier that wrote them:
-    of several choices each may have some. `num_held` tokens waited for a decision. was_given_up: an
-    upstream tier answered instead. is_delivered_in_part: it broke off, and another responder
-    continued it. is_continuation: it continues one that broke off, whose text is in its prompt and
-    was charged there. is_bounded: the client had set `max_tokens`.
-    """
+    """The description of one finished local answer, given by its generation."""
 
     tier: Tier
+    """Answered in the end."""
     first_tier: Tier
+    """Began."""
     outcome: RowOutcome
     models: Mapping[Tier, str]
     num_prompt: int
+    """In the client's usage."""
     num_cached: int = 0
     written: Mapping[Tier, int]
+    """In the client's usage, by the tier that wrote them: of several choices each may have some."""
     num_reasoning: int = 0
     num_held: int = 0
+    """Tokens that waited for a decision."""
     was_probed: bool = False
+    """The router read its hidden state."""
     was_given_up: bool = False
+    """An upstream tier answered instead."""
     is_delivered_in_part: bool = False
+    """It broke off, and another responder continued it."""
     is_continuation: bool = False
+    """It continues one that broke off, whose text is in its prompt and was charged there."""
     is_bounded: bool = False
+    """The client had set `max_tokens`."""
     tokens_by_choice: tuple[int, ...] = ()
     is_degraded: bool = False
     hand_off: str = ""

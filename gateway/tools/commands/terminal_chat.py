@@ -103,7 +103,8 @@ class Gateway:
     """A running gateway."""
 
     url: str
-    key: str | None = None  # where the gateway requires one
+    key: str | None = None
+    """Where the gateway requires one."""
 
     async def stream(self, body: dict[str, Any], answer: ChatAnswer) -> AsyncIterator[TimedPiece]:
         """Send one request; yield its pieces as they come, and fill `answer`. Raises ChatError.

@@ -158,10 +158,12 @@ class DeviceApp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
-    """Controls of the demo's cloud: `cut` it off at once, and `restore` it."""
+    """Controls of the demo's cloud."""
 
     cut: Callable[[], None]
+    """Cuts it off at once."""
     restore: Callable[[], None]
+    """Connects it again."""
 
 
 def run(console: Console, url: str, cloud: Cloud) -> int:

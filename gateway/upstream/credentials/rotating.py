@@ -33,14 +33,13 @@ _RETRY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """A key or a token. `expires_s` on the clock: when it must not be used any more; None: never.
-
-    `refresh_s`: when it is fetched anew although it is still good.
-    """
+    """A key or a token."""
 
     text: str
     refresh_s: float | None = None
+    """When it is fetched anew although it is still good."""
     expires_s: float | None = None
+    """On the clock: when it must not be used any more; None: never."""
 
 
 Fetch = Callable[[], Awaitable[Secret]]

@@ -24,13 +24,12 @@ _NO_REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 409, 425, 429})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """The delivered part of an answer that broke off, and the way to ask for its rest.
-
-    `text` is its content without reasoning, `num_tokens` the count of all of it against max_tokens.
-    """
+    """The delivered part of an answer that broke off, and the way to ask for its rest."""
 
     text: str
+    """Its content without reasoning."""
     num_tokens: int
+    """The count of all of it against max_tokens."""
     strategy: ContinuationStrategy
 
 

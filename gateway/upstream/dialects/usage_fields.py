@@ -20,7 +20,8 @@ class UsageFields(msgspec.Struct):
 
     prompt_tokens: JsonNumber = None
     completion_tokens: JsonNumber = None
-    reasoning_tokens: JsonNumber = None  # where SGLang has them
+    reasoning_tokens: JsonNumber = None
+    """Where SGLang has them."""
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
 

@@ -33,25 +33,27 @@ class _Section(BaseModel):
 
 
 class EnginePlan(_Section):
-    """One deployment: replicas of an engine, all alike.
-
-    `large`, `small`: folders or hub ids. `first_token_s`: the objective that the number of replicas
-    follows. `num_cpus`, `num_gpus`: what Ray reserves for a replica. `settings`: of the engine, by
-    their dotted names. `drain_timeout_s`: time for answers to end before a replica goes. With
-    `min_replicas` 0 the first request starts a replica, and waits for it.
-    """
+    """One deployment: replicas of an engine, all alike."""
 
     large: str | None = None
+    """A folder or hub id."""
     small: str | None = None
+    """A folder or hub id."""
     min_replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
+    """With 0, the first request starts a replica, and waits for it."""
     max_replicas: Count = 1
     first_token_s: Positive = 1.0
+    """The objective that the number of replicas follows."""
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
+    """What Ray reserves for a replica."""
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """What Ray reserves for a replica."""
     upscale_delay_s: Annotated[float, Field(ge=0)] = 10.0
     downscale_delay_s: Annotated[float, Field(ge=0)] = 300.0
     drain_timeout_s: Positive = 30.0
+    """Time for answers to end before a replica goes."""
     settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """The engine's settings, by their dotted names."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -82,16 +84,15 @@ class EnginePlan(_Section):
 
 
 class FleetPlan(_Section):
-    """A fleet. `host`: the address at which a replica's machine is reached; unset: as Ray knows it.
-
-    `key` is read where the plan is, and given to the replicas. `http_port`: of Serve's proxy, which
-    tells gateways the replicas' addresses.
-    """
+    """A fleet."""
 
     key: Path | None = None
+    """Read where the plan is, and given to the replicas."""
     host: str | None = None
+    """The address at which a replica's machine is reached; unset: as Ray knows it."""
     http_host: str = "127.0.0.1"
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 7800
+    """The port of Serve's proxy, which reports the replicas' addresses to gateways."""
     engines: Annotated[dict[str, EnginePlan], Field(min_length=1)]
 
     @model_validator(mode="after")

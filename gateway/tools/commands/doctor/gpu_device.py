@@ -13,18 +13,17 @@ _LEAST_CAPABILITY: Final = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """State of this machine's GPU, as torch has it.
-
-    built_for: version of CUDA that torch was built for, None for a build for CPUs. fault: why torch
-    can use no GPU, None if it can. has_card: whether the machine has one, by its driver's files.
-    capability: the compute capability of the GPU, (9, 0) for an H100.
-    """
+    """State of this machine's GPU, as torch has it."""
 
     built_for: str | None
+    """Version of CUDA that torch was built for; None for a build for CPUs."""
     fault: str | None
+    """Why torch can use no GPU; None if it can."""
     has_card: bool
+    """Whether the machine has one, by its driver's files."""
     name: str = ""
     capability: tuple[int, int] = (0, 0)
+    """The compute capability of the GPU, (9, 0) for an H100."""
     free_bytes: int = 0
     total_bytes: int = 0
 
