@@ -34,7 +34,7 @@ class TreeForecast:
     there."""
 
     def copy(self) -> "TreeForecast":
-        """The same numbers, to go on from."""
+        """Return the same numbers, to go on from."""
         return TreeForecast(self.by_rank.copy(), self.by_depth.copy())
 
     def observe(

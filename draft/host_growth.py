@@ -59,7 +59,7 @@ class HostGrowth:
         return 0.0
 
     def note_plain_step(self) -> None:
-        """Nothing is learnt from whole steps."""
+        """Learn nothing: whole steps are not timed here."""
 
     def grow(
         self,

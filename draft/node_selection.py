@@ -1,4 +1,4 @@
-"""From grown trees to what is judged: the likeliest guesses of all sequences of a step."""
+"""Selects what is judged of grown trees: the likeliest guesses of all sequences of a step."""
 
 from collections.abc import Sequence as SequenceOf
 from math import inf

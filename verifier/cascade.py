@@ -126,7 +126,7 @@ def log_mixture(small: Tensor, large: Tensor, groups: SequenceOf[RowGroup]) -> T
 
 
 def _concentrate(log_probs: Tensor, is_greedy: Tensor) -> Tensor:
-    """At temperature 0 all mass is on the likeliest token; is_greedy: bool [num_rows, 1]."""
+    """Put all mass on the likeliest token at temperature 0; is_greedy: bool [num_rows, 1]."""
     best = log_probs.argmax(-1, keepdim=True)
     point = torch.full_like(log_probs, -torch.inf).scatter_(1, best, 0.0)
     return torch.where(is_greedy, point, log_probs)

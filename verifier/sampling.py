@@ -204,7 +204,7 @@ def sampling_rows(
 def sampling_words(
     groups: SequenceOf[RowGroup], *, has_noise_only: bool = False
 ) -> npt.NDArray[np.int32]:
-    """What `sampling_rows_of` reads on the device, as it is brought there."""
+    """Pack what `sampling_rows_of` reads on the device, as it is brought there."""
     samplings = [group.sequence.sampling for group in groups]
     counts = [len(group.depths) for group in groups]
     num_rows = sum(counts)

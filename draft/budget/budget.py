@@ -87,7 +87,7 @@ class StepBudget:
     def num_worth_drafting(
         self, gains: SequenceOf["DraftGain"], text_probs: Floats, max_depth: int
     ) -> int:
-        """For how many sequences, in the order given, the small model is worth asking.
+        """Count the sequences, in the order given, for which the small model is worth asking.
 
         text_probs: path probabilities of all guesses that are there already, weighted by urgency,
         descending. Considers chains of every depth for the first 1, 2, 4, … sequences.

@@ -1,4 +1,4 @@
-"""From a source's confidence to the chance that its guess is accepted, learnt while serving.
+"""Learns, while serving, the chance that a guess is accepted from its source's confidence.
 
 A guess is judged only when the target reaches its parent, so every verdict gives one outcome for
 each child along the accepted path. Confidences are cut into bins; each bin counts its outcomes with

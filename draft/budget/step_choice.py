@@ -1,4 +1,4 @@
-"""What a step's guesses come from: a head, the small model, text alone, or nothing. By the clock.
+"""Chooses by the clock what a step's guesses come from: a head, the small model, text, or nothing.
 
 Pass times say what a tree costs in passes. What it costs beside them (ranking, trees, verdicts) is
 most of a tree's cost where the large model's pass is short or sequences are many. So a few steps of

@@ -58,7 +58,7 @@ class HeadGuesses(ModelGuesses):
         return self._model.target_token_ids
 
     def view_of(self, draft: Draft) -> KVView | None:
-        """Where a draft's nodes are computed; None where that was taken away."""
+        """Return the view that a draft's nodes are computed in; None where it was taken away."""
         text = self._texts.of(draft.sequence)
         return None if text is None else text.view
 

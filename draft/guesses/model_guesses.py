@@ -63,7 +63,7 @@ class ModelGuesses:
         return None
 
     def view_of(self, draft: Draft) -> KVView | None:
-        """Where a draft's nodes are computed; None where that was taken away."""
+        """Return the view that a draft's nodes are computed in; None where it was taken away."""
         return draft.state.view
 
     def has_root(self, draft: Draft) -> bool:
@@ -216,7 +216,7 @@ class ModelGuesses:
         return likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
 
     def _likeliest(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> list[Children]:
-        """The same, without those that are less likely than `min_path_prob`."""
+        """Leave out those that are less likely than `min_path_prob`."""
         best = self._ranked(logits, groups)
         floor = self._config.min_path_prob
         return [

@@ -50,7 +50,7 @@ class Compared:
 
     @property
     def tree_ratio(self) -> float:
-        """The same of trees."""
+        """Return the same ratio of trees."""
         return _ratio(self.trees, self.plain)
 
 

@@ -221,7 +221,7 @@ def _initial_model(job: DrafterJob, large: Path, tokenizer: Any) -> PreTrainedMo
 
 
 def card_facts(job: DrafterJob) -> dict[str, str]:
-    """What a drafter's card says of a job, each as it is to be read."""
+    """Return what a drafter's card says of a job, each as it is to be read."""
     origin = "a random initialisation" if job.small is None else f"`{Path(job.small).name}`"
     greedy = job.answers.temperature == 0
     how = "greedy" if greedy else f"sampled at temperature {job.answers.temperature:g}"

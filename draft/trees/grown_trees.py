@@ -30,7 +30,7 @@ Whole = npt.NDArray[np.int32]
 
 
 def pack_state(state: TreeState, num_candidates: int) -> Tensor:
-    """All that `GrownTrees` reads, int32 [any]; no tree has more than `num_candidates`."""
+    """Pack all that `GrownTrees` reads, int32 [any]; no tree has more than `num_candidates`."""
     known = state.candidates[:, :, :num_candidates]
     return torch.cat([state.numbers.reshape(-1), known.reshape(-1)])
 
@@ -93,5 +93,5 @@ class GrownTrees:
         return self._candidates[tree, field, : self._counts[tree]]
 
     def _real(self, tree: int, field: int) -> npt.NDArray[np.float32]:
-        """The same of a field that holds float32 bits."""
+        """Return a field that holds float32 bits."""
         return self._whole(tree, field).view(np.float32)

@@ -61,7 +61,7 @@ def prefix_hashes(
 
 
 class PoolListener(Protocol):
-    """Told what a pool lets be found, and what not any more."""
+    """Receives what a pool lets be found, and what not any more."""
 
     def note_published(
         self,

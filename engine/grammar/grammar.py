@@ -51,7 +51,7 @@ class TokenGrammar(Protocol):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """They end an answer; allowed wherever it is complete."""
+        """The tokens that end an answer; allowed wherever it is complete."""
 
     def matcher(self) -> TokenMatcher:
         """A matcher at the beginning of an answer."""
@@ -114,7 +114,7 @@ class GrammarState:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """They end the answer, whatever the request's own stop tokens are."""
+        """The tokens that end the answer, whatever the request's own stop tokens are."""
         return self._grammar.stop_token_ids
 
     # ---- what the step asks ---------------------------------------------------------------

@@ -105,7 +105,7 @@ class _Preparation:
         self._is_closing = is_closing
 
     def prepare(self, schema: Any, place: str) -> Any:
-        """One schema or subschema; what is none is left as it is, for llguidance to refuse."""
+        """Prepare a schema or subschema; what is none is left for llguidance to refuse."""
         if not isinstance(schema, dict):
             return schema
         own = {name: value for name, value in schema.items() if name != "x-guidance"}

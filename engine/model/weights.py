@@ -98,7 +98,7 @@ class CheckpointReader:
         self.num_parameters = 0
 
     def __enter__(self) -> Self:
-        """Nothing is opened before the first tensor is read."""
+        """Open nothing: files are opened when the first tensor is read."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,12 +112,12 @@ class CheckpointReader:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors are handed out."""
+        """The device that tensors are handed out on."""
         return self._device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What tensors are handed out in: the activations' too."""
+        """The type that tensors are handed out in: the activations' too."""
         return self._dtype
 
     def skip(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of a model exchange, over torch.distributed: NCCL on GPUs, gloo on CPUs."""
+"""Exchanges of a model's ranks, over torch.distributed: NCCL on GPUs, gloo on CPUs."""
 
 import os
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ _LOGIT_COPIES: Final = 3
 
 
 class DeviceMemory(Protocol):
-    """What an allocator says of its memory."""
+    """The memory that an allocator reports."""
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""

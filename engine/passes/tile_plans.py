@@ -61,7 +61,7 @@ class TilePlanner:
         )
 
     def shapes(self, num_rows: int) -> tuple[TileShape, ...]:
-        """All shapes that passes of up to so many rows may have."""
+        """Return all shapes that passes of up to so many rows may have."""
         return tuple(dict.fromkeys(self.shape(rows) for rows in range(1, num_rows + 1)))
 
     def max_keys(self, shape: TileShape, num_rows: int) -> int:
@@ -145,7 +145,7 @@ class TilePlanner:
         return min(num_rows, num_sequences + num_rows // shape.rows_per_tile)
 
     def _workspace_size(self, shape: TileShape, *, num_rows: int, max_keys: int) -> int:
-        """In floats."""
+        """Return the workspace's size in floats."""
         return workspace_size(
             shape,
             num_kv_heads=self._config.num_kv_heads,

@@ -1,4 +1,4 @@
-"""From a pass plan to the rows of a pass, and from its logits to what is emitted."""
+"""Turns a pass plan into the rows of a pass, and its logits into what is emitted."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field

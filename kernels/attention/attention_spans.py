@@ -118,7 +118,7 @@ def _attend_plainly(
 def _attend_span(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, scale: float
 ) -> Tensor:
-    """One sequence. query: [nq, num_query_heads, head_dim], the result as well.
+    """Attend for one sequence. query: [nq, num_query_heads, head_dim], the result as well.
 
     Heads that share keys are packed into one tile, so keys and values are never repeated:
     [num_kv_heads, nq * group_size, head_dim]. For many rows the group is a head dimension with

@@ -257,7 +257,7 @@ def tile_shapes(
     architecture: int,
     deterministic: bool = False,
 ) -> tuple[TileShape, ...]:
-    """All that `tile_shape` may return for a model, the smallest tiles first.
+    """Return all that `tile_shape` may return for a model, the smallest tiles first.
 
     The shapes that fit into the registers, by ahead-of-time compilation. Stages are enough for two
     blocks of keys and values under way; the block ids that these depend on take stages as well. A

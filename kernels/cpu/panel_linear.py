@@ -112,7 +112,7 @@ class PanelLinear:
 
     @property
     def compiled(self) -> tuple[int, int, int]:
-        """What a compiled layer takes: the kind, the product's address, the most threads."""
+        """Return what a compiled layer takes: the kind, the product's address, the most threads."""
         return self._kind, self._address, self._max_threads
 
     @property

@@ -130,7 +130,7 @@ def compact_kv(
 
 
 def _as_words(slots: Tensor) -> Tensor:
-    """The same memory in the widest integers that a slot's bytes divide into."""
+    """View the memory as the widest integers that a slot's bytes divide into."""
     row_bytes = slots.shape[2] * slots.element_size()
     for dtype in (torch.int64, torch.int32, torch.int16):
         if row_bytes % dtype.itemsize == 0:

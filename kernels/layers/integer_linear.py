@@ -87,7 +87,7 @@ def int4_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - two tiles
     x_tile, weight_tile, scale, is_row, is_column, out_features, PAIRS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """As `int8_sums`; a byte holds a code of one group and, above it, one of the next.
+    """Sum as `int8_sums`; a byte holds a code of one group and, above it, one of the next.
 
     scale: of outputs in the first group; those of the next are `out_features` further on.
     """
@@ -156,7 +156,7 @@ def _int4_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel's 
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As `_int8_kernel`, with `int4_sums`."""
+    """Do as `_int8_kernel`, with `int4_sums`."""
     row_tiles = tl.cdiv(num_rows, BLOCK_M)
     rows = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) // row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)

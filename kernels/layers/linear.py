@@ -43,7 +43,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _plain_max_rows(weight: Tensor) -> int:
-    """Up to how many rows a plain float32 product beats the packed one; 0 for never."""
+    """Return the most rows for which a plain float32 product beats the packed one; 0 for never."""
     float32_bytes = 4 * weight.numel()
     if weight.dtype == torch.bfloat16:
         return BFLOAT16_BYTES_PER_PASS // float32_bytes
@@ -106,7 +106,7 @@ class Linear:
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added to each row, [out_features]."""
+        """The bias that is added to each row, [out_features]."""
         return self._bias
 
     def __call__(self, x: Tensor) -> Tensor:

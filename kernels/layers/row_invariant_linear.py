@@ -47,7 +47,7 @@ ALIGNMENT_BYTES = 64
 
 
 def row_invariant_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One row after the other: nothing that a neighbour could change."""
+    """Multiply one row after the other: nothing that a neighbour could change."""
     rows = [F.linear(x[index : index + 1], weight, bias) for index in range(x.shape[0])]
     return torch.cat(rows) if rows else x.new_empty((0, weight.shape[0]))
 

@@ -26,7 +26,7 @@ class Taps:
 
     @property
     def layers_address(self) -> int:
-        """Where the taps stand as int64, for the compiled library."""
+        """Return where the taps stand as int64, for the compiled library."""
         return ctypes.addressof(self._numbers)
 
     def note(self, layer: int, stream: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvPlan:
-    """Where the inputs of a pass's rows come from, and which are kept."""
+    """The sources of the inputs of a pass's rows, and which are kept."""
 
     taps: Tensor
     """int64 [n, num_taps - 1], each row's ancestors from the farthest to the parent: rows of the

@@ -57,7 +57,7 @@ def _put_values_kernel(  # type: ignore[no-untyped-def]
 def _launch_penalties(
     flat: Tensor, cells: Tensor, shifts: Tensor, factors: Tensor | None, num_overrides: int
 ) -> None:
-    """All values are read before any is written: launches of one stream follow each other."""
+    """Read all values before any is written: launches of one stream follow each other."""
     num_cells = len(cells)
     num_first = num_cells - num_overrides
     values = torch.empty(num_cells, device=flat.device)

@@ -72,7 +72,7 @@ class FrontierRows:
 def _pick(
     state: TreeState, sequence: int, floor: float, most_believed: float, *, is_stepwise: bool
 ) -> list[int]:
-    """One sequence's frontier; at most `state.width` nodes, parents before children."""
+    """Pick one sequence's frontier; at most `state.width` nodes, parents before children."""
     own = state.numbers[sequence].tolist()
     num_candidates, num_passes = own[number(NUM_CANDIDATES)], own[number(NUM_PASSES)]
     max_depth, max_nodes = own[number(MAX_DEPTH)], own[number(MAX_NODES)]
@@ -141,7 +141,7 @@ def choose_frontier_reference(
 
 
 def _signed_bit(bit: int) -> int:
-    """One bit of a signed 64-bit word."""
+    """Return one bit of a signed 64-bit word."""
     return 1 << bit if bit < 63 else -(1 << 63)
 
 

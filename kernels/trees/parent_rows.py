@@ -1,4 +1,4 @@
-"""What the rows above gave, for the rows of a draft pass that carry it beside their tokens.
+"""Gathers what parents' rows gave, for rows of a draft pass that carry it beside their tokens.
 
 A head's row in a tree reads the hidden row that its parent's pass gave. Which node is the parent
 only the device knows.

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, as the config.json that such a model would have."""
+"""Turns what a GGUF file says of its model into the config.json of such a model."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Which replicas have which blocks of the prefix cache, from the news that they send.
+"""Knows which replicas have which blocks of the prefix cache, by the news that they send.
 
 Arrays, so that a pair of block and replica takes some 25 bytes, and all sizes are fixed at the
 start: memory is touched as it is filled. What finds no room is left out. A wrong entry costs time,

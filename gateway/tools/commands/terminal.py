@@ -145,7 +145,7 @@ def token_text(text: str, *, was_drafted: bool) -> Text:
 
 
 def print_check(console: Console, status: str, name: str, detail: str, advice: str) -> None:
-    """One line of `outrider doctor`, and below it what to do."""
+    """Print a line of `outrider doctor`, and below it what to do."""
     mark, style = {"ok": ("✓", "green"), "warning": ("!", "yellow")}.get(status, ("✗", "red"))
     console.print(Text.assemble((mark, style), f" {name:<12} {detail}"), soft_wrap=True)
     if advice:
