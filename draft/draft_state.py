@@ -148,7 +148,7 @@ class DraftState:
     def keep_computed(self, root_slot: int, offsets: list[int]) -> None:
         """Note that the keys of an accepted path were moved right behind its root's.
 
-        offsets: where each of its guesses lay; from the first below 0 on nothing was computed.
+        `offsets`: where each of its guesses lay; from the first below 0 on nothing was computed.
         """
         view = self.view
         assert view is not None

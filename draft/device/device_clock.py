@@ -59,7 +59,7 @@ def mark_maker(device: torch.device, clock: Callable[[], float]) -> Callable[[],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Level:
-    """A level on its way. pass_s: what its pass should take."""
+    """A level on its way. `pass_s`: what its pass should take."""
 
     num_trees: int
     pass_s: float

@@ -25,7 +25,7 @@ from outrider.verifier.token_tree import SOURCE_BIT
 class HeadGuesses(ModelGuesses):
     """Makes the slices of a head's passes and turns their logits into guesses.
 
-    on_new: told of a draft's new candidates.
+    `on_new`: told of a draft's new candidates.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class HeadText:
 class HeadTexts:
     """The sequences that a head reads; an `outrider.engine.protocols.FeatureReader`.
 
-    sources: those that the engine's settings allow.
+    `sources`: those that the engine's settings allow.
     """
 
     def __init__(self, head: Head, *, sources: SequenceOf[Source]) -> None:

@@ -326,7 +326,7 @@ def distil(
 ) -> DistillReport:
     """Train `model` in place, on from the checkpoint in `run_dir` if there is one.
 
-    is_fresh: whether the weights are random.
+    `is_fresh`: whether the weights are random.
 
     Raises DistillError for too few rows.
     """

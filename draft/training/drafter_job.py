@@ -146,8 +146,8 @@ def train_drafter(
 ) -> DistillReport:
     """Make a drafter and write it to `job.out`.
 
-    load: the large model in an engine of its own, and its runner. It is called after everything
-    cheap was checked, and let go before the training. num_threads: of the training; None for as
+    `load`: the large model in an engine of its own, and its runner. It is called after everything
+    cheap was checked, and let go before the training. `num_threads`: of the training; None for as
     many as the engine had.
 
     Raises PromptDataError, DistillError (OutFolderError) and EngineError, each with what to do.

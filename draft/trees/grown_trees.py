@@ -36,9 +36,9 @@ def pack_state(state: TreeState, num_candidates: int) -> Tensor:
 
 
 class GrownTrees:
-    """The candidates of several trees; packed: `pack_state` on the host.
+    """The candidates of several trees; `packed`: `pack_state` on the host.
 
-    model_bit: the source that the model which drafted is.
+    `model_bit`: the source that the model which drafted is.
     """
 
     def __init__(self, packed: Whole, num_trees: int, model_bit: int = SOURCE_BIT["model"]) -> None:
@@ -66,7 +66,7 @@ class GrownTrees:
     def judged(self, tree: int, path: list[int], token_ids: list[int]) -> Iterator[JudgedGuess]:
         """Every guess behind the candidates of an accepted path.
 
-        path: the root and the accepted candidates. token_ids: what stands behind each of them.
+        `path`: the root and the accepted candidates. `token_ids`: what stands behind each of them.
         """
         step_of = np.full(self._counts[tree], -1)
         step_of[path] = np.arange(len(path))

@@ -53,7 +53,7 @@ _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "depe
 def prepare_schema(schema: Any, *, is_lenient: bool = False) -> Schema | bool:
     """Return the schema as llguidance is to read it.
 
-    schema: as `json.loads` gives it. is_lenient: keywords that cannot be enforced are left out.
+    `schema`: as `json.loads` gives it. `is_lenient`: keywords that cannot be enforced are left out.
     Raises InvalidGrammarError naming the place of what an answer could break. Errors in the values
     of keywords are left to llguidance.
     """

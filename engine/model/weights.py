@@ -336,7 +336,7 @@ class CheckpointReader:
 def required_text_prefix(folder: Path, names: Iterable[str] | None = None) -> str:
     """Return what stands before the names of a checkpoint's text model.
 
-    names: of its tensors, read from the files where they are not given. Raises
+    `names`: of its tensors, read from the files where they are not given. Raises
     UnsupportedModelError for a checkpoint without a text model.
     """
     prefix = text_prefix(_locate_tensors(folder) if names is None else names)

@@ -50,7 +50,7 @@ class CudaMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestPass:
-    """The largest pass that may come. kv_dtype: of the cache."""
+    """The largest pass that may come. `kv_dtype`: of the cache."""
 
     max_rows: int
     max_sequences: int

@@ -91,8 +91,8 @@ class TilePlanner:
     ) -> TilePlan:
         """The plan of a pass; `prepare_plan` must run before each use.
 
-        zeros: int32 as many as rows or sequences, where some layers have a window and some none;
-        paths: see `paths`. window_blocks: `KVCache.window_blocks`.
+        `zeros`: int32 as many as rows or sequences, where some layers have a window and some none;
+        `paths`: see `paths`. `window_blocks`: `KVCache.window_blocks`.
         """
         num_rows, num_sequences = len(inputs.token_ids), len(inputs.row_starts)
         needed = self._workspace_size(shape, num_rows=num_rows, max_keys=max_keys)
@@ -159,7 +159,7 @@ class TilePlanner:
 def prepare_plan(plan: TilePlan, inputs: PassInputs, window_blocks: Tensor | None = None) -> None:
     """Work out on the device what a plan derives from a pass's inputs, which may have changed.
 
-    window_blocks: as for `TilePlanner.plan`.
+    `window_blocks`: as for `TilePlanner.plan`.
     """
     if window_blocks is not None:
         # A recorded pass's ids go on to the end of its buffer, where larger passes have left rows.

@@ -187,7 +187,7 @@ class FairQueue(QueuePolicy):
     def _arranged(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
         """Order within a tenant and a priority; pre-empted sequences come first.
 
-        now_s: for policies that go by it.
+        `now_s`: for policies that go by it.
         """
         by_arrival = sorted(waiting, key=attrgetter("arrival_number"))
         if self._charges:

@@ -111,9 +111,9 @@ def compact_kv(
 ) -> None:
     """Copy slot `src_slots[i]` to `dst_slots[i]` in every layer, as if all were read first.
 
-    cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], contiguous; scales: of
-    an fp8 cache, [num_layers, 2, num_blocks, block_size, num_kv_heads]; slots: [n] int64, block *
-    block_size + offset, a source of -1 moves nothing (its destination means nothing). Sources and
+    `cache`: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], contiguous; `scales`:
+    of an fp8 cache, [num_layers, 2, num_blocks, block_size, num_kv_heads]; slots: [n] int64, block
+    * block_size + offset, a source of -1 moves nothing (its destination means nothing). Sources and
     destinations may overlap in any way, destinations are distinct. Tree verification uses it to
     move an accepted path next to its prefix. On a GPU: one launch (scales: one more) up to 1024
     moves.

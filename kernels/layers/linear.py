@@ -55,12 +55,12 @@ def _plain_max_rows(weight: Tensor) -> int:
 class Linear:
     """`x @ weight.T + bias`, with the weight held in whatever layout is fastest.
 
-    weight: [out_features, in_features]; bias: [out_features] or None. When the weight is packed, no
-    reference to the unpacked one is kept: callers drop theirs, and memory holds it once. A packed
-    product costs about 11 us before the first multiplication (Zen 5, one thread), six times a plain
-    float32 one. The plain one streams the matrix from the cache once per row. So small weights are
-    also held plain, in float32, for passes of a few rows. Large ones that come from memory are
-    multiplied by four rows at least.
+    `weight`: [out_features, in_features]; `bias`: [out_features] or None. When the weight is
+    packed, no reference to the unpacked one is kept: callers drop theirs, and memory holds it once.
+    A packed product costs about 11 us before the first multiplication (Zen 5, one thread), six
+    times a plain float32 one. The plain one streams the matrix from the cache once per row. So
+    small weights are also held plain, in float32, for passes of a few rows. Large ones that come
+    from memory are multiplied by four rows at least.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Linear:
         return self._bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [n, in_features] -> [n, out_features]."""
+        """`x`: [n, in_features] -> [n, out_features]."""
         if self._packed is None:
             assert self._weight is not None
             return F.linear(x, self._weight, self._bias)

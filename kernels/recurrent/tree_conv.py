@@ -25,8 +25,9 @@ class ConvPlan:
 def tree_conv(rows: Tensor, weight: Tensor, inputs: Tensor, plan: ConvPlan) -> Tensor:
     """Convolve each row with its ancestors, then silu; keep the inputs that later rows need.
 
-    rows: [n, channels]; weight: float32 [num_taps, channels]; inputs: [any, channels], read before
-    it is written. Returns float32 [n, channels]. Sums go from the farthest tap to the row itself.
+    `rows`: [n, channels]; `weight`: float32 [num_taps, channels]; `inputs`: [any, channels], read
+    before it is written. Returns float32 [n, channels]. Sums go from the farthest tap to the row
+    itself.
     """
     far = _gather(rows, inputs, plan.taps.reshape(-1), plan.kept_taps.reshape(-1))
     far = far.view(*plan.taps.shape, -1)  # [n, num_taps - 1, channels]

@@ -293,9 +293,9 @@ def choose_frontier(
     Sets the state's frontier, and draft offsets and ancestor words of the nodes chosen: the n-th
     call gives out the offsets from 1 + (n - 1) * width on, in the order of the rows. Nothing is
     chosen in a tree that has had as many passes as it may have depths, or has no draft slot left.
-    most_believed: how far guesses count as covering what may follow
+    `most_believed`: how far guesses count as covering what may follow
     (`outrider.draft.budget.budget.MOST_BELIEVED`).
-    is_stepwise: parents of what is chosen were computed in earlier passes.
+    `is_stepwise`: parents of what is chosen were computed in earlier passes.
     """
     if not uses_triton(state.candidates):
         return choose_frontier_reference(

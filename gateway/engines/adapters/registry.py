@@ -55,7 +55,7 @@ class AdapterRegistry:
         taken: Collection[str] = (),
         initial: Sequence[NamedAdapter] = (),
     ) -> None:
-        """taken: the other names that requests may use; initial: read at the engine's start."""
+        """`taken`: the other names that requests may use; `initial`: read at the engine's start."""
         self._engine = engine
         self._max_named = max_named
         self._taken = taken

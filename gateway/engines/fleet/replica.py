@@ -67,7 +67,7 @@ class Replica:
         index_lane: int = 0,
         process: EngineProcess | None = None,
     ) -> None:
-        """index_lane: its number in the `BlockIndex`.
+        """`index_lane`: its number in the `BlockIndex`.
 
         `process`: None where an engine that is lost has died.
         """

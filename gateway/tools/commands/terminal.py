@@ -81,7 +81,7 @@ def print_banner(
 ) -> None:
     """Print the gateway's address, its tiers, how one is chosen, and a command to try it.
 
-    names: further names of models, of aliases and adapters. notes: further lines.
+    `names`: further names of models, of aliases and adapters. `notes`: further lines.
     """
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
     _print_tiers(console, info)
