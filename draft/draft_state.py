@@ -40,7 +40,7 @@ class DraftState:
     _draft_ids: list[int] = field(default_factory=list)
 
     def acceptance_of(self, model: DraftModel) -> AcceptanceEstimate:
-        """How often a model's best guess is right."""
+        """Return how often a model's best guess is right."""
         return self.head_acceptance if model == "head" else self.acceptance
 
     @property
@@ -148,7 +148,7 @@ class DraftState:
     def keep_computed(self, root_slot: int, offsets: list[int]) -> None:
         """Note that the keys of an accepted path were moved right behind its root's.
 
-        offsets: where each of its guesses lay; from the first below 0 on nothing was computed.
+        `offsets`: where each of its guesses lay; from the first below 0 on nothing was computed.
         """
         view = self.view
         assert view is not None
@@ -199,7 +199,7 @@ class Draft:
 
     @property
     def acceptance(self) -> AcceptanceEstimate:
-        """How often the best guess is right of the model that drafts in this step."""
+        """Return how often the best guess is right, of the model that drafts in this step."""
         return self.state.acceptance_of(self.state.model)
 
     @property

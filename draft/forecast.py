@@ -34,7 +34,7 @@ class TreeForecast:
     there."""
 
     def copy(self) -> "TreeForecast":
-        """The same numbers, to go on from."""
+        """Return the same numbers, to go on from."""
         return TreeForecast(self.by_rank.copy(), self.by_depth.copy())
 
     def observe(
@@ -42,8 +42,8 @@ class TreeForecast:
     ) -> None:
         """Learn from a tree: its guesses' path probabilities and depths, [num_guesses] each.
 
-        num_levels: how deep the small model's guesses could be. What lies deeper than it was asked
-        for goes on as the last levels did.
+        `num_levels`: how deep the small model's guesses could be. What lies deeper than it was
+        asked for goes on as the last levels did.
         """
         ranked = np.sort(path_probs)[::-1][: len(self.by_rank)]
         self.by_rank *= 1.0 - _WEIGHT
@@ -59,7 +59,7 @@ class TreeForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grower:
-    """A sequence that grows a tree on the device; max_depth: how deep the small model may go."""
+    """A sequence that grows a tree on the device; `max_depth`: how deep the small model may go."""
 
     forecast: TreeForecast
     urgency: float
@@ -77,9 +77,9 @@ def num_levels(
 ) -> int:
     """Count the passes behind the roots' that are worth their time, `width` nodes a tree each.
 
-    spent_s: of the roots' pass. min_gain: without a budget, a level is worth a pass where it should
-    bring a sequence so many tokens. At most one level less than the deepest tree may have, and as
-    many nodes as a draft view's masks can tell apart.
+    `spent_s`: of the roots' pass. `min_gain`: without a budget, a level is worth a pass where it
+    should bring a sequence so many tokens. At most one level less than the deepest tree may have,
+    and as many nodes as a draft view's masks can tell apart.
     """
     deepest = max((grower.max_depth for grower in growers), default=0)
     most = min(deepest - 1, (MAX_TREE_SLOTS - 1) // width)
@@ -106,7 +106,7 @@ def share_nodes(
 ) -> tuple[int, float]:
     """Return the forest's number of nodes and the least weighted chance of a host's guess.
 
-    host_probs: path probabilities of the guesses in trees on the host, weighted, descending. The
+    `host_probs`: path probabilities of the guesses in trees on the host, weighted, descending. The
     nodes of a step are those that should bring most, wherever they are.
     """
     expected = [grower.forecast.by_rank[: grower.max_nodes] * grower.urgency for grower in growers]

@@ -27,7 +27,7 @@ class Growth(Protocol):
     ) -> Proposal:
         """Grow the trees of `growers`; return the likeliest nodes of all `drafts`.
 
-        spent_s: of this step's draft passes by another model.
+        `spent_s`: of this step's draft passes by another model.
         """
 
     def beside_s(self, num_sequences: int) -> float:
@@ -43,7 +43,7 @@ class HostGrowth:
     def __init__(
         self, *, model: ModelGuesses, config: DraftConfig, clock: Callable[[], float]
     ) -> None:
-        """clock: seconds, to measure the host's work beside passes (`host_times`)."""
+        """`clock`: seconds, to measure the host's work beside passes (`host_times`)."""
         self._model = model
         self._config = config
         self._clock = clock
@@ -59,7 +59,7 @@ class HostGrowth:
         return 0.0
 
     def note_plain_step(self) -> None:
-        """Nothing is learnt from whole steps."""
+        """Learn nothing: whole steps are not timed here."""
 
     def grow(
         self,

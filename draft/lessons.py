@@ -48,7 +48,7 @@ class Lessons:
         return found
 
     def acceptance_of(self, model: DraftModel) -> AcceptanceEstimate:
-        """Of all sequences, how often a model's best guess is right."""
+        """Return how often a model's best guess is right, of all sequences."""
         return self.head_acceptance if model == "head" else self.acceptance
 
     def learn_tree(self, state: DraftState, tree: GuessTree, emitted: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""From grown trees to what is judged: the likeliest guesses of all sequences of a step."""
+"""Selects what is judged of grown trees: the likeliest guesses of all sequences of a step."""
 
 from collections.abc import Sequence as SequenceOf
 from math import inf
@@ -23,7 +23,7 @@ def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:
 def least_chance(drafts: SequenceOf[Draft], step: StepBudget | None, *, spent_s: float) -> float:
     """The least chance, weighted by urgency, of a guess that the step's budget has room for.
 
-    spent_s: of the draft passes that were made for these trees.
+    `spent_s`: of the draft passes that were made for these trees.
     """
     if step is None:
         return 0.0

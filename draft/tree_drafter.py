@@ -146,7 +146,7 @@ class TreeDrafter:
 
     @property
     def features(self) -> FeatureReader | None:
-        """Where a head's features go; see `outrider.engine.protocols.Drafter`."""
+        """Return the reader of a head's features; see `outrider.engine.protocols.Drafter`."""
         return self._head_texts
 
     def propose(
@@ -393,7 +393,7 @@ class TreeDrafter:
     def _worth_asking(
         self, model: DraftModel, able: list[Draft], drafts: SequenceOf[Draft], probs: Floats
     ) -> list[Draft]:
-        """Those of the sequences, in the given order, for which the model is worth asking."""
+        """Return the sequences, in the given order, for which the model is worth asking."""
         step = self._budgets.of_step(drafts, model, able) if able else None
         if step is None:
             return able

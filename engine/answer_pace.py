@@ -1,4 +1,4 @@
-"""How an answer's pace depends on how many are written at once, learnt by the clock."""
+"""Learns by the clock how an answer's pace depends on how many are written at once."""
 
 from typing import Final
 

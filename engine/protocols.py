@@ -183,7 +183,7 @@ class Drafter(Protocol):
 
     @property
     def features(self) -> FeatureReader | None:
-        """Where the large model's hidden states go; None for a drafter that reads none."""
+        """The reader of the large model's hidden states; None for a drafter that reads none."""
 
     @property
     def gives_logits(self) -> bool:

@@ -1,4 +1,4 @@
-"""One request of every kind before the first client's: kernels are compiled when first launched."""
+"""Runs a request of every kind before the first client's: kernels compile when first launched."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

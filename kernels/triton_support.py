@@ -234,7 +234,8 @@ def launch(
 ) -> None:
     """Run `kernel[grid](*args, **constexprs)`; an empty grid is no launch.
 
-    args: in the kernel's order, tensors, None, ints and floats; constexprs: its constants by name.
+    `args`: in the kernel's order, tensors, None, ints and floats; constexprs: its constants by
+    name.
     """
     if 0 in grid:
         return

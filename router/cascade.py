@@ -44,7 +44,7 @@ class AnswerWatch(Protocol):
         """More tokens were written, with these log-probabilities (temperature 1)."""
 
     def on_time(self) -> Judgement:
-        """Nothing may be held any longer: commit or escalate."""
+        """Commit or escalate: nothing may be held any longer."""
 
     def on_end(self) -> Judgement:
         """The answer is whole: commit or escalate."""
@@ -219,7 +219,7 @@ class WatchedAnswer:
         return self._verdict
 
     def _on_committed(self, verdict: Judgement, num_tokens: int) -> Judgement:
-        """In mid-stream: whether the latest tokens are surely bad."""
+        """Decide in mid-stream whether the latest tokens are surely bad."""
         if not self._rules.goes_on or num_tokens < self._next_check:
             return verdict
         self._next_check = num_tokens + _WINDOW_TOKENS // 2

@@ -48,7 +48,7 @@ class ConversationDigest:
         self._hash.update(b"".join([lengths, b";", *encoded]))
 
     def copy(self) -> "ConversationDigest":
-        """The same so far; the two go on apart."""
+        """Return the same so far; the two go on apart."""
         twin = ConversationDigest.__new__(ConversationDigest)
         twin._hash = self._hash.copy()
         return twin

@@ -126,7 +126,7 @@ class _Columns:
         self._check_alike(place)
 
     def whole(self, sha256: str) -> LabelledPrompts:
-        """All rows; raises RouterDataError for a column that is not in each of them."""
+        """Return all rows; raises RouterDataError for a column that is not in each of them."""
         for name, values in self._values.items():
             missing = len(self.prompts) - len(values)
             if missing:

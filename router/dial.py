@@ -75,7 +75,7 @@ class Dial:
         return _between(self._points[last], self._points[last + 1], weight)
 
     def by_text(self, setting: Setting) -> Setting:
-        """For a request that cannot be watched: about the same strong share from the text alone."""
+        """Return a setting without a watch: about the same strong share, from the text alone."""
         share = setting.strong_share
         if self.calibration.stage == "text" or share is None:
             return replace(setting, band=None)

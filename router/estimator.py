@@ -101,7 +101,7 @@ class PromptFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.config = config
 
     def fit(self, X: Iterable[str], y: object = None) -> Self:
-        """Nothing to learn: the features are hashed."""
+        """Learn nothing: the features are hashed."""
         del X, y
         return self
 

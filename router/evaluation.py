@@ -139,7 +139,7 @@ def cpt(gain: FloatRows, weak: FloatRows, strong: FloatRows, fraction: float) ->
 def calibration_bins(
     quality: FloatRows, weak: FloatRows, strong: FloatRows
 ) -> tuple[CalibrationBin, ...]:
-    """Up to ten bins with about equally many prompts, by rising quality; equal ones stay together.
+    """Make up to ten bins of about as many prompts, by rising quality; equal ones stay together.
 
     Qualities are 1 - gain, as in StageRows.
     """
@@ -169,7 +169,7 @@ def evaluate(
     seed: int = 0,
     track: Callable[[range], Iterable[int]] = iter,
 ) -> RouterReport:
-    """All figures of a router on rows that it was not trained on; raises NoGapError.
+    """Compute all figures of a router on rows that it was not trained on; raises NoGapError.
 
     `threshold`, `band`: its setting, as in OperatingPoint. All stages and the setting are seen on
     the same resamples of the prompts; those without a gap are left out. `track` may show how far

@@ -137,7 +137,7 @@ def _without_router(options: RoutingOptions) -> LoadedRouter:
 
 
 def _abstaining(options: RoutingOptions) -> LabelFreePolicy:
-    """The same for prompts that a router knows nothing of; thresholds of its own mean nothing."""
+    """Make the policy for prompts unlike the router's training; its thresholds mean nothing."""
     return replace(_label_free(options), why="prompt unlike the router's training")
 
 

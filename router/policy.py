@@ -1,4 +1,4 @@
-"""From a prompt to a tier. A policy explains every decision in one short line."""
+"""Chooses a tier for a prompt. A policy explains every decision in one short line."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,7 +81,7 @@ class FixedPolicy:
     why: str = "fixed"
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
-        """The same route for every text; only the large tier is known to keep a quality."""
+        """Return the same route for every text; only the large tier is known to keep a quality."""
         del text
         if constraints.min_quality and self.tier == "small":
             raise RouteConstraintError(

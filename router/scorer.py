@@ -94,7 +94,7 @@ class LinearStage:
         return int(self.weight.shape[1])
 
     def estimate(self, inputs: FloatRows) -> QualityEstimate:
-        """From inputs [num_inputs] to probabilities."""
+        """Turn inputs [num_inputs] into probabilities."""
         return _estimate(self.weight @ inputs + self.bias)
 
 
@@ -176,7 +176,7 @@ class RouterScorer:
         return self._estimate(prompt_features(text, self.features))
 
     def estimate_familiar(self, text: str) -> QualityEstimate | None:
-        """The same; None for a prompt that is unlike those of the training."""
+        """Estimate by the text; None for a prompt that is unlike those of the training."""
         vector = prompt_features(text, self.features)
         if self.familiarity is not None and self.familiarity.is_unlike(vector):
             return None
@@ -188,7 +188,7 @@ class RouterScorer:
     def estimate_prompt(
         self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | FloatRows | None
     ) -> QualityEstimate:
-        """With the hidden state of the prompt's last token, [hidden_size].
+        """Estimate with the hidden state of the prompt's last token, [hidden_size].
 
         The text's own estimate where there is no probe, or no hidden state that fits it.
         """
@@ -206,7 +206,7 @@ class RouterScorer:
         *,
         is_whole: bool,
     ) -> QualityEstimate:
-        """With the log-probabilities (temperature 1) of the small model's tokens so far.
+        """Estimate with the log-probabilities (temperature 1) of the small model's tokens so far.
 
         `prompt_estimate`: the last one before the answer. It is returned as it is where there is no
         answer stage or no token yet of an answer that goes on.
@@ -217,7 +217,7 @@ class RouterScorer:
         return self.answer.estimate(answer_inputs(prompt_estimate.logits, features))
 
     def with_calibration(self, calibration: Calibration) -> Self:
-        """The same router, set to another operating point."""
+        """Return the same router, set to another operating point."""
         return replace(self, calibration=calibration, threshold=calibration.chosen.threshold)
 
     def was_trained_on(self, prompts: Iterable[str]) -> NDArray[np.bool_]:

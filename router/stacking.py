@@ -39,7 +39,7 @@ class ConstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.probability = probability
 
     def fit(self, X: Matrix, y: FloatRows) -> Self:
-        """Nothing to learn."""
+        """Learn nothing."""
         del X, y
         self.classes_ = np.array([0.0, 1.0])
         return self
@@ -92,7 +92,7 @@ class FittedStage:
 
     @property
     def layer(self) -> LinearStage:
-        """For the scorer."""
+        """Return the stage as the scorer holds it."""
         return LinearStage(
             weight=np.stack([head.weight for head in self.heads]),
             bias=np.array([head.bias for head in self.heads]),
@@ -119,7 +119,7 @@ class ScaledStage:
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
-        """One a tier; they take the inputs as they are."""
+        """Return a pipeline for each tier; they take the inputs as they are."""
         return tuple(
             Pipeline([("scale", self.scaler), ("classifier", head.classifier)])
             for head in self.fitted.heads
@@ -146,7 +146,7 @@ def logistic(inverse_penalty: float) -> LogisticRegression:
 def calibrated(
     inverse_penalty: float, folds: StratifiedKFold | Sequence[tuple[_Ints, _Ints]]
 ) -> CalibratedClassifierCV:
-    """One model on all rows, calibrated on out-of-fold scores: exports as one linear layer."""
+    """Make a model of all rows, calibrated on out-of-fold scores: exports as one linear layer."""
     return CalibratedClassifierCV(
         logistic(inverse_penalty), method="sigmoid", cv=folds, ensemble=False
     )

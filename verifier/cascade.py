@@ -55,8 +55,8 @@ def cascade_choices(
 ) -> Tensor:
     """The tokens chosen at all nodes, cascades' by pi; `UNDECIDED` where a cascade cannot say.
 
-    chosen: int64 [num_nodes], what the large model alone chooses; processed: float32 [num_nodes,
-    vocab_size], its logits after `process_logits`. Nodes of all trees in order.
+    `chosen`: int64 [num_nodes], what the large model alone chooses; `processed`: float32
+    [num_nodes, vocab_size], its logits after `process_logits`. Nodes of all trees in order.
     """
     rows: list[int] = []
     undecided: list[int] = []
@@ -94,8 +94,8 @@ def _row_group(sequence: JudgedSequence, tree: TokenTree, nodes: list[int]) -> R
 def log_mixture(small: Tensor, large: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     """log pi up to a constant a row, float32 [num_rows, num_tokens].
 
-    small, large: float32 [num_rows, num_tokens], both models' processed logits; the groups' rows
-    one after the other, each group's sequence with a cascade.
+    `small`, `large`: float32 [num_rows, num_tokens], both models' processed logits; the groups'
+    rows one after the other, each group's sequence with a cascade.
     """
     parameters: list[tuple[float, float, float]] = []
     for group in groups:
@@ -126,7 +126,7 @@ def log_mixture(small: Tensor, large: Tensor, groups: SequenceOf[RowGroup]) -> T
 
 
 def _concentrate(log_probs: Tensor, is_greedy: Tensor) -> Tensor:
-    """At temperature 0 all mass is on the likeliest token; is_greedy: bool [num_rows, 1]."""
+    """Put all mass on the likeliest token at temperature 0; `is_greedy`: bool [num_rows, 1]."""
     best = log_probs.argmax(-1, keepdim=True)
     point = torch.full_like(log_probs, -torch.inf).scatter_(1, best, 0.0)
     return torch.where(is_greedy, point, log_probs)

@@ -38,7 +38,7 @@ class CoupledVerifier:
     def verify(
         self, sequences: SequenceOf[JudgedSequence], trees: SequenceOf[TokenTree], logits: Tensor
     ) -> list[Verdict]:
-        """One verdict a sequence; logits float32 [total nodes, vocab_size], trees in order."""
+        """Judge each sequence's tree; logits float32 [total nodes, vocab_size], trees in order."""
         groups = [
             RowGroup(sequence=sequence, depths=tree.depth, paths=partial(getattr, tree, "paths"))
             for sequence, tree in zip(sequences, trees, strict=True)
@@ -55,13 +55,13 @@ class CoupledVerifier:
         return _walk(trees, chosen)
 
     def next_tokens(self, rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
-        """One token a row; see `outrider.verifier.next_tokens`."""
+        """Choose a token for each row; see `outrider.verifier.next_tokens`."""
         return next_tokens(rows, logits)
 
     def judge_forest(
         self, forest: JudgedForest, logits: Tensor, table: SamplingTable | None = None
     ) -> ForestVerdicts:
-        """The same rule for trees on the device; only launched.
+        """Apply the same rule to trees on the device; only launched.
 
         logits: float32 [forest.total_rows, vocab_size]; the sequences have no rules and no cascade.
         table: how they choose their tokens, where that is not what the forest says.
@@ -139,7 +139,7 @@ def _follow_on_device(
     chosen: Tensor,
     by_target: Tensor | None,
 ) -> _Found:
-    """The same with one copy to the host."""
+    """Follow the accepted paths with one copy to the host."""
     flat = [
         [token for tree in trees for token in tree.token_ids],
         [

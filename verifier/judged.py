@@ -1,4 +1,4 @@
-"""What is judged: a sequence and a forest, as far as the acceptance rule looks at them."""
+"""The sequence and the forest that are judged, as far as the acceptance rule looks at them."""
 
 from typing import Protocol
 
@@ -28,7 +28,7 @@ class JudgedSequence(Protocol):
 
     @property
     def sampling(self) -> SamplingParams:
-        """How a token is chosen from the target's distribution."""
+        """The parameters by which a token is chosen from the target's distribution."""
 
     @property
     def cascade(self) -> CascadeParams | None:
@@ -67,4 +67,4 @@ class JudgedForest(Protocol):
 
     @property
     def max_depth(self) -> int:
-        """No node is deeper."""
+        """The depth that no node exceeds."""

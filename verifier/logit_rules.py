@@ -75,7 +75,7 @@ class LogitEdits:
         shifts: NDArray[np.float32],
         factors: NDArray[np.float32] | None,
     ) -> None:
-        """The same change in all `rows`; columns outside the vocabulary are left out."""
+        """Add the same change in all `rows`; columns outside the vocabulary are left out."""
         known = columns < self.vocab_size
         if not known.all():
             columns, shifts = columns[known], shifts[known]

@@ -23,12 +23,12 @@ class LogprobRows:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What `token_logprobs` needs to know."""
+        """The tensors that `token_logprobs` needs."""
         return [self.top_ids, self.chosen, self.top_values]
 
 
 def logprob_rows(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobRows:
-    """Of raw logits, float32 [n, vocab_size], and the tokens chosen there; only launched."""
+    """Compute them from raw logits, float32 [n, vocab_size], and chosen tokens; only launched."""
     log_probs = logits.log_softmax(-1)
     best = log_probs.topk(min(num_top, log_probs.shape[1]))
     return LogprobRows(
@@ -41,7 +41,7 @@ def logprob_rows(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobRows
 def token_logprobs(
     token_ids: SequenceOf[int], num_top: SequenceOf[int], found: SequenceOf[npt.NDArray[Any]]
 ) -> list[TokenLogprobs]:
-    """One entry a row. num_top: of each row; found: the tensors of the rows, on the host."""
+    """Make an entry for each row. num_top: of each row; found: the rows' tensors, on the host."""
     top_ids, chosen, top_values = (array.tolist() for array in found)
     return [
         TokenLogprobs(

@@ -64,7 +64,7 @@ class NextToken:
 def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
     """Choose all rows' tokens and answer what is asked about them; waits for the device once.
 
-    logits: float32 [num_rows, vocab_size].
+    `logits`: float32 [num_rows, vocab_size].
     """
     groups = [_group(row.sequence, None) for row in rows]
     ranked = [number for number, row in enumerate(rows) if row.rivals is not None]
@@ -100,7 +100,7 @@ def _group(sequence: JudgedSequence, noise: SequenceNoise | None) -> RowGroup:
 
 
 def _of_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Some rows; index: ascending, so where all are asked for they are the values themselves."""
+    """Some rows; `index`: ascending, so where all are asked for they are the values themselves."""
     return values if len(index) == len(values) else values.index_select(0, index)
 
 

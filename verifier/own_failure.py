@@ -22,7 +22,7 @@ class OwnFailure:
         self._sequence = sequence
 
     def __enter__(self) -> None:
-        """Nothing is needed before."""
+        """Enter the block; nothing is needed before it."""
 
     def __exit__(
         self,

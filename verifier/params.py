@@ -1,4 +1,4 @@
-"""What decides which tokens an answer has: its sampling, its tier, its cascade. Without torch."""
+"""A request's parameters that decide its tokens: sampling, tier, cascade. Without torch."""
 
 import math
 from dataclasses import dataclass

@@ -49,7 +49,7 @@ class RowGroup:
 def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     """The logits after every sequence's rules; `logits` itself where there are none.
 
-    logits: float32 [num_rows, vocab_size], the groups' rows one after the other; not changed.
+    `logits`: float32 [num_rows, vocab_size], the groups' rows one after the other; not changed.
     """
     processed = logits
     edits = LogitEdits(logits.shape[1])  # of all sequences, made in one go
@@ -80,8 +80,8 @@ def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 def perturbed_scores(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     """log target + Gumbel noise, float32 [num_rows, vocab_size]; processed logits when greedy.
 
-    logits: float32 [num_rows, vocab_size], the groups' rows one after the other. The target and the
-    drafter rank with the same function, which is what makes them agree.
+    `logits`: float32 [num_rows, vocab_size], the groups' rows one after the other. The target and
+    the drafter rank with the same function, which is what makes them agree.
     """
     if all(takes_greatest(group.sequence) for group in groups):
         return logits
@@ -103,7 +103,7 @@ def perturbed(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 def choose_tokens(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     """argmax(log target + Gumbel noise) of each row, int64 [num_rows]; only launched on CUDA.
 
-    processed: float32 [num_rows, vocab_size], after `process_logits`.
+    `processed`: float32 [num_rows, vocab_size], after `process_logits`.
     """
     if uses_triton(processed):
         return top_tokens(processed, sampling_rows(groups, processed.device), 1).token_ids[:, 0]
@@ -113,8 +113,8 @@ def choose_tokens(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 def mark_not_finite(chosen: Tensor, logits: Tensor) -> Tensor:
     """Return the tokens, `NOT_FINITE` where their own logits are NaN or infinite; only launched.
 
-    chosen: int64 [num_rows]; logits: float32 [num_rows, vocab_size], before `process_logits`. So
-    the host learns of such numbers by the tokens that it reads anyway.
+    `chosen`: int64 [num_rows]; `logits`: float32 [num_rows, vocab_size], before `process_logits`.
+    So the host learns of such numbers by the tokens that it reads anyway.
     """
     known = chosen.clamp(0, logits.shape[1] - 1)  # a row of NaN may have named no token at all
     is_sound = logits.gather(1, known[:, None])[:, 0].isfinite() & (known == chosen)
@@ -132,7 +132,7 @@ def _greatest(scores: Tensor) -> Tensor:
 def log_targets(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     """Unnormalised log target of sampled rows; greedy rows stay as they are.
 
-    processed: float32 [num_rows, vocab_size], after `process_logits`.
+    `processed`: float32 [num_rows, vocab_size], after `process_logits`.
     """
     if uses_triton(processed):
         return perturb(processed, sampling_rows(groups, processed.device), with_noise=False)
@@ -161,7 +161,7 @@ def log_targets(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 def add_noise(log_probs: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     """Add each sampled row's Gumbel noise, by the position that it decides.
 
-    log_probs: float32 [num_rows, vocab_size]; changed nowhere, returned where nothing is sampled.
+    `log_probs`: float32 [num_rows, vocab_size]; changed nowhere, returned where nothing is sampled.
     """
     if uses_triton(log_probs):
         rows_to_draw = sampling_rows(groups, log_probs.device, has_noise_only=True)
@@ -195,7 +195,7 @@ def sampling_rows(
 ) -> SamplingRows:
     """Parameters and noise keys of the groups' rows, in one copy that the host does not wait for.
 
-    has_noise_only: sampled rows keep their scores as they are, but for the noise.
+    `has_noise_only`: sampled rows keep their scores as they are, but for the noise.
     """
     words = upload(sampling_words(groups, has_noise_only=has_noise_only), device)
     return sampling_rows_of(words, groups, has_noise_only=has_noise_only)
@@ -204,7 +204,7 @@ def sampling_rows(
 def sampling_words(
     groups: SequenceOf[RowGroup], *, has_noise_only: bool = False
 ) -> npt.NDArray[np.int32]:
-    """What `sampling_rows_of` reads on the device, as it is brought there."""
+    """Pack what `sampling_rows_of` reads on the device, as it is brought there."""
     samplings = [group.sequence.sampling for group in groups]
     counts = [len(group.depths) for group in groups]
     num_rows = sum(counts)

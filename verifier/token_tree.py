@@ -42,7 +42,7 @@ class TokenTree:
 
     @property
     def num_nodes(self) -> int:
-        """All nodes, the root included."""
+        """Count all nodes, the root included."""
         return len(self.token_ids)
 
     @property
@@ -66,7 +66,7 @@ class TokenTree:
 
     @cached_property
     def ancestor_mask(self) -> list[int]:
-        """Per node a bitmask of the nodes on its path, itself included, [num_nodes]."""
+        """Return for each node a bitmask of the nodes on its path, itself included, [num_nodes]."""
         masks: list[int] = []
         for node, parent in enumerate(self.parent_index):
             masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
@@ -74,7 +74,7 @@ class TokenTree:
 
     @cached_property
     def paths(self) -> list[list[int]]:
-        """Per node the tokens from below the root down to it, [num_nodes]; [] for the root."""
+        """Return each node's tokens below the root, its own last, [num_nodes]; [] for the root."""
         paths: list[list[int]] = []
         for token, parent in zip(self.token_ids, self.parent_index, strict=True):
             paths.append([*paths[parent], token] if parent >= 0 else [])

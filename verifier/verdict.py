@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def nodes(self) -> list[int]:
-        """For each emitted token, the node whose logits chose it."""
+        """Return for each emitted token the node whose logits chose it."""
         return [0, *self.accepted_nodes][: len(self.token_ids)]
 
 

@@ -87,9 +87,9 @@ class StepBudget:
     def num_worth_drafting(
         self, gains: SequenceOf["DraftGain"], text_probs: Floats, max_depth: int
     ) -> int:
-        """For how many sequences, in the order given, the small model is worth asking.
+        """Count the sequences, in the order given, for which the small model is worth asking.
 
-        text_probs: path probabilities of all guesses that are there already, weighted by urgency,
+        `text_probs`: path probabilities of all guesses that are there already, weighted by urgency,
         descending. Considers chains of every depth for the first 1, 2, 4, … sequences.
         """
         num_text_nodes, text_tokens, text_s = self.num_nodes(text_probs, spent_s=0.0)
@@ -119,7 +119,7 @@ class StepBudget:
     ) -> Floats:
         """Tokens per second of the best depth of chains for so many sequences, [len(numbers)].
 
-        gained: tokens of a step with such chains, [len(numbers), max_depth].
+        `gained`: tokens of a step with such chains, [len(numbers), max_depth].
         """
         depths = np.arange(1, gained.shape[1] + 1)
         num_nodes = np.maximum(numbers[:, None] * depths, num_text_nodes)
@@ -145,8 +145,8 @@ class StepBudget:
     def num_nodes(self, path_probs: Floats, *, spent_s: float) -> tuple[int, float, float]:
         """The best number of nodes: (nodes, expected tokens, step seconds).
 
-        path_probs: of all candidates of all sequences, weighted by urgency, descending. spent_s:
-        draft time so far.
+        `path_probs`: of all candidates of all sequences, weighted by urgency, descending.
+        `spent_s`: draft time so far.
         """
         # This runs for every level of drafts: numpy's methods cost less than its functions.
         expected = np.zeros(len(path_probs) + 1)
@@ -198,8 +198,8 @@ class TreeBudget:
     ) -> StepBudget:
         """The budget of one step that `model` drafts in; see `StepBudget`.
 
-        num_sequences: that decode together, beside prompts with `num_prompt_rows` rows.
-        most_stretch: how many plain steps it may last for the sake of each one's own pace.
+        `num_sequences`: that decode together, beside prompts with `num_prompt_rows` rows.
+        `most_stretch`: how many plain steps it may last for the sake of each one's own pace.
         """
         plain_s = beside_s + self.target_pass_s(num_sequences, context)
         longest_s, prompts_s = self.max_stretch * plain_s, 0.0

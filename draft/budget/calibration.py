@@ -1,4 +1,4 @@
-"""From a source's confidence to the chance that its guess is accepted, learnt while serving.
+"""Learns, while serving, the chance that a guess is accepted from its source's confidence.
 
 A guess is judged only when the target reaches its parent, so every verdict gives one outcome for
 each child along the accepted path. Confidences are cut into bins; each bin counts its outcomes with
@@ -180,7 +180,7 @@ class EdgeCalibration:
     def fit(self, curve: int) -> None:
         """Fit a curve to its outcomes; what follows it changes too.
 
-        curve: below `_NUM_KINDS` that of a kind of evidence, then those of kinds at depths.
+        `curve`: below `_NUM_KINDS` that of a kind of evidence, then those of kinds at depths.
         """
         self._num_unfitted[curve] = 0
         self._version += 1
@@ -200,7 +200,7 @@ class EdgeCalibration:
             table[number] = shifts
 
     def _fitted(self, curve: int, believed: list[float]) -> list[float]:
-        """Return the shifts that a curve's outcomes ask for; believed: shifts before any."""
+        """Return the shifts that a curve's outcomes ask for; `believed`: shifts before any."""
         first = curve * _NUM_BINS
         lows, highs = (0.0, *BIN_EDGES), (*BIN_EDGES, 1.0)
         means, values, weights = [], [], []

@@ -26,7 +26,7 @@ class LevelHostTimes:
         return self._mean_s[min(self._mean_s, key=lambda known: abs(known - wanted))]
 
     def observe(self, num_trees: int, seconds: float, *, expected_s: float) -> None:
-        """Learn from one level; seconds: of all of it, less the `expected_s` of its pass.
+        """Learn from one level; `seconds`: of all of it, less the `expected_s` of its pass.
 
         The first of its size, which may load kernels, is believed as far as its pass is long.
         """

@@ -30,7 +30,7 @@ class OwnPace:
     def begin_step(self, sequences: SequenceOf[Sequence], stretch: float | None) -> None:
         """Book the last step, then begin one of these sequences; others' accounts are closed.
 
-        stretch: of the last step, in plain ones; None where its time says nothing.
+        `stretch`: of the last step, in plain ones; None where its time says nothing.
         """
         accounts, num_tokens = self._accounts, self._num_tokens
         kept: dict[str, float] = {}
@@ -47,7 +47,7 @@ class OwnPace:
     def most_stretch(self, expected: Iterable[tuple[Sequence, float]]) -> float:
         """Return how many plain steps the next one may last.
 
-        expected: of every sequence in it, the tokens that its own guesses should bring.
+        `expected`: of every sequence in it, the tokens that its own guesses should bring.
         """
         return min(
             1.0 + gain + self._accounts.get(sequence.request_id, _FIRST)

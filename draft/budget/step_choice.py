@@ -1,4 +1,4 @@
-"""What a step's guesses come from: a head, the small model, text alone, or nothing. By the clock.
+"""Chooses by the clock what a step's guesses come from: a head, the small model, text, or nothing.
 
 Pass times say what a tree costs in passes. What it costs beside them (ranking, trees, verdicts) is
 most of a tree's cost where the large model's pass is short or sequences are many. So a few steps of
@@ -128,7 +128,7 @@ class _Choice:
     def note(self, kind: StepKind, tokens: float, seconds: float, *, is_settled: bool) -> None:
         """Learn from a step: a sequence's tokens, and seconds.
 
-        is_settled: the steps in front of it were of its kind, too.
+        `is_settled`: the steps in front of it were of its kind, too.
         """
         self.seconds += seconds
         is_measured = is_settled and tokens > 0
@@ -231,8 +231,8 @@ class StepChoice:
     ) -> StepKind:
         """Return the kind of the step of these sequences, which begins now.
 
-        offered: the kinds that are possible, in the order of `STEP_KINDS`. has_prompts: the step's
-        time will say nothing of its kind, for prompts are computed beside.
+        `offered`: the kinds that are possible, in the order of `STEP_KINDS`. `has_prompts`: the
+        step's time will say nothing of its kind, for prompts are computed beside.
         """
         now_s = self._clock()
         self.stretch = self._learn(now_s - self._begin_s, sequences)
@@ -254,7 +254,7 @@ class StepChoice:
     def _learn(self, seconds: float, sequences: SequenceOf[Sequence]) -> float | None:
         """Learn from what ends now, if it is one step, and of decodes alone; return its stretch.
 
-        sequences: of the step that begins; without one of the old ones time may have passed.
+        `sequences`: of the step that begins; without one of the old ones time may have passed.
         """
         old = self._sequences
         if self._last is None or not self._is_measured or seconds <= 0:

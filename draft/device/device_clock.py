@@ -42,11 +42,11 @@ class HostMark:
         self.at_s = self.clock()
 
     def query(self) -> bool:
-        """Nothing is waited for."""
+        """Return True: the host's time has passed."""
         return True
 
     def elapsed_time(self, end: Mark) -> float:
-        """In milliseconds."""
+        """Return milliseconds."""
         return (cast("HostMark", end).at_s - self.at_s) * 1e3
 
 
@@ -59,7 +59,7 @@ def mark_maker(device: torch.device, clock: Callable[[], float]) -> Callable[[],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Level:
-    """A level on its way. pass_s: what its pass should take."""
+    """A level on its way. `pass_s`: what its pass should take."""
 
     num_trees: int
     pass_s: float
@@ -81,7 +81,7 @@ class LevelClock:
         self._open = _Level(num_trees=num_trees, pass_s=pass_s, begin=mark)
 
     def end(self) -> None:
-        """All levels of a step are on their way."""
+        """Note that all levels of a step are launched."""
         if self._open is not None:
             self._end_level()
 
@@ -128,5 +128,5 @@ class StepClock:
         self._expected_s = seconds
 
     def break_off(self) -> None:
-        """Nothing is to be learnt from the step that has begun: others came behind it."""
+        """Learn nothing from the step that has begun: others came behind it."""
         self._expected_s = None

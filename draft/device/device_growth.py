@@ -174,10 +174,10 @@ class DeviceGrowth:
         step: StepBudget | None,
         spent_s: float,
     ) -> DeviceTrees | None:
-        """Begin the trees whose roots were computed, if any; logits: [num_rows, vocab_size].
+        """Begin the trees whose roots were computed, if any; `logits`: [num_rows, vocab_size].
 
-        hidden: what a head's rows gave, [num_rows, hidden_size]. A root has one row, or, of a block
-        drafter, those of its block.
+        `hidden`: what a head's rows gave, [num_rows, hidden_size]. A root has one row, or, of a
+        block drafter, those of its block.
         """
         drafts: list[Draft] = []
         keep: list[int] = []

@@ -20,7 +20,7 @@ def capture_levels(
 ) -> int:
     """Record the levels of trees of the small model's runner, or of a head's.
 
-    Returns how many were recorded: none where the runner's passes are not. target: the large
+    Returns how many were recorded: none where the runner's passes are not. `target`: the large
     model's runner.
     """
     if config.max_draft_depth < 2 or (head is not None and head.model.block is not None):
@@ -44,7 +44,7 @@ def level_config(
     token_ids: Tensor | None,
     source: DraftModel,
 ) -> LevelConfig:
-    """Return what all levels of a drafter have in common; token_ids: of a head's logits."""
+    """Return what all levels of a drafter have in common; `token_ids`: of a head's logits."""
     width, vocab_size = config.max_frontier, runner.vocab_size
     if token_ids is None:  # the same ids, as far as both models know them
         vocab_size = min(vocab_size, target_vocab_size)

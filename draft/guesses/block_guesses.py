@@ -100,7 +100,7 @@ class BlockGuesses(HeadGuesses):
         self._features[id(piece)] = torch.cat((features, of_masks))
 
     def next_slices(self, growing: SequenceOf[Draft]) -> Slices:
-        """Nothing: one pass has said everything."""
+        """Return nothing: one pass has guessed all depths."""
         return []
 
     # ---- the trees -------------------------------------------------------------------------

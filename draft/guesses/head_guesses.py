@@ -25,7 +25,7 @@ from outrider.verifier.token_tree import SOURCE_BIT
 class HeadGuesses(ModelGuesses):
     """Makes the slices of a head's passes and turns their logits into guesses.
 
-    on_new: told of a draft's new candidates.
+    `on_new`: told of a draft's new candidates.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HeadGuesses(ModelGuesses):
         return self._model.target_token_ids
 
     def view_of(self, draft: Draft) -> KVView | None:
-        """Where a draft's nodes are computed; None where that was taken away."""
+        """Return the view that a draft's nodes are computed in; None where it was taken away."""
         text = self._texts.of(draft.sequence)
         return None if text is None else text.view
 

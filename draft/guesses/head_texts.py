@@ -112,7 +112,7 @@ class HeadText:
 class HeadTexts:
     """The sequences that a head reads; an `outrider.engine.protocols.FeatureReader`.
 
-    sources: those that the engine's settings allow.
+    `sources`: those that the engine's settings allow.
     """
 
     def __init__(self, head: Head, *, sources: SequenceOf[Source]) -> None:
@@ -129,7 +129,7 @@ class HeadTexts:
         return self._runner
 
     def of(self, sequence: Sequence) -> HeadText | None:
-        """What the head knows of a sequence; None where it does not read it."""
+        """Return what the head knows of a sequence; None where it does not read it."""
         return self._texts.get(sequence.request_id)
 
     def can_draft(self, sequence: Sequence) -> bool:

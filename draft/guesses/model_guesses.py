@@ -24,8 +24,8 @@ Children = list[tuple[int, float]]  # token ids and their chances
 class ModelGuesses:
     """Makes the slices of draft passes and turns their logits into guesses.
 
-    make_room: lets the drafts of later arrivals go until so many blocks are free, for a sequence
-    that cannot go on without its root. on_new: told of a draft's new candidates.
+    `make_room`: lets the drafts of later arrivals go until so many blocks are free, for a sequence
+    that cannot go on without its root. `on_new`: told of a draft's new candidates.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ModelGuesses:
         return None
 
     def view_of(self, draft: Draft) -> KVView | None:
-        """Where a draft's nodes are computed; None where that was taken away."""
+        """Return the view that a draft's nodes are computed in; None where it was taken away."""
         return draft.state.view
 
     def has_root(self, draft: Draft) -> bool:
@@ -147,7 +147,7 @@ class ModelGuesses:
         return True
 
     def receive(self, slices: Slices, logits: Tensor, hidden: Tensor | None = None) -> None:
-        """Turn a pass's logits into children of the frontiers; hidden: what a head reads."""
+        """Turn a pass's logits into children of the frontiers; `hidden`: what a head reads."""
         growing: list[Draft] = []
         keep: list[int] = []
         row = 0
@@ -209,14 +209,14 @@ class ModelGuesses:
     def _ranked(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> Likeliest:
         """Each row's best tokens, ranked as the target will rank, with their chances.
 
-        groups: of all rows; none where all sequences take the greatest logit.
+        `groups`: of all rows; none where all sequences take the greatest logit.
         """
         scores = perturbed_scores(logits, groups)
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
         return likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
 
     def _likeliest(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> list[Children]:
-        """The same, without those that are less likely than `min_path_prob`."""
+        """Leave out those that are less likely than `min_path_prob`."""
         best = self._ranked(logits, groups)
         floor = self._config.min_path_prob
         return [

@@ -65,7 +65,7 @@ class TextGuesses:
             )
 
     def force(self, draft: Draft, nodes: SequenceOf[int]) -> None:
-        """Behind these nodes, add the tokens that the grammar leaves no choice about."""
+        """Add, behind these nodes, the tokens that the grammar leaves no choice about."""
         grammar, tree = draft.sequence.grammar, draft.tree
         if grammar is None or "grammar" not in draft.sources:
             return

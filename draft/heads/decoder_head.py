@@ -41,8 +41,9 @@ class Entry(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return what the first layer's attention reads, and the residual stream.
 
-        embedded: [n, hidden_size], of the rows' tokens; features: [n, feature_size]; both are left
-        as they are. norm: the layer's in front of attention. is_fused: Triton's kernels run.
+        `embedded`: [n, hidden_size], of the rows' tokens; `features`: [n, feature_size]; both are
+        left as they are. `norm`: the layer's in front of attention. `is_fused`: Triton's kernels
+        run.
         """
         ...
 
@@ -188,13 +189,13 @@ class HeadBase:
 class DecoderHead(HeadBase):
     """A head whose rows run through decoder layers: EAGLE-3, P-EAGLE, MTP.
 
-    feeds_normed: rows of the next level carry what lm_head reads; else the residual stream.
+    `feeds_normed`: rows of the next level carry what lm_head reads; else the residual stream.
     """
 
     def __init__(
         self, parts: HeadParts, *, entry: Entry, feeds_normed: bool, qkv_width: int
     ) -> None:
-        """entry: in front of the layers; qkv_width: what it gives the first one's attention."""
+        """`entry`: in front of the layers; `qkv_width`: what it gives the first one's attention."""
         self._entry = entry
         self._feeds_normed = feeds_normed
         self._layers = tuple(
@@ -224,10 +225,10 @@ class DecoderHead(HeadBase):
         taps: tuple[int, ...] = (),
         features: Tensor | None = None,
     ) -> ForwardOutput:
-        """Run n rows; see `DecoderModel.forward`. features: [n, feature_size], left as they are.
+        """Run n rows; see `DecoderModel.forward`. `features`: [n, feature_size], left as they are.
 
-        `hidden` of the result is what the rows of the next level carry. lora, recurrent, taps: a
-        head has none of them.
+        `hidden` of the result is what the rows of the next level carry. `lora`, `recurrent`,
+        `taps`: a head has none of them.
         """
         assert features is not None, "the rows of a head carry features"
         assert (lora, recurrent, taps) == (None, None, ()), "heads have none of these"

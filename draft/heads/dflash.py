@@ -65,7 +65,7 @@ class DFlashHead(HeadBase):
     ) -> ForwardOutput:
         """Run n rows; see `DecoderModel.forward`. Rows in logit_rows are those of blocks.
 
-        features: [n, feature_size], of text rows; blocks' rows may carry anything. Tokens of text
+        `features`: [n, feature_size], of text rows; blocks' rows may carry anything. Tokens of text
         rows are not read.
         """
         assert features is not None, "the rows of a head carry features"

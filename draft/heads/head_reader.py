@@ -28,7 +28,7 @@ class HeadReader(CheckpointReader):
         weight_format: WeightFormat | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> None:
-        """renamed: what a tensor is called here, None for one that is left alone."""
+        """`renamed`: what a tensor is called here, None for one that is left alone."""
         super().__init__(
             folder,
             dtype=target.dtype,

@@ -179,7 +179,7 @@ class SuffixIndex:
         self.end_keys = keys
 
     def _extend_in_bulk(self, window: list[int], start: int, num_new: int) -> None:
-        """The same for many tokens, which sorts the hashes to find those that are equal."""
+        """Add many tokens at once, and sort the hashes to find those that are equal."""
         hashes = np.array(window, dtype=np.uint64)  # [num_window]
         last, end_keys = {4: self._last_quads, 2: self._last_pairs}, []
         for level in reversed(range(len(_GRAMS))):

@@ -89,7 +89,7 @@ class TokenMap:
     def logits_to_target(self, logits: Tensor) -> Tensor:
         """Logits over the drafter's tokens as logits over the target's, -inf where it has none.
 
-        logits: [num_rows, draft_vocab_size]; returns [num_rows, target_vocab_size].
+        `logits`: [num_rows, draft_vocab_size]; returns [num_rows, target_vocab_size].
         """
         if self._index.device != logits.device:
             self._index = self._index.to(logits.device)

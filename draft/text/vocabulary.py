@@ -67,7 +67,7 @@ def vocabulary_bytes(tokenizer: "Tokenizer") -> list[bytes] | None:
 
 
 def describe_difference(large: Mapping[str, int], small: Mapping[str, int]) -> str | None:
-    """In a sentence, how two vocabularies (token to id) differ; None when they do not."""
+    """Describe in a sentence how two vocabularies (token to id) differ; None when they do not."""
     if large == small:
         return None
     num_equal = sum(small.get(token) == token_id for token, token_id in large.items())

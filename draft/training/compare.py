@@ -50,7 +50,7 @@ class Compared:
 
     @property
     def tree_ratio(self) -> float:
-        """The same of trees."""
+        """Return the same ratio of trees."""
         return _ratio(self.trees, self.plain)
 
 
@@ -78,9 +78,9 @@ def measure_drafter(  # noqa: PLR0913 - all that a measurement has
 ) -> Compared:
     """Run the traffic plainly, with chains and with trees, in turn. Raises EngineError.
 
-    runners: the large one, and the drafter's as "small". build: an engine with these limits on
-    them; where `adaptive` is off, the drafter alone guesses. depth: of the chains. The first round
-    warms up and does not count.
+    `runners`: the large one, and the drafter's as "small". `build`: an engine with these limits on
+    them; where `adaptive` is off, the drafter alone guesses. `depth`: of the chains. The first
+    round warms up and does not count.
     """
     chain = DraftLimits(
         max_draft_depth=depth,

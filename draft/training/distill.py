@@ -84,7 +84,7 @@ class DistillPlan:
     checkpoint_minutes: float = 1.0
 
     def training_plan(self, learning_rate: float) -> TrainingPlan:
-        """The same for the trainer."""
+        """Return the same plan for the trainer."""
         warmup = _WARMUP_STEPS if self.steps is None else min(_WARMUP_STEPS, 1 + self.steps // 10)
         return TrainingPlan(
             steps=self.steps,
@@ -326,7 +326,7 @@ def distil(
 ) -> DistillReport:
     """Train `model` in place, on from the checkpoint in `run_dir` if there is one.
 
-    is_fresh: whether the weights are random.
+    `is_fresh`: whether the weights are random.
 
     Raises DistillError for too few rows.
     """
@@ -356,7 +356,7 @@ def distil(
 
 
 def measured_once(path: Path, kind: type[Found], measure: Callable[[], Found]) -> Found:
-    """What `measure` found when this was first called for `path`, which keeps it."""
+    """Return what `measure` found when this was first called for `path`, which keeps it."""
     if path.exists():
         return kind(**json.loads(path.read_text()))
     found = measure()

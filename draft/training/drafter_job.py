@@ -146,8 +146,8 @@ def train_drafter(
 ) -> DistillReport:
     """Make a drafter and write it to `job.out`.
 
-    load: the large model in an engine of its own, and its runner. It is called after everything
-    cheap was checked, and let go before the training. num_threads: of the training; None for as
+    `load`: the large model in an engine of its own, and its runner. It is called after everything
+    cheap was checked, and let go before the training. `num_threads`: of the training; None for as
     many as the engine had.
 
     Raises PromptDataError, DistillError (OutFolderError) and EngineError, each with what to do.
@@ -221,7 +221,7 @@ def _initial_model(job: DrafterJob, large: Path, tokenizer: Any) -> PreTrainedMo
 
 
 def card_facts(job: DrafterJob) -> dict[str, str]:
-    """What a drafter's card says of a job, each as it is to be read."""
+    """Return what a drafter's card says of a job, each as it is to be read."""
     origin = "a random initialisation" if job.small is None else f"`{Path(job.small).name}`"
     greedy = job.answers.temperature == 0
     how = "greedy" if greedy else f"sampled at temperature {job.answers.temperature:g}"

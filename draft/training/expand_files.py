@@ -47,7 +47,7 @@ class Checkpoint:
         return tuple(self._files)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """In the dtype of the file."""
+        """Return a tensor in the dtype of the file."""
         with safe_open(self._files[name], framework="pt") as tensors:
             tensor: torch.Tensor = tensors.get_tensor(name)
         return tensor

@@ -22,7 +22,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """From the contents of a config.json."""
+        """Read the shape from the contents of a config.json."""
         return cls(
             hidden_size=config["hidden_size"],
             num_layers=config["num_hidden_layers"],
@@ -32,7 +32,7 @@ class Shape:
         )
 
     def replaced(self, changes: Mapping[str, int | None]) -> Self:
-        """With the changes that are not None."""
+        """Return the shape with the changes that are not None."""
         return replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def num_parameters(self, config: Mapping[str, Any]) -> int:

@@ -210,7 +210,7 @@ def distil_head(
 ) -> HeadReport:
     """Train `head` in place, on from the checkpoint in `run_dir` if there is one.
 
-    depth: levels to unroll. Raises DistillError for too few rows.
+    `depth`: levels to unroll. Raises DistillError for too few rows.
     """
     learnt, held_out = split_rows(rows, plan)
     trainer = Trainer(

@@ -148,7 +148,7 @@ def write_head(head: TrainedHead, target: Path, out: Path, dtype: torch.dtype) -
 
 
 def _mtp_name(name: str) -> str:
-    """What speculators calls a tensor of an MTP module."""
+    """Return speculators' name of a tensor of an MTP module."""
     stem, _, rest = name.partition(".")
     if stem == "layers":
         return f"mtp_layers.0.{rest.removeprefix('0.')}"

@@ -105,11 +105,11 @@ class _Attention(nn.Module):
         return self._turned(self._heads(self.q_proj(rows)), self.q_norm, places)
 
     def keys(self, rows: Tensor, places: Tensor) -> Tensor:
-        """As `queries`, with groups of one."""
+        """Return keys as `queries` does, with groups of one."""
         return self._turned(self._heads(self.k_proj(rows)), self.k_norm, places)
 
     def values(self, rows: Tensor) -> Tensor:
-        """As `keys`, as they are."""
+        """Return values as `keys` does, as they are."""
         return self._heads(self.v_proj(rows))
 
     def _heads(self, product: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class TrainedHead(nn.Module):
 
     @abstractmethod
     def features_of_taps(self, taps: Tensor) -> Tensor:
-        """What rows of the text carry: [..., num_taps * hidden_size] to [..., hidden_size]."""
+        """Turn taps [..., num_taps * hidden_size] into text rows' features [..., hidden_size]."""
 
     @abstractmethod
     def layer_input(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,7 +262,7 @@ class Eagle3Head(TrainedHead):
     kind: HeadKind = "eagle3"
 
     def __init__(self, sizes: HeadSizes, ends: TargetEnds, token_ids: Tensor) -> None:
-        """It begins as the last tap with the large model's output matrix."""
+        """Begin as the last tap with the large model's output matrix."""
         super().__init__(sizes, ends, token_ids)
         width = sizes.hidden_size
         self.fc = nn.Linear(len(sizes.tap_layers) * width, width, bias=False)
@@ -281,12 +281,12 @@ class Eagle3Head(TrainedHead):
         return self.midlayer
 
     def features_of_taps(self, taps: Tensor) -> Tensor:
-        """All taps through fc."""
+        """Pass all taps through fc."""
         features: Tensor = self.fc(taps)
         return features
 
     def layer_input(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Both normalised, side by side; the stream is the features themselves."""
+        """Put both side by side, normalised; the stream is the features themselves."""
         normed = self.midlayer.hidden_norm(features)
         return torch.cat([self.midlayer.input_layernorm(embeds), normed], dim=-1), features
 
@@ -310,7 +310,7 @@ class MtpHead(TrainedHead):
     head: Tensor
 
     def __init__(self, sizes: HeadSizes, ends: TargetEnds, token_ids: Tensor) -> None:
-        """It begins with the hidden state as the stream."""
+        """Begin with the hidden state as the stream."""
         super().__init__(sizes, ends, token_ids)
         width, eps = sizes.hidden_size, sizes.norm_eps
         self.pre_fc_norm_embedding = RmsNorm(width, eps=eps)
@@ -335,7 +335,7 @@ class MtpHead(TrainedHead):
         return taps
 
     def layer_input(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Both normalised, through fc; the stream is what comes out."""
+        """Pass both, normalised, through fc; the stream is the result."""
         embeds, features = self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(features)
         stream = self.fc(torch.cat([embeds, features], dim=-1))
         return self.layer.input_layernorm(stream), stream

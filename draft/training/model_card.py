@@ -250,7 +250,7 @@ temperature 0), or one of its first three.
 def drafter_card(report: "DistillReport", facts: Mapping[str, str]) -> str:
     """The card of a distilled drafter as Markdown.
 
-    facts: large, origin, text, data, top_k and plan, each as it is to be read.
+    `facts`: large, origin, text, data, top_k and plan, each as it is to be read.
     """
     rows = [
         [name, f"{100 * agreement.first:.1f}", f"{100 * agreement.top3:.1f}"]

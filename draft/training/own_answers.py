@@ -283,7 +283,7 @@ def _read_shard(rows: Sequence[TokenRow], path: Path) -> list[TaughtRow]:
 
 @torch.inference_mode()
 def _read_row(runner: ModelRunner, token_ids: Sequence[int], top_k: int) -> dict[str, Tensor]:
-    """What the large model expects at each place: top_ids [n, top_k] int32, top_logprobs float16.
+    """Return what the large model expects: top_ids int32 [n, top_k] and top_logprobs float16.
 
     With taps: what it has at each place behind those layers, [n, size].
     """

@@ -78,7 +78,7 @@ def _causal_attention(
     scaling: float,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """query: [rows, num_heads, length, head_dim]; key, value: the same with num_kv_heads."""
+    """`query`: [rows, num_heads, length, head_dim]; `key`, `value`: the same with num_kv_heads."""
     length = query.shape[2]
     block = 128 if length <= 512 else 512
     group = query.shape[1] // key.shape[1]

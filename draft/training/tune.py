@@ -160,7 +160,7 @@ class TuneReport:
 class Tuner:
     """Runs traffic on engines that share loaded models.
 
-    build: an engine with these limits on the runners. on_run: told (done, total, label) of each
+    `build`: an engine with these limits on the runners. `on_run`: told (done, total, label) of each
     run, where the total is what is planned so far.
     """
 
@@ -194,7 +194,7 @@ class Tuner:
     ) -> TuneReport:
         """Try the values of each limit in turn. Raises EngineError when a request fails.
 
-        start: the limits in use. With the nodes, trees that are always full are tried beside
+        `start`: the limits in use. With the nodes, trees that are always full are tried beside
         adaptive ones, to show what sizing them gains; they are not chosen.
         """
         report = TuneReport(best=start or DraftLimits())
@@ -356,7 +356,7 @@ def _figures(
 def speculation_toml(report: TuneReport, *, conditions: str) -> str:
     """The best settings as a section of outrider.toml.
 
-    conditions: one line on what was measured with what. Where drafting does not pay, it is off.
+    `conditions`: one line on what was measured with what. Where drafting does not pay, it is off.
     """
     best = report.best
     values = {

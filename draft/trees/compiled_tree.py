@@ -229,7 +229,7 @@ class CompiledTree(TreeStruct, GuessTree):
         return self._follow(token_ids)[0]
 
     def offsets(self, token_ids: list[int]) -> list[int | None]:
-        """Where the candidates of `follow` stand behind the root's slot; None: not computed."""
+        """Return the places of `follow`'s candidates behind the root's slot; None: not computed."""
         return [None if place < 0 else place for place in self._follow(token_ids)[1]]
 
     def _follow(self, token_ids: list[int]) -> tuple[list[int], list[int]]:

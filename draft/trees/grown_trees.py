@@ -30,15 +30,15 @@ Whole = npt.NDArray[np.int32]
 
 
 def pack_state(state: TreeState, num_candidates: int) -> Tensor:
-    """All that `GrownTrees` reads, int32 [any]; no tree has more than `num_candidates`."""
+    """Pack all that `GrownTrees` reads, int32 [any]; no tree has more than `num_candidates`."""
     known = state.candidates[:, :, :num_candidates]
     return torch.cat([state.numbers.reshape(-1), known.reshape(-1)])
 
 
 class GrownTrees:
-    """The candidates of several trees; packed: `pack_state` on the host.
+    """The candidates of several trees; `packed`: `pack_state` on the host.
 
-    model_bit: the source that the model which drafted is.
+    `model_bit`: the source that the model which drafted is.
     """
 
     def __init__(self, packed: Whole, num_trees: int, model_bit: int = SOURCE_BIT["model"]) -> None:
@@ -66,7 +66,7 @@ class GrownTrees:
     def judged(self, tree: int, path: list[int], token_ids: list[int]) -> Iterator[JudgedGuess]:
         """Every guess behind the candidates of an accepted path.
 
-        path: the root and the accepted candidates. token_ids: what stands behind each of them.
+        `path`: the root and the accepted candidates. `token_ids`: what stands behind each of them.
         """
         step_of = np.full(self._counts[tree], -1)
         step_of[path] = np.arange(len(path))
@@ -93,5 +93,5 @@ class GrownTrees:
         return self._candidates[tree, field, : self._counts[tree]]
 
     def _real(self, tree: int, field: int) -> npt.NDArray[np.float32]:
-        """The same of a field that holds float32 bits."""
+        """Return a field that holds float32 bits."""
         return self._whole(tree, field).view(np.float32)

@@ -1,4 +1,4 @@
-"""What can be read of a sequence's tree of guesses, however it grew."""
+"""Reads a sequence's tree of guesses, however it grew."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -140,7 +140,7 @@ class GuessTree:
         return nodes
 
     def offsets(self, token_ids: list[int]) -> list[int | None]:
-        """Where the candidates of `follow` stand behind the root's slot; None: not computed."""
+        """Return the places of `follow`'s candidates behind the root's slot; None: not computed."""
         candidates = self.candidates
         return [candidates[node].offset for node in self.follow(token_ids)]
 

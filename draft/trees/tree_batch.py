@@ -1,4 +1,4 @@
-"""What is asked of all trees of a step at once: one call where they are compiled ones.
+"""Asks all trees of a step at once: one call where they are compiled ones.
 
 All trees of a drafter are of one kind.
 """

@@ -64,7 +64,7 @@ def read_adapter(
     device: torch.device,
     max_bytes: int,
 ) -> Adapter:
-    """Read an adapter for a model of this config; max_bytes: of its weights as they are kept.
+    """Read an adapter for a model of this config; `max_bytes`: of its weights as they are kept.
 
     Raises InvalidAdapterError for an adapter of another base, for what is more than low-rank
     products, and for files that are missing, cut short or too large.
@@ -130,7 +130,7 @@ class AdapterFile:
     def share(self, config: ModelConfig, shard: Shard) -> "AdapterFile":
         """Return the rank's part: of outputs that are cut B's rows, of inputs A's columns.
 
-        config: of the whole model.
+        `config`: of the whole model.
         """
         cuts, own = Cuts(config, shard), {}
         for name, (a, b, scale) in self.modules.items():

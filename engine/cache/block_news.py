@@ -47,7 +47,7 @@ class BlockNews:
     """
 
     def __init__(self, pool: BlockPool, states: BlockPool | None = None, model: str = "") -> None:
-        """states: the checkpoints of recurrent layers. model: a name for the listeners."""
+        """`states`: the checkpoints of recurrent layers. `model`: a name for the listeners."""
         self._pool = pool
         self._model = model
         self._states = states

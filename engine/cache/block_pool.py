@@ -31,8 +31,8 @@ def prefix_root(
 ) -> BlockHash:
     """Return where the chain of a model's texts starts, with an adapter's digest where it has one.
 
-    numerics: the fingerprint of the model and its arithmetic. kv_dtype: as torch names it.
-    cache_salt: a private text's begins with PRIVATE_SALT, and its root says so (`is_private`).
+    `numerics`: the fingerprint of the model and its arithmetic. `kv_dtype`: as torch names it.
+    `cache_salt`: a private text's begins with PRIVATE_SALT, and its root says so (`is_private`).
     """
     if adapter_digest:
         numerics += f"+{adapter_digest}"
@@ -61,7 +61,7 @@ def prefix_hashes(
 
 
 class PoolListener(Protocol):
-    """Told what a pool lets be found, and what not any more."""
+    """Receives what a pool lets be found, and what not any more."""
 
     def note_published(
         self,
@@ -159,7 +159,7 @@ class BlockPool:
     ) -> None:
         """Make a full block findable. Where an equal block is known already, that one stays.
 
-        parent, root, token_ids: what the hash is made of, for the listener.
+        `parent`, `root`, `token_ids`: what the hash is made of, for the listener.
         """
         if block_hash not in self._block_of_hash and self._hashes[block] is None:
             self._block_of_hash[block_hash] = block

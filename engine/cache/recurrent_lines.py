@@ -98,7 +98,7 @@ class RecurrentLine:
     def find(self, hashes: Callable[[int], BlockHash | None], limit: int) -> int:
         """Return the longest prefix, of at most `limit` tokens, whose state is there; 0 for none.
 
-        hashes: the hash of a prefix of so many tokens, None where it is not known.
+        `hashes`: the hash of a prefix of so many tokens, None where it is not known.
         """
         for num_tokens in range(limit // BOUNDARY * BOUNDARY, 0, -BOUNDARY):
             prefix = hashes(num_tokens)
@@ -121,7 +121,7 @@ class RecurrentLine:
         self.num_tokens = num_tokens // BOUNDARY * BOUNDARY
 
     def publish(self, prefix: BlockHash) -> None:
-        """Let later prefixes find the state. prefix: the hash of its tokens."""
+        """Let later prefixes find the state. `prefix`: the hash of its tokens."""
         if self.state != _ZERO_STATE:
             self.pool.states.publish(self.state, prefix)
 

@@ -51,7 +51,7 @@ class TokenGrammar(Protocol):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """They end an answer; allowed wherever it is complete."""
+        """The tokens that end an answer; allowed wherever it is complete."""
 
     def matcher(self) -> TokenMatcher:
         """A matcher at the beginning of an answer."""
@@ -59,7 +59,8 @@ class TokenGrammar(Protocol):
     def mask_logits(self, logits: Tensor, masks: NDArray[np.int32]) -> None:
         """Set logits of tokens whose bit is 0 to -inf, in place.
 
-        logits: float32 [num_rows, at most vocab_size]; masks: [num_rows, ceil(vocab_size / 32)].
+        `logits`: float32 [num_rows, at most vocab_size]; `masks`: [num_rows, ceil(vocab_size /
+        32)].
         """
 
 
@@ -114,7 +115,7 @@ class GrammarState:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """They end the answer, whatever the request's own stop tokens are."""
+        """The tokens that end the answer, whatever the request's own stop tokens are."""
         return self._grammar.stop_token_ids
 
     # ---- what the step asks ---------------------------------------------------------------
@@ -122,7 +123,7 @@ class GrammarState:
     def apply(self, logits: Tensor, token_ids: list[int], paths: list[list[int]]) -> None:
         """Forbid in each row what the grammar does not allow behind `token_ids + paths[i]`.
 
-        logits: float32 [num_rows, vocab_size], in any vocabulary size: what the grammar does not
+        `logits`: float32 [num_rows, vocab_size], in any vocabulary size: what the grammar does not
         know is forbidden. Rows behind a finished or a refused text stay as they are, for nothing
         is emitted from them. Where earlier rules (`min_tokens`) have forbidden all that the grammar
         allows, the grammar wins.

@@ -17,8 +17,8 @@ MAX_DESCRIBED: Final = 128
 def are_disjoint(branches: list[Any], target: Callable[[Any], dict[str, Any]], place: str) -> bool:
     """True if no value can fit two branches.
 
-    target: what a branch's references end at; {} where nothing is known. Branches are schemas whose
-    keywords have values of the right kind. Raises InvalidGrammarError for too many of them.
+    `target`: what a branch's references end at; {} where nothing is known. Branches are schemas
+    whose keywords have values of the right kind. Raises InvalidGrammarError for too many of them.
     """
     shapes = [target(branch) for branch in branches]
     listed = [values for shape in shapes if (values := _values(shape)) is not None]

@@ -41,7 +41,7 @@ DATES: Final[Mapping[str, str]] = {
 def javascript(pattern: str, *, is_quoted: bool) -> str:
     """Return the same expression in Rust's notation, as it may stand between slashes.
 
-    is_quoted: for what stands in a JSON string. Raises InvalidGrammarError for groups that are
+    `is_quoted`: for what stands in a JSON string. Raises InvalidGrammarError for groups that are
     nested too deeply: llguidance takes seconds to say so.
     """
     out: list[str] = []

@@ -53,7 +53,7 @@ _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "depe
 def prepare_schema(schema: Any, *, is_lenient: bool = False) -> Schema | bool:
     """Return the schema as llguidance is to read it.
 
-    schema: as `json.loads` gives it. is_lenient: keywords that cannot be enforced are left out.
+    `schema`: as `json.loads` gives it. `is_lenient`: keywords that cannot be enforced are left out.
     Raises InvalidGrammarError naming the place of what an answer could break. Errors in the values
     of keywords are left to llguidance.
     """
@@ -105,7 +105,7 @@ class _Preparation:
         self._is_closing = is_closing
 
     def prepare(self, schema: Any, place: str) -> Any:
-        """One schema or subschema; what is none is left as it is, for llguidance to refuse."""
+        """Prepare a schema or subschema; what is none is left for llguidance to refuse."""
         if not isinstance(schema, dict):
             return schema
         own = {name: value for name, value in schema.items() if name != "x-guidance"}

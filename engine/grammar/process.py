@@ -190,7 +190,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
 
 
 def _environment() -> dict[str, str]:
-    """The same code as ours, wherever it was imported from, and none of our secrets."""
+    """Return variables that give the same code as ours, wherever imported from, and no secrets."""
     passed = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     return passed | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

@@ -44,7 +44,7 @@ _GENERATIVE: Final = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForCondi
 def check_checkpoint(path_or_id: str, revision: str | None = None) -> None:
     """Raise UnsupportedModelError for what cannot be a checkpoint; may ask the hub about an id.
 
-    revision: of a hub id; None for main.
+    `revision`: of a hub id; None for main.
     """
     folder = Path(path_or_id).expanduser()
     if not folder.is_dir():

@@ -55,7 +55,7 @@ class CompiledLayers:
     ) -> "CompiledLayers | None":
         """Return them, or None where a layer has a part that is not compiled.
 
-        scale: attention's.
+        `scale`: attention's.
         """
         if config.is_parallel or config.residual_scale != 1.0:
             return None
@@ -88,7 +88,7 @@ class CompiledLayers:
     ) -> Tensor | None:
         """Run the first `count` layers; return what the last of them adds to the residual stream.
 
-        residual: [n, hidden]; what the others add is added to it. None for no layer. taps: are
+        `residual`: [n, hidden]; what the others add is added to it. None for no layer. `taps`: are
         noted in front of these layers.
         """
         if not count:
@@ -141,7 +141,7 @@ class CompiledLayers:
 def pass_rows(
     positions: Tensor, slots: tuple[Tensor, Tensor], plan: Plan, lora: LoraRows | None
 ) -> PassRows:
-    """Return the rows of a pass that `CompiledLayers.can_run`; slots: as in `PassRows`."""
+    """Return the rows of a pass that `CompiledLayers.can_run`; `slots`: as in `PassRows`."""
     assert isinstance(plan, RowPlan)
     assert lora is None or isinstance(lora, CompiledLoraRows), "rows are bfloat16 here"
     full = plan if plan.full is None else plan.full

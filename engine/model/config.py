@@ -246,7 +246,7 @@ class ModelConfig:
     def recurrent_bytes(self, *, input_bytes: int) -> tuple[int, int]:
         """Return the memory of an answer's line and of a state, over all recurrent layers.
 
-        input_bytes: of a number of the computing type; states and rows are float32.
+        `input_bytes`: of a number of the computing type; states and rows are float32.
         """
         shape = self.recurrence
         if shape is None:

@@ -85,7 +85,7 @@ class DecoderModel:
         weights: StoredWeights | RoundedWeights | None = None,
         shard: Shard = WHOLE,
     ) -> None:
-        """Read and pack all weights; use `load`. config, reader: of the shard."""
+        """Read and pack all weights; use `load`. `config`, `reader`: of the shard."""
         weights = weights or StoredWeights()
         self.config = config
         self.dtype = dtype
@@ -295,14 +295,14 @@ class DecoderModel:
     ) -> ForwardOutput:
         """Run n rows; write their keys and values; return logits of the rows in `logit_rows`.
 
-        token_ids, positions, slot_mapping: [n] int64 (a slot of -1 keeps nothing); logit_rows: [m]
-        int64, indices of rows, or None for all of them. Rows that are not in logit_rows only fill
-        the cache. Part of a model yields its part of them, which `join_logits` puts together.
-        logits_out: float32 [m, vocab_size] that the logits are written to. lora: the rows'
-        adapters, None where no row has one.
-        recurrent: the pass of the recurrent layers, where there are some. taps: whose hidden rows
-        are wanted of all n rows (see `Taps`). features: None, since only drafters read them.
-        On a GPU nothing waits for the device, so that CUDA graphs can hold a pass.
+        `token_ids`, `positions`, `slot_mapping`: [n] int64 (a slot of -1 keeps nothing);
+        `logit_rows`: [m] int64, indices of rows, or None for all of them. Rows that are not in
+        logit_rows only fill the cache. Part of a model yields its part of them, which `join_logits`
+        puts together. `logits_out`: float32 [m, vocab_size] that the logits are written to. `lora`:
+        the rows' adapters, None where no row has one. `recurrent`: the pass of the recurrent
+        layers, where there are some. `taps`: whose hidden rows are wanted of all n rows (see
+        `Taps`). `features`: None, since only drafters read them. On a GPU nothing waits for the
+        device, so that CUDA graphs can hold a pass.
         """
         assert features is None, "a decoder reads no features"
         num_rows = token_ids.shape[0]
@@ -393,8 +393,8 @@ class DecoderModel:
     ) -> tuple[Tensor, Tensor]:
         """Return what layer `index` adds to the residual stream, and the stream: [m, width] each.
 
-        update: what the layer before it adds, [n, width]. some_rows: int64 [m], past whose keys and
-        values only they matter; None for all n.
+        `update`: what the layer before it adds, [n, width]. `some_rows`: int64 [m], past whose keys
+        and values only they matter; None for all n.
         """
         layer = self._layers[index]
         normed = normalise(layer.before_attention, update, residual, is_fused=here.is_fused)

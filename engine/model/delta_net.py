@@ -37,8 +37,8 @@ class DeltaNet:
     def __call__(self, projected: Tensor, here: RecurrentPass, layer: int) -> Tensor:
         """Advance the states of a pass's sequences by its rows.
 
-        projected: [n, conv_size + value_size + 2 * num_value_heads]: queries, keys and values
-        before the convolution, gates, betas, decays. layer: its number among the recurrent ones.
+        `projected`: [n, conv_size + value_size + 2 * num_value_heads]: queries, keys and values
+        before the convolution, gates, betas, decays. `layer`: its number among the recurrent ones.
         Returns [n, value_size].
         """
         shape, dtype = self.shape, projected.dtype
@@ -67,7 +67,7 @@ class DeltaNet:
         return self._normalise(output[:-1], gate)
 
     def _normalise(self, rows: Tensor, gate: Tensor) -> Tensor:
-        """Normalise each head, and gate it. rows: float32 [n, num_value_heads, value_dim]."""
+        """Normalise each head, and gate it. `rows`: float32 [n, num_value_heads, value_dim]."""
         rows = rows.to(gate.dtype).float()
         rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.eps)
         rows = self.norm * rows.to(gate.dtype)

@@ -37,7 +37,7 @@ class SparseMlp:
         shared: GatedMlp | None = None,
         shared_gate: Product | None = None,
     ) -> None:
-        """correction: of the router's scores; shared_gate: how much of `shared` a row gets."""
+        """`correction`: of the router's scores; `shared_gate`: how much of `shared` a row gets."""
         self._router = router
         self._rule = rule
         self._experts = experts
@@ -46,7 +46,7 @@ class SparseMlp:
         self._shared_gate = shared_gate
 
     def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
-        """is_fused: Triton's kernels run; lora: None of its products takes adapters."""
+        """`is_fused`: Triton's kernels run; `lora`: None of its products takes adapters."""
         routed = route(self._router(rows), self._rule, self._correction)
         result = self._experts(rows, routed)
         if self._shared is None:

@@ -75,7 +75,7 @@ class FewRowLayers:
     ) -> tuple[HalfNormed | None, Tensor]:
         """Return the rows for the next layer's first product, and the residual stream behind this.
 
-        normed: what the layer before this returned, None for the first; residual: the stream,
+        `normed`: what the layer before this returned, None for the first; `residual`: the stream,
         [n, width], changed in place where some_rows is None; others as `_run_layer` takes them.
         """
         layer, scratch = self._layers[index], self._scratch

@@ -116,7 +116,7 @@ class KVCache:
     ) -> int:
         """Memory that one block takes over all layers, scales included.
 
-        windowed: over those with a window only, or over those without.
+        `windowed`: over those with a window only, or over those without.
         """
         layers_of = {
             True: sum(layer.window is not None for layer in config.layers),

@@ -49,7 +49,7 @@ class SharedInputs:
 class LayerAttention:
     """Attention for the shapes and rotations of one model; the layers bring their weights.
 
-    rotary: the model's tables, each rotation's once; scale: of the scores.
+    `rotary`: the model's tables, each rotation's once; `scale`: of the scores.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LayerAttention:
     def __call__(self, layer: Layer, index: int, normed: Tensor, here: SharedInputs) -> Tensor:
         """Attend with layer `index` of the cache, up to the output projection: [n, any].
 
-        normed: [n, width of the layer's projection].
+        `normed`: [n, width of the layer's projection].
         """
         projected = project(layer.qkv, normed, Projection.QKV, here.layer_lora(index))
         return self.attend(layer, index, projected, here)
@@ -122,7 +122,7 @@ class LayerAttention:
     def _placed(self, layer: Layer, index: int, heads: Tensor, here: SharedInputs) -> Tensor:
         """Turn the heads by position, write keys and values to the cache, return the queries.
 
-        heads: [n, query, key and value heads, head_dim].
+        `heads`: [n, query, key and value heads, head_dim].
         """
         config = self._config
         num_query_heads = config.num_query_heads

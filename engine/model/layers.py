@@ -58,7 +58,7 @@ class GatedMlp:
     def __init__(
         self, gate_up: Product, down: Product, activation: Activation, *, deterministic: bool
     ) -> None:
-        """gate_up: both projections, the gate's rows first."""
+        """`gate_up`: both projections, the gate's rows first."""
         self.gate_up = gate_up
         self.down = down
         self.activation: Activation = activation
@@ -66,7 +66,7 @@ class GatedMlp:
         self._gate = make_gate(activation, deterministic=deterministic)
 
     def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
-        """is_fused: Triton's kernel gates."""
+        """`is_fused`: Triton's kernel gates."""
         inner = project(self.gate_up, rows, Projection.GATE_UP, lora)
         gated = gated_mul(inner, self.activation) if is_fused else self._gate(inner)
         return project(self.down, gated, Projection.DOWN, lora)
@@ -116,7 +116,7 @@ class LayerReader:
     def read(self, index: int, *, qkv_width: int | None = None) -> Layer:
         """Return layer `index`; projections that read the same rows are fused.
 
-        qkv_width: of the rows that queries, keys and values are made of; None for the model's.
+        `qkv_width`: of the rows that queries, keys and values are made of; None for the model's.
         """
         config, names = self.config, self.config.names
         prefix = f"model.layers.{index}."
@@ -178,7 +178,7 @@ class LayerReader:
     def head(self, embedding: Tensor) -> Product:
         """Return the product with the table of tokens, or with one of its own.
 
-        embedding: [vocab_size, hidden_size], which a tied head has in common.
+        `embedding`: [vocab_size, hidden_size], which a tied head has in common.
         """
         config, name, shape = self.config, "lm_head.weight", embedding.shape
         if not config.tie_word_embeddings:
@@ -263,7 +263,7 @@ class LayerReader:
         return self._linear(weight, bias)
 
     def _gated_rows(self, rows: Tensor | None, query_size: int, num_rows: int) -> Tensor:
-        """Return the order of the rows with the gates last; rows: the order of the others."""
+        """Return the order of the rows with the gates last; `rows`: the order of the others."""
         heads = torch.arange(2 * query_size).view(-1, 2, self.config.head_dim)
         queries, gates = heads[:, 0].reshape(-1), heads[:, 1].reshape(-1)
         others = torch.cat((queries, torch.arange(2 * query_size, num_rows)))
@@ -359,7 +359,7 @@ def normalise(
 ) -> Tensor:
     """Return the norm of the residual stream, to which the update is added first. All: [n, width].
 
-    Without a norm: the stream itself. is_fused: Triton's kernels run.
+    Without a norm: the stream itself. `is_fused`: Triton's kernels run.
     """
     if norm is None:
         return residual if update is None else residual.add_(update)

@@ -39,7 +39,7 @@ def numerics_fingerprint(
 ) -> str:
     """Return 16 hexadecimal digits of all that a token's logits depend on, the tokens apart.
 
-    checkpoint: its fingerprint. The KV cache's type is not in it: caches add their own. Torch's
+    `checkpoint`: its fingerprint. The KV cache's type is not in it: caches add their own. Torch's
     version is: norms, rotations and what is not compiled here are its own.
     """
     is_cpu = device.type == "cpu"

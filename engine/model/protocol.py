@@ -66,10 +66,10 @@ class CausalModel(Protocol):
     ) -> ForwardOutput:
         """Run n rows, write their keys and values, return the wanted rows' logits.
 
-        lora: the rows' adapters, None where no row has one.
-        recurrent: for models with recurrent layers (`ModelConfig.recurrence`).
-        taps: the hidden states to be returned of all rows, numbered as `output_hidden_states` of
+        `lora`: the rows' adapters, None where no row has one.
+        `recurrent`: for models with recurrent layers (`ModelConfig.recurrence`).
+        `taps`: the hidden states to be returned of all rows, numbered as `output_hidden_states` of
         transformers numbers them (`outrider.kernels.layers.taps`).
-        features: [n, feature_size], of the model's type; None for a model that reads none.
+        `features`: [n, feature_size], of the model's type; None for a model that reads none.
         """
         ...

@@ -44,7 +44,7 @@ class RecurrentCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate zeros; dtype: the model's."""
+        """Allocate zeros; `dtype`: the model's."""
         self.num_lines = num_lines
         self.num_states = num_states
         self.num_rows = num_lines * LINE_ROWS

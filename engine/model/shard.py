@@ -19,7 +19,7 @@ class Collectives(Protocol):
     def sum(self, rows: Tensor, *, in_order: bool) -> Tensor:
         """Return the sum of all ranks' tensors, on every rank. May overwrite `rows`.
 
-        in_order: added in the order of the ranks, in float32, whatever the size is.
+        `in_order`: added in the order of the ranks, in float32, whatever the size is.
         """
         ...
 
@@ -82,7 +82,7 @@ class SummedProduct:
     def __init__(
         self, product: Callable[[Tensor], Tensor], shard: Shard, *, in_order: bool
     ) -> None:
-        """in_order: see `Collectives.sum`."""
+        """`in_order`: see `Collectives.sum`."""
         self._product = product
         self._shard = shard
         self._in_order = in_order
@@ -104,7 +104,7 @@ class SummedMlp:
     __slots__ = ("_in_order", "_mlp", "_shard")
 
     def __init__(self, mlp: _PartialMlp, shard: Shard, *, in_order: bool) -> None:
-        """in_order: see `Collectives.sum`."""
+        """`in_order`: see `Collectives.sum`."""
         self._mlp = mlp
         self._shard = shard
         self._in_order = in_order

@@ -84,7 +84,7 @@ class ShardReader(CheckpointReader):
     """Hands out one rank's part of each tensor, in the shapes of `share_of` the description."""
 
     def __init__(self, *args: Any, config: ModelConfig, shard: Shard, **options: Any) -> None:
-        """config: the whole model's; the others are `CheckpointReader`'s."""
+        """`config`: the whole model's; the others are `CheckpointReader`'s."""
         super().__init__(*args, **options)
         self._cut_of = Cuts(config, shard)
         self._shard = shard

@@ -54,7 +54,8 @@ def share_of(config: ModelConfig, shard: Shard) -> ModelConfig:
 def kv_head_span(config: ModelConfig, shard: Shard) -> tuple[int, int]:
     """Return the first key-value head of a rank, and the one behind its last.
 
-    Where there are more ranks than heads, some ranks have the same one. config: the whole model's.
+    Where there are more ranks than heads, some ranks have the same one. `config`: the whole
+    model's.
     """
     num_heads = config.num_kv_heads
     if num_heads >= shard.count:

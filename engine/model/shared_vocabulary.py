@@ -62,7 +62,7 @@ class SharedVocabulary:
     __slots__ = ("_shard", "_table", "_vocab_size")
 
     def __init__(self, table: Tensor, shard: Shard, *, vocab_size: int) -> None:
-        """table: [tokens of this rank, width]; vocab_size: of the whole."""
+        """`table`: [tokens of this rank, width]; `vocab_size`: of the whole."""
         self._table = table
         self._shard = shard
         self._vocab_size = vocab_size
@@ -83,8 +83,8 @@ class SharedVocabulary:
     ) -> Tensor:
         """Return logits on rank 0: [m, tokens of this rank] -> float32 [m, vocab_size].
 
-        finish: from the head's product, in float32, to logits, in place. Picked rows have -inf but
-        for each rank's best tokens. On the other ranks: rows that nothing reads.
+        `finish`: from the head's product, in float32, to logits, in place. Picked rows have -inf
+        but for each rank's best tokens. On the other ranks: rows that nothing reads.
         """
         num_rows, length = product.shape
         if picked is None or not picked.rows:

@@ -65,7 +65,7 @@ class LayerCall:
 
 @dataclass(slots=True, kw_only=True)
 class _Notes:
-    """Findings of the probe in a pass; masks: with their functions, by identity."""
+    """Findings of the probe in a pass; `masks`: with their functions, by identity."""
 
     calls: list[LayerCall] = field(default_factory=list)
     masks: dict[int, tuple[Tensor, Callable[..., Any] | None]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class _PackedLinear(nn.Module):
         self._product = make_linear(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
+        """`x`: [..., in_features] -> [..., out_features]."""
         product: Tensor = self._product(x.reshape(-1, self.in_features))
         return product.view(*x.shape[:-1], self.out_features)
 
@@ -40,7 +40,7 @@ def read_model(
 ) -> PreTrainedModel:
     """Read the weights. Raises UnsupportedModelError unless they are what config.json describes.
 
-    is_text_part: only those of the text model, of a checkpoint that takes images, too.
+    `is_text_part`: only those of the text model, of a checkpoint that takes images, too.
     """
     renamed = {}
     if is_text_part:
@@ -93,7 +93,7 @@ def _name(found: object) -> object:
 def pack_linear_layers(model: PreTrainedModel, *, kept: nn.Module | None) -> None:
     """Replace linear layers by packed ones, one by one, so that no weight is held twice for long.
 
-    kept: a head whose weight is the embedding table.
+    `kept`: a head whose weight is the embedding table.
     """
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):

@@ -98,7 +98,7 @@ class CheckpointReader:
         self.num_parameters = 0
 
     def __enter__(self) -> Self:
-        """Nothing is opened before the first tensor is read."""
+        """Open nothing: files are opened when the first tensor is read."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,12 +112,12 @@ class CheckpointReader:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors are handed out."""
+        """The device that tensors are handed out on."""
         return self._device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What tensors are handed out in: the activations' too."""
+        """The type that tensors are handed out in: the activations' too."""
         return self._dtype
 
     def skip(self, name: str) -> None:
@@ -336,7 +336,7 @@ class CheckpointReader:
 def required_text_prefix(folder: Path, names: Iterable[str] | None = None) -> str:
     """Return what stands before the names of a checkpoint's text model.
 
-    names: of its tensors, read from the files where they are not given. Raises
+    `names`: of its tensors, read from the files where they are not given. Raises
     UnsupportedModelError for a checkpoint without a text model.
     """
     prefix = text_prefix(_locate_tensors(folder) if names is None else names)

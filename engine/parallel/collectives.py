@@ -1,4 +1,4 @@
-"""What the ranks of a model exchange, over torch.distributed: NCCL on GPUs, gloo on CPUs."""
+"""Exchanges of a model's ranks, over torch.distributed: NCCL on GPUs, gloo on CPUs."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class TorchCollectives:
     def connect(self, folder: Path, *, timeout_s: float) -> None:
         """Meet the other ranks, by a file in `folder`; raises RuntimeError where they do not come.
 
-        timeout_s: how long this and each later exchange may take.
+        `timeout_s`: how long this and each later exchange may take.
         """
         on_gpu = self._device.type == "cuda"
         with _on_this_machine():

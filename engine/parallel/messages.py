@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: what to load, and then, pass by pass, what to run.
+"""The messages of rank 0 to the others: what to load, and then, pass by pass, what to run.
 
 Messages go through a socket pair of our own processes, so they are pickled.
 """
@@ -33,7 +33,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """What a rank is."""
+    """The place of a rank, and what it needs to start."""
 
     rank: int
     count: int

@@ -45,7 +45,7 @@ class CacheMoves:
             self._move(src_slots.where(dst_slots >= 0, -1), dst_slots)
 
     def _slots_of_blocks(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """All slots of the first blocks of the pairs, and all slots of the second ones."""
+        """Return all slots of the pairs' first blocks, and all slots of their second ones."""
         first, second = (
             [
                 block * self._pool.block_size + offset

@@ -163,7 +163,7 @@ def number_adapters(
 ) -> tuple[list[LoraWeights], list[int]]:
     """Return the different adapters, and for each row the number of its own, -1 for none.
 
-    adapters: of each sequence; counts: its rows.
+    `adapters`: of each sequence; `counts`: its rows.
     """
     numbers: dict[LoraWeights, int] = {}
     slots: list[int] = []

@@ -73,7 +73,7 @@ class PassClock:
     _finished: deque[PassTime] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing is finished yet."""
+        """Begin with no finished pass."""
         self._finished = deque(maxlen=_MAX_FINISHED)
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class PassClock:
         self._started_s = time.perf_counter()
 
     def start_work(self) -> None:
-        """All is prepared, the device's part begins."""
+        """Note that all is prepared and the device's part begins."""
         if self.device.type == "cpu":
             self._work_started_s = time.perf_counter()
             return

@@ -17,7 +17,7 @@ _LOGIT_COPIES: Final = 3
 
 
 class DeviceMemory(Protocol):
-    """What an allocator says of its memory."""
+    """The memory that an allocator reports."""
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
@@ -50,7 +50,7 @@ class CudaMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestPass:
-    """The largest pass that may come. kv_dtype: of the cache."""
+    """The largest pass that may come. `kv_dtype`: of the cache."""
 
     max_rows: int
     max_sequences: int

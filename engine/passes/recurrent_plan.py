@@ -1,4 +1,4 @@
-"""From the rows of a pass to what recurrent layers compute: ancestors, lines, states, folds."""
+"""Plans what recurrent layers compute for a pass's rows: ancestors, lines, states, folds."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What a runner has for recurrent layers: their cache, its owners, and the plans of its passes."""
+"""A runner's part for recurrent layers: their cache, its owners, and the plans of its passes."""
 
 import torch
 from torch import Tensor

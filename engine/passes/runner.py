@@ -192,7 +192,7 @@ class ModelRunner:
         features: Tensor | None = None,
         picked: PickedRows | None = None,
     ) -> PassOutput:
-        """One pass over the device's rows, all of which get logits, and all rows of all slices.
+        """Run one pass over the device's rows, which all get logits, and all rows of all slices.
 
         features: what the rows carry beside their tokens, [num_rows, feature_size] in the order of
         `PassOutput.taps`, padding included; None for a model that reads none. picked: logit rows

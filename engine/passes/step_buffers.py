@@ -1,4 +1,4 @@
-"""All that the host tells the device about a pass, in one copy.
+"""Brings everything that the device needs for a pass there, in one copy.
 
 A pass's integers (tokens, positions, slots, what each row may see, block ids) are packed into one
 piece of pinned memory, which one asynchronous copy brings to the device; the pass's tensors are
@@ -165,12 +165,12 @@ class StagedPass:
 
     @property
     def num_rows(self) -> int:
-        """All rows, the padding among the device rows included."""
+        """Count all rows, the padding among the device rows included."""
         return self.num_device_rows + len(self.token_ids)
 
     @property
     def num_sequences(self) -> int:
-        """All sequences; one that has several slices counts as often."""
+        """Count all sequences; one that has several slices counts as often."""
         return len(self.block_tables)
 
     @property

@@ -61,7 +61,7 @@ class TilePlanner:
         )
 
     def shapes(self, num_rows: int) -> tuple[TileShape, ...]:
-        """All shapes that passes of up to so many rows may have."""
+        """Return all shapes that passes of up to so many rows may have."""
         return tuple(dict.fromkeys(self.shape(rows) for rows in range(1, num_rows + 1)))
 
     def max_keys(self, shape: TileShape, num_rows: int) -> int:
@@ -91,8 +91,8 @@ class TilePlanner:
     ) -> TilePlan:
         """The plan of a pass; `prepare_plan` must run before each use.
 
-        zeros: int32 as many as rows or sequences, where some layers have a window and some none;
-        paths: see `paths`. window_blocks: `KVCache.window_blocks`.
+        `zeros`: int32 as many as rows or sequences, where some layers have a window and some none;
+        `paths`: see `paths`. `window_blocks`: `KVCache.window_blocks`.
         """
         num_rows, num_sequences = len(inputs.token_ids), len(inputs.row_starts)
         needed = self._workspace_size(shape, num_rows=num_rows, max_keys=max_keys)
@@ -145,7 +145,7 @@ class TilePlanner:
         return min(num_rows, num_sequences + num_rows // shape.rows_per_tile)
 
     def _workspace_size(self, shape: TileShape, *, num_rows: int, max_keys: int) -> int:
-        """In floats."""
+        """Return the workspace's size in floats."""
         return workspace_size(
             shape,
             num_kv_heads=self._config.num_kv_heads,
@@ -159,7 +159,7 @@ class TilePlanner:
 def prepare_plan(plan: TilePlan, inputs: PassInputs, window_blocks: Tensor | None = None) -> None:
     """Work out on the device what a plan derives from a pass's inputs, which may have changed.
 
-    window_blocks: as for `TilePlanner.plan`.
+    `window_blocks`: as for `TilePlanner.plan`.
     """
     if window_blocks is not None:
         # A recorded pass's ids go on to the end of its buffer, where larger passes have left rows.

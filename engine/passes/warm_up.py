@@ -13,7 +13,7 @@ def warm_up_passes(
     """Run a prompt of each power of 2 up to `max_rows`, as far as the cache has room; keep nothing.
 
     The step's own chunks would not do: while kernels are compiled, passes look slow, so they are
-    kept short. adapter: of all rows.
+    kept short. `adapter`: of all rows.
     """
     assert runner.max_context is not None  # set when the runner is made
     most = min(max_rows, runner.max_context)

@@ -62,7 +62,7 @@ class AdapterQueue:
         return bool(self._calls)
 
     def sequences(self) -> Iterator[Sequence]:
-        """Those that wait."""
+        """The sequences that wait."""
         return iter(self._waiting.values())
 
     def num_resident(self, tier: Tier) -> tuple[int, int]:

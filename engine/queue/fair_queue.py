@@ -187,7 +187,7 @@ class FairQueue(QueuePolicy):
     def _arranged(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
         """Order within a tenant and a priority; pre-empted sequences come first.
 
-        now_s: for policies that go by it.
+        `now_s`: for policies that go by it.
         """
         by_arrival = sorted(waiting, key=attrgetter("arrival_number"))
         if self._charges:
@@ -204,7 +204,7 @@ class FairQueue(QueuePolicy):
         return priority
 
     def _take_turns(self, queues: dict[tuple[str, int], deque[Sequence]]) -> Iterator[Sequence]:
-        """One queue for each tenant and priority; in a tenant the higher priority is first."""
+        """Yield sequences by turns, from one queue for each tenant and priority."""
         books = self._books_of(next(iter(queues.values()))[0])
         served = {tenant: books.accounts[tenant].served for tenant, _ in queues}
         highest_served = books.virtual_time + self._config.max_lead_tokens

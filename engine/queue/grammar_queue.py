@@ -51,7 +51,7 @@ class GrammarQueue:
         return request_id in self._waiting
 
     def sequences(self) -> Iterator[Sequence]:
-        """Those that wait."""
+        """The sequences that wait."""
         return (item.sequence for item in self._waiting.values())
 
     def count(self, tier: Tier) -> int:

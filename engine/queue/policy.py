@@ -88,7 +88,7 @@ class QueuePolicy(Protocol):
     ) -> Sequence | None:
         """Return the sequence to pre-empt, so that a newcomer finds a place; None for none.
 
-        holders: running sequences and how much each has of what is short, of `capacity` in all;
+        `holders`: running sequences and how much each has of what is short, of `capacity` in all;
         `wanted` is what the newcomer needs, with those of its tenant that were promised some.
         """
         return None

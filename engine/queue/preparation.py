@@ -1,4 +1,4 @@
-"""What requests wait for before they are queued: first their adapters, then their grammar."""
+"""Has requests wait, before they are queued, first for their adapters, then for their grammar."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ class Preparation:
         return bool(len(self)) or self.adapters.is_called
 
     def sequences(self) -> Iterator[Sequence]:
-        """Those that wait."""
+        """The sequences that wait."""
         yield from self.grammars.sequences()
         yield from self.adapters.sequences()
 

@@ -1,4 +1,4 @@
-"""How many requests may wait, and how tenants share the room."""
+"""Bounds how many requests may wait, and shares the room among tenants."""
 
 from collections.abc import Collection
 from typing import Final, Protocol

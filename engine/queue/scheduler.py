@@ -119,7 +119,7 @@ class Scheduler:
         return self.counters[tier], sequence.work_on(tier)
 
     def note_retracted(self, sequence: Sequence) -> None:
-        """All that the sequence's answer has by now is about to be taken back."""
+        """Count the answer's tokens so far as discarded."""
         for tier, own in sequence.work.items():
             num_tokens = own.num_output_tokens - own.num_discarded_tokens
             for counts in self.counts(sequence, tier):
@@ -171,7 +171,7 @@ class Scheduler:
                     break
 
     def _next_of_each_tenant(self, tier: Tier, now_s: float) -> list[Sequence]:
-        """In the policy's order; without those that were promised a place."""
+        """Return the waiting in the policy's order, without those that were promised a place."""
         candidates = [
             sequence
             for sequence in self.waiting

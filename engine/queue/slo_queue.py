@@ -133,7 +133,7 @@ class SloQueue(FairQueue):
             self._aged -= {sequence}
 
     def preempted(self, sequence: Sequence) -> None:
-        """It stands in the queue again: no pause of it goes on."""
+        """Note that it stands in the queue again: no pause of it goes on."""
         self._batch_running.discard(sequence)
         self._paused_since_s.pop(sequence, None)
 

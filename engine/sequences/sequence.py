@@ -124,7 +124,7 @@ class Sequence:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How the request's tokens are chosen."""
+        """The parameters by which the request's tokens are chosen."""
         return self.request.sampling
 
     @property

@@ -28,7 +28,7 @@ class WorkCounts:
     """What a request's first start found in the prefix cache. None before that."""
 
     def note_emission(self, event: TokensEmitted) -> None:
-        """One step's tokens, and the tree that they came of."""
+        """Count one step's tokens, and the tree that they came from."""
         self.num_steps += 1
         self.num_output_tokens += len(event.token_ids)
         self.num_drafted_tokens += event.num_drafted_tokens

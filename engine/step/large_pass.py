@@ -220,7 +220,7 @@ class LargePass:
 
 
 def feature_rows(launched: LaunchedPass, done: VerifiedPass) -> list[FeatureRows]:
-    """Where the accepted rows of each sequence stand in a large pass, in the order of the text."""
+    """Return where each sequence's accepted rows stand in a large pass, in the text's order."""
     plan, forest = launched.plan, launched.forest
     verdicts = {
         item.sequence.request_id: verdict

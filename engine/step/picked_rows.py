@@ -1,4 +1,4 @@
-"""Which rows of a large pass are asked for their token alone: the others' logits stay in parts."""
+"""Picks the rows of a large pass that are asked for their token alone."""
 
 from collections.abc import Sequence as SequenceOf
 

@@ -1,4 +1,4 @@
-"""From one tier to another: what is kept of a small answer, and how a sequence changes over.
+"""Moves a sequence from one tier to another, and decides what is kept of a small answer.
 
 The decision to escalate has looked at the small model's tokens, so the large model answers with a
 noise stream of its own. What the small model wrote, and what else it thought likely there, is only

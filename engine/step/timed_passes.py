@@ -35,7 +35,7 @@ class TimedPasses:
         config: EngineConfig,
         head: ModelRunner | None = None,
     ) -> None:
-        """head: of a drafter that reads the large model's hidden states."""
+        """`head`: of a drafter that reads the large model's hidden states."""
         self._runners = runners
         self._head = head
         self._scheduler = scheduler
@@ -85,7 +85,7 @@ class TimedPasses:
         device_rows: DeviceRows | None,
         features: Tensor | None,
     ) -> PassOutput:
-        """Start a pass of the head; features: [num_rows, feature_size]."""
+        """Start a pass of the head; `features`: [num_rows, feature_size]."""
         assert self._head is not None, "a head's pass without a head"
         output = self._head.forward(slices, device_rows, features)
         self._host_work.run()

@@ -263,7 +263,7 @@ def reserve_trees(runner: ModelRunner, sequences: list[Sequence], caps: list[int
 def num_free_slots(view: KVView, first_slot: int, *, num_sharing: int) -> int:
     """Slots from a logical one on for which the view has blocks, or could take its share of them.
 
-    num_sharing: how many views, this one included, want some of the pool's free blocks.
+    `num_sharing`: how many views, this one included, want some of the pool's free blocks.
     """
     share = -(-view.pool.num_available // num_sharing)
     num_free = (len(view.block_table) + share) * view.pool.block_size - first_slot
@@ -291,8 +291,8 @@ def slot_table(views: list[KVView | None], root_slots: list[int], width: int) ->
 def path_moves(offsets: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Cache slots (sources, destinations) that put accepted paths right behind their roots.
 
-    offsets: int64 [num_trees, max_depth], where the node at depth d + 1 lies behind its root's
-    slot; -1 where there is none, and nothing deeper on the path is moved then. slots: int64
+    `offsets`: int64 [num_trees, max_depth], where the node at depth d + 1 lies behind its root's
+    slot; -1 where there is none, and nothing deeper on the path is moved then. `slots`: int64
     [num_trees, width] (`slot_table`). Returns int64 [num_trees * max_depth] each, -1 for no move.
     """
     max_depth = min(offsets.shape[1], slots.shape[1] - 1)

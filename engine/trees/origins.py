@@ -1,4 +1,4 @@
-"""From a verdict to what a traced request is told of it."""
+"""Turns a verdict into what a traced request learns of it."""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Final
@@ -43,7 +43,7 @@ def step_trace(
 
 
 def _forced(sequence: Sequence, emitted: SequenceOf[int]) -> list[bool]:
-    """For each emitted token, whether the answer's grammar allowed no other."""
+    """Return for each emitted token whether the answer's grammar allowed no other."""
     grammar: GrammarState | None = sequence.grammar
     if grammar is None:
         return [False] * len(emitted)

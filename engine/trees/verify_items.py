@@ -1,4 +1,4 @@
-"""From a pass plan to the rows of a pass, and from its logits to what is emitted."""
+"""Turns a pass plan into the rows of a pass, and its logits into what is emitted."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -153,7 +153,7 @@ def cut_at_end(
 
 
 def prefill_done(sequence: Sequence, hidden: Tensor) -> PrefillDone:
-    """The event of a prefill that is complete; hidden: its last row's state, [hidden_size]."""
+    """The event of a prefill that is complete; `hidden`: its last row's state, [hidden_size]."""
     # Behind an answer that was kept, or was there before a pre-emption, it is not the prompt's.
     is_wanted = sequence.request.return_hidden_state and not sequence.num_output_tokens
     return PrefillDone(
@@ -172,7 +172,7 @@ def emission(
     emitted: list[int],
     logprobs: tuple[TokenLogprobs, ...],
 ) -> TokensEmitted:
-    """The event of one verdict; emitted: what of it the answer takes, logprobs: of all of it."""
+    """The event of one verdict; `emitted`: what of it the answer takes, logprobs: of all of it."""
     request = item.sequence.request
     accepted_nodes = verdict.accepted_nodes[: len(emitted)]
     return TokensEmitted(

@@ -64,7 +64,7 @@ class ExperimentApi(AdminHandlers):
     ) -> None:
         """`check` raises ConflictError for arms that this gateway cannot serve, before they run.
 
-        siblings: its other processes, which read changed experiments at once, too.
+        `siblings`: its other processes, which read changed experiments at once, too.
         """
         super().__init__(authenticator, read_body)
         self._siblings = siblings

@@ -39,7 +39,7 @@ def guardrail_intervals(
 ) -> dict[GuardrailName, Interval]:
     """Return the interval of each set guardrail's figure, in the limit's unit: always valid.
 
-    The limits' alpha is divided among all guardrails and arms. is_independent: every request is a
+    The limits' alpha is divided among all guardrails and arms. `is_independent`: every request is a
     unit of its own.
     """
     names = limits.names

@@ -43,7 +43,7 @@ class MeasureStore:
     """
 
     def __init__(self, database: Database, *, max_feedback: int = 100_000) -> None:
-        """max_feedback: rows that are kept where they are in memory; the oldest are dropped."""
+        """`max_feedback`: rows that are kept where they are in memory; the oldest are dropped."""
         self._database = database
         self._max_feedback = max_feedback
 

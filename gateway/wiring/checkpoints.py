@@ -1,4 +1,4 @@
-"""Where a tier's checkpoint lies: a folder, a hub id, or what stands for a GGUF file."""
+"""Finds a tier's checkpoint: a folder, a hub id, or what stands for a GGUF file."""
 
 import logging
 import os

@@ -55,9 +55,9 @@ def cache_sizes(
     head: "HeadModel | None" = None,
     ranks: "Ranks | None" = None,
 ) -> CacheSizes:
-    """Share the memory out. head: a drafter with as many blocks as the large model.
+    """Share the memory out. `head`: a drafter with as many blocks as the large model.
 
-    device: rank 0's, where the large model has `ranks`. It holds the other models, too, so the
+    `device`: rank 0's, where the large model has `ranks`. It holds the other models, too, so the
     others have at least its room, but for what other programs take of their memory.
 
     Raises EngineError when it does not hold one answer of full length.
@@ -232,7 +232,7 @@ def _graph_bytes(
 ) -> int:
     """Return the device memory to leave to CUDA graphs, recorded after the cache exists.
 
-    head: has graphs of its own, and the large model's yield what it reads.
+    `head`: has graphs of its own, and the large model's yield what it reads.
     """
     from outrider.engine.passes.level_graphs import estimate_level_bytes
     from outrider.engine.passes.pass_graphs import estimate_bytes

@@ -38,7 +38,7 @@ class Siblings:
     """The other workers, over the parent. For one event loop; `run` is a task from the start on."""
 
     def __init__(self, number: int, num_workers: int, end: socket.socket) -> None:
-        """number: this worker's, from 1. end: of the line to the parent."""
+        """`number`: this worker's, from 1. `end`: of the line to the parent."""
         self.number = number
         self.num_workers = num_workers
         self.num_up = 0

@@ -52,7 +52,7 @@ def pack_rows(
 ) -> PackedRows:
     """The arrays of a batch, its sequences padded with empty ones to a multiple of 16.
 
-    window: as `plan_attention`'s; has_paths: whether trees' `path_slots` are wanted. Raises
+    `window`: as `plan_attention`'s; `has_paths`: whether trees' `path_slots` are wanted. Raises
     ValueError for more than 1024 sequences or 256 nodes a tree.
     """
     batch_size = len(batch.kv_lens)

@@ -50,7 +50,7 @@ def attend_spans(  # noqa: PLR0913 - a cache with scales is two tensors more
 def read_cache(cache: Tensor, slots: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
     """[num_slots, num_kv_heads, head_dim] of the slots, times their scales if there are any.
 
-    cache: [num_blocks, block_size, num_kv_heads, head_dim]; scales: without the last dimension.
+    `cache`: [num_blocks, block_size, num_kv_heads, head_dim]; `scales`: without the last dimension.
     """
     raw = cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
     read = raw.flatten(0, 1).index_select(0, slots).view(cache.dtype)
@@ -118,7 +118,7 @@ def _attend_plainly(
 def _attend_span(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, scale: float
 ) -> Tensor:
-    """One sequence. query: [nq, num_query_heads, head_dim], the result as well.
+    """Attend for one sequence. `query`: [nq, num_query_heads, head_dim], the result as well.
 
     Heads that share keys are packed into one tile, so keys and values are never repeated:
     [num_kv_heads, nq * group_size, head_dim]. For many rows the group is a head dimension with
@@ -155,7 +155,7 @@ def _attend_span(
 def _attend_group(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: float
 ) -> Tensor:
-    """Several sequences. query: [batch * max_rows, num_query_heads, head_dim], as the result."""
+    """Several sequences. `query`: [batch * max_rows, num_query_heads, head_dim], as the result."""
     num_rows, num_query_heads, head_dim = query.shape
     num_kv_heads, batch_size = k_cache.shape[2], group.batch_size
     shape = (batch_size, -1, num_kv_heads, head_dim)

@@ -152,7 +152,7 @@ def _divide_work_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - const
     IS_DETERMINISTIC: tl.constexpr,
     BATCH: tl.constexpr,
 ):
-    """One program. wave: units that the device works on at the same time."""
+    """One program. `wave`: units that the device works on at the same time."""
     b = tl.arange(0, BATCH)
     is_sequence = b < batch
     rows = tl.load(num_rows + b, mask=is_sequence, other=0)
@@ -196,7 +196,7 @@ def workspace_size(
 ) -> int:
     """Count how many float32 a plan's workspace needs.
 
-    max_tiles: of all sequences together; max_kv_len: keys of a sequence. Neither matters unless
+    `max_tiles`: of all sequences together; `max_kv_len`: keys of a sequence. Neither matters unless
     the shape is deterministic: else splits grow with the work.
     """
     if shape.is_deterministic:
@@ -229,7 +229,7 @@ def tile_shape(
 ) -> TileShape:
     """The shape for passes of which no sequence has more rows than that; there are few shapes.
 
-    group_size: query heads of a key-value head; architecture: as `triton_support.architecture`.
+    `group_size`: query heads of a key-value head; `architecture`: as `triton_support.architecture`.
     """
     shapes = tile_shapes(
         group_size=group_size,
@@ -257,7 +257,7 @@ def tile_shapes(
     architecture: int,
     deterministic: bool = False,
 ) -> tuple[TileShape, ...]:
-    """All that `tile_shape` may return for a model, the smallest tiles first.
+    """Return all that `tile_shape` may return for a model, the smallest tiles first.
 
     The shapes that fit into the registers, by ahead-of-time compilation. Stages are enough for two
     blocks of keys and values under way; the block ids that these depend on take stages as well. A

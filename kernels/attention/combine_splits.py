@@ -20,7 +20,7 @@ _NUM_WARPS = 1
 def inverse_with_sink(top, total, sink, factor):  # type: ignore[no-untyped-def]
     """Return the factor of the sums where a score without a value joins the weights' total.
 
-    top, total: as `_add_keys` leaves them; the greater of both exponents is the new reference.
+    `top`, `total`: as `_add_keys` leaves them; the greater of both exponents is the new reference.
     """
     sink_power = sink * 1.4426950408889634  # of 2
     top_power = tl.where(top == float("-inf"), sink_power, top * factor)
@@ -112,9 +112,9 @@ def combine_splits(
     factor: float,
     constants: dict[str, Any],
 ) -> None:
-    """Store the rows that have several splits; constants: of the attention kernel's launch.
+    """Store the rows that have several splits; `constants`: of the attention kernel's launch.
 
-    factor: weights are exp2(factor * score).
+    `factor`: weights are exp2(factor * score).
     """
     num_rows, num_query_heads, _ = output.shape
     most = _PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(output.device) // num_query_heads

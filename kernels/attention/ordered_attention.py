@@ -90,10 +90,10 @@ def attend_in_order(  # noqa: PLR0913 - `paged_attention`'s arguments
 ) -> Tensor:
     """`paged_attention` with an `OrderedPlan`; scores, weights and sums are float32.
 
-    query: [n, num_query_heads, head_dim], as the result; k_cache, v_cache: [num_blocks, block_size,
-    num_kv_heads, head_dim]; k_scale, v_scale: float32 [num_blocks, block_size, num_kv_heads] of an
-    fp8 cache. With a softcap, scores are softcap * tanh(scores / softcap); sinks: float32
-    [num_query_heads], the score of a key without a value.
+    `query`: [n, num_query_heads, head_dim], as the result; `k_cache`, `v_cache`: [num_blocks,
+    block_size, num_kv_heads, head_dim]; `k_scale`, `v_scale`: float32 [num_blocks, block_size,
+    num_kv_heads] of an fp8 cache. With a softcap, scores are softcap * tanh(scores / softcap);
+    `sinks`: float32 [num_query_heads], the score of a key without a value.
     """
     num_rows, num_query_heads, head_dim = query.shape
     num_kv_heads = k_cache.shape[2]
@@ -232,7 +232,7 @@ def _fold(values: Tensor) -> Tensor:
 def multiply_in_order(left: Tensor, right: Tensor) -> Tensor:
     """A batch of matrix products in additions whose order is ours: right everywhere, and slow.
 
-    left: [batch, height, inner]; right: [batch, inner, width] -> [batch, height, width].
+    `left`: [batch, height, inner]; `right`: [batch, inner, width] -> [batch, height, width].
     """
     terms = left.unsqueeze(-1) * right.unsqueeze(1)  # [batch, height, inner, width]
     return _fold(terms.transpose(1, 2).contiguous())
@@ -244,7 +244,7 @@ def library_heights(
 ) -> tuple[int, ...]:
     """The `TILE_HEIGHTS` whose library products give a row the same bits as the first one's.
 
-    Empty if not even those keep a row's bits wherever it stands. num_threads: how many torch uses
+    Empty if not even those keep a row's bits wherever it stands. `num_threads`: how many torch uses
     now; it may decide how a product is shared.
     """
     generator = torch.Generator().manual_seed(0)

@@ -144,7 +144,7 @@ class _BandBuilder:
     ) -> Integers:
         """Append tiles; returns the part number of each pair's first row, -1 for no pair.
 
-        rows: [tiles, rows_per_tile]; is_pair: [tiles, splits]; slots and visible are asked for
+        `rows`: [tiles, rows_per_tile]; `is_pair`: [tiles, splits]; slots and visible are asked for
         pairs (tiles, splits): [pairs, SPLIT_KEYS] and [pairs, rows_per_tile, SPLIT_KEYS].
         """
         tiles, splits = np.nonzero(is_pair)

@@ -105,7 +105,7 @@ def _plan_rows(
     has_full_layers: bool,
     plan: Callable[..., AttentionPlan | OrderedPlan],
 ) -> RowPlan:
-    """plan: makes the plan for a cache that compiled attention does not read."""
+    """`plan`: makes the plan for a cache that compiled attention does not read."""
     full = None
     if window is not None and has_full_layers:
         full = _plan_rows(batch, block_size, None, has_full_layers=False, plan=plan)
@@ -132,7 +132,7 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
 ) -> Tensor:
     """Softmax attention of each query row over the keys that the plan shows it.
 
-    query: [n, num_query_heads, head_dim]; k_cache, v_cache: [num_blocks, block_size,
+    `query`: [n, num_query_heads, head_dim]; `k_cache`, `v_cache`: [num_blocks, block_size,
     num_kv_heads, head_dim], this step's rows already written, all numbers finite. Query head h
     reads key-value head h // (num_query_heads / num_kv_heads). Scores are query * key * scale,
     and with `softcap` softcap * tanh(score / softcap). A cache of float8_e4m3fn holds numbers to

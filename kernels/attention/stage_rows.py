@@ -330,7 +330,7 @@ def stage_rows(rows: TreeRows, inputs: PassInputs, *, block_size: int, window: i
 def tree_paths(words: Tensor, tree_starts: Tensor, paths: Tensor) -> None:
     """The logical slots of each row's ancestors in ascending order, itself last, then -1.
 
-    words: int64 [n, 4]; tree_starts: int32 [n]; paths: int32 [n, 256], written.
+    `words`: int64 [n, 4]; `tree_starts`: int32 [n]; `paths`: int32 [n, 256], written.
     """
     if not uses_triton(words):
         tree_paths_reference(words, tree_starts, paths)

@@ -81,7 +81,7 @@ class ExpertProducts:
     def __call__(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sums of each row's experts' results, bfloat16 [n, width].
 
-        rows: bfloat16 [n, width]; experts: int64 [n, k]; weights: float32 [n, k]. Raises
+        `rows`: bfloat16 [n, width]; `experts`: int64 [n, k]; `weights`: float32 [n, k]. Raises
         IndexError for an expert that does not exist.
         """
         struct, shape = self._struct, (len(rows), experts.shape[1])

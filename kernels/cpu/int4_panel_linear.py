@@ -31,7 +31,7 @@ class Int4PanelLinear(PanelLinear):
         *,
         instruction_set: InstructionSet | None = None,
     ) -> None:
-        """weight: of 4 bits with scales that bfloat16 holds; default: the best instruction set.
+        """`weight`: of 4 bits with scales that bfloat16 holds; default: the best instruction set.
 
         Raises ValueError for another weight, RuntimeError where the library is not there.
         """

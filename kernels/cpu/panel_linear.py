@@ -67,7 +67,7 @@ class PanelLinear:
         *,
         instruction_set: InstructionSet | None = None,
     ) -> None:
-        """weight: bfloat16 [out_features, in_features]; instruction_set: default, the best one.
+        """`weight`: bfloat16 [out_features, in_features]; `instruction_set`: default, the best one.
 
         Raises RuntimeError where the library is not there; `can_use_panels` says so before.
         """
@@ -112,7 +112,7 @@ class PanelLinear:
 
     @property
     def compiled(self) -> tuple[int, int, int]:
-        """What a compiled layer takes: the kind, the product's address, the most threads."""
+        """Return what a compiled layer takes: the kind, the product's address, the most threads."""
         return self._kind, self._address, self._max_threads
 
     @property
@@ -121,7 +121,7 @@ class PanelLinear:
         return self._held[0].numel()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: bfloat16 [n, in_features] -> [n, out_features]."""
+        """`x`: bfloat16 [n, in_features] -> [n, out_features]."""
         if x.dtype is not torch.bfloat16 or x.dim() != 2 or x.shape[1] != self.in_features:
             raise ValueError(
                 f"x is {x.dtype} {list(x.shape)}, not torch.bfloat16 [n, {self.in_features}]"
@@ -147,7 +147,7 @@ class Int8PanelLinear(PanelLinear):
         *,
         instruction_set: InstructionSet | None = None,
     ) -> None:
-        """weight: of 8 bits, one scale for each output. Raises ValueError for another."""
+        """`weight`: of 8 bits, one scale for each output. Raises ValueError for another."""
         _out_features, in_features = weight.shape
         if weight.bits != 8 or weight.zeros is not None or weight.group_size < in_features:
             raise ValueError(

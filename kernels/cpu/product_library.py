@@ -121,7 +121,7 @@ class ProductLibrary:
         return panels
 
     def multiply(self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int) -> None:
-        """Write y = x @ weight.T + bias. product: address of its struct; others contiguous."""
+        """Write y = x @ weight.T + bias. `product`: address of its struct; others contiguous."""
         if self._multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
             raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
 
@@ -145,7 +145,7 @@ class ProductLibrary:
     def multiply_int4(
         self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int
     ) -> None:
-        """Write y = x @ weight.T + bias. product: address of its `Int4Struct`."""
+        """Write y = x @ weight.T + bias. `product`: address of its `Int4Struct`."""
         if self._int4_multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
             raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
 
@@ -183,7 +183,7 @@ class ProductLibrary:
         instruction_set: InstructionSet,
         num_threads: int,
     ) -> None:
-        """Add low-rank products to y. rows: address of a `LoraRowsStruct`; x, y contiguous."""
+        """Add low-rank products to y. `rows`: address of a `LoraRowsStruct`; x, y contiguous."""
         failed = self._lora(
             rows,
             site,

@@ -59,7 +59,8 @@ class StoredLibrary:
     ) -> Tensor:
         """Return the panels, uint8 [bytes], of a weight whose sizes and types a struct names.
 
-        codes: uint8 [out, in]; scales, minimums: of the struct's type, [out, groups]; zeros: int16.
+        `codes`: uint8 [out, in]; `scales`, `minimums`: of the struct's type, [out, groups];
+        `zeros`: int16.
         """
         address = ctypes.addressof(product)
         panels = self._take(self._bytes(address))
@@ -75,7 +76,7 @@ class StoredLibrary:
         return panels
 
     def multiply(self, product: int, x: Tensor, y: Tensor, num_threads: int) -> None:
-        """Write y = x @ weight.T + bias. product: address of its `StoredStruct`."""
+        """Write y = x @ weight.T + bias. `product`: address of its `StoredStruct`."""
         if self._multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
             raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
 

@@ -45,7 +45,7 @@ class StoredPanelLinear(PanelLinear):
         *,
         instruction_set: InstructionSet | None = None,
     ) -> None:
-        """weight: one that `can_hold_stored`; default: the best instruction set.
+        """`weight`: one that `can_hold_stored`; default: the best instruction set.
 
         Raises ValueError for another weight, RuntimeError where the library is not there.
         """

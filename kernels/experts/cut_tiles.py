@@ -79,7 +79,7 @@ def _cut_tiles_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kern
     SORTED: tl.constexpr,
     FILLED: tl.constexpr,
 ):
-    """Program i: the order and the tiles of expert i's pairs. EXPERTS: a power of 2.
+    """Program i: the order and the tiles of expert i's pairs. `EXPERTS`: a power of 2.
 
     Each program counts the pairs of all experts, which tells where its own begin: no program waits
     for another.

@@ -70,7 +70,7 @@ class ExpertMlp:
         gate: GateKind = "silu",
         deterministic: bool = False,
     ) -> None:
-        """experts: in order; read one by one, so that each is packed before the next is there."""
+        """`experts`: in order; read one by one, so that each is packed before the next is there."""
         self.deterministic = deterministic
         self._kind: GateKind = gate
         self._gate: Callable[[Tensor], Tensor] = clamped_swiglu
@@ -99,7 +99,7 @@ class ExpertMlp:
             self._stack = _stacked(kept)
 
     def __call__(self, rows: Tensor, routed: Routed) -> Tensor:
-        """rows: [n, width]; their experts' results, weighted and summed."""
+        """`rows`: [n, width]; their experts' results, weighted and summed."""
         if self._stack is not None:
             return grouped_mlp(
                 rows, routed, self._stack, gate=self._kind, deterministic=self.deterministic
@@ -129,7 +129,7 @@ class ExpertMlp:
         return (routed.weights.unsqueeze(1) @ results.float()).squeeze(1).to(rows.dtype)
 
     def _lay_out(self, experts: list[int]) -> "_Layout":
-        """Arrange pairs of a row and an expert by expert; experts: each pair's."""
+        """Arrange pairs of a row and an expert by expert; `experts`: each pair's."""
         pairs_of: dict[int, list[int]] = {}
         for pair, number in enumerate(experts):
             pairs_of.setdefault(number, []).append(pair)

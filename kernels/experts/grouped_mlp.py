@@ -191,7 +191,7 @@ def grouped_mlp(
 ) -> Tensor:
     """Each row's experts' feed-forward results, weighted and summed. [n, width] -> [n, width].
 
-    rows: of the weights' dtype. Sums are float32. deterministic: tiles have one shape for every
+    `rows`: of the weights' dtype. Sums are float32. `deterministic`: tiles have one shape for every
     number of rows. Reads the weights of used experts once a tile of rows.
     """
     num_rows, num_chosen = routed.experts.shape
@@ -247,7 +247,7 @@ def grouped_mlp(
 def combine(results: Tensor, weights: Tensor, total: Tensor) -> Tensor:
     """Sum each row's results, in the order of its experts, times their weights, into `total`.
 
-    results: [n * k, width]; weights: float32 [n, k]; total: [n, width], returned.
+    `results`: [n * k, width]; `weights`: float32 [n, k]; `total`: [n, width], returned.
     """
     (num_rows, num_chosen), width = weights.shape, total.shape[1]
     chunk = min(_COMBINE_CHUNK, next_power_of_2(width))

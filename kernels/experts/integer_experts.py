@@ -98,7 +98,7 @@ class ExpertProduct:
     __slots__ = ("_bias", "_bits", "_codes", "_group_size", "_scales", "_stored")
 
     def __init__(self, weights: Sequence[QuantisedWeight], biases: Sequence[Tensor] | None) -> None:
-        """weights: of one shape, each one that `can_use_integer_tiles`; biases: [out] each."""
+        """`weights`: of one shape, each one that `can_use_integer_tiles`; `biases`: [out] each."""
         packed = [IntegerLinear(weight) for weight in weights]
         self._codes = torch.stack([one.codes for one in packed])  # [experts, out, n]
         self._scales = torch.stack([one.scales for one in packed])
@@ -114,7 +114,7 @@ class ExpertProduct:
     def __call__(
         self, rows: Tensor, tiles: ExpertTiles, *, num_chosen: int, tile_rows: int, is_first: bool
     ) -> Tensor:
-        """rows: bfloat16, [n, width] or, in the tiles' order, [pairs, width] -> [pairs, out]."""
+        """`rows`: bfloat16, [n, width] or, in the tiles' order, [pairs, width] -> [pairs, out]."""
         codes, row_scales = rounded_rows(rows, self._stored)
         out = self._codes.shape[1]
         output = torch.empty((len(tiles.order), out), dtype=torch.bfloat16, device=rows.device)
@@ -157,7 +157,7 @@ def integer_mlp(
 ) -> Tensor:
     """Each row's experts' feed-forward results, weighted and summed. bfloat16 [n, width] -> same.
 
-    gate: [pairs, 2 * inner] -> [pairs, inner]. A row's bits do not depend on the other rows.
+    `gate`: [pairs, 2 * inner] -> [pairs, inner]. A row's bits do not depend on the other rows.
     """
     total = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if not len(rows):

@@ -35,8 +35,8 @@ class Routed:
 def route(logits: Tensor, rule: RoutingRule, correction: Tensor | None = None) -> Routed:
     """Choose `rule.num_chosen` experts for each row of logits [n, num_experts].
 
-    correction: [num_experts] float32, added to the scores for the choice alone. Of equal scores the
-    expert with the lower number comes first. A row's result does not depend on the other rows.
+    `correction`: [num_experts] float32, added to the scores for the choice alone. Of equal scores
+    the expert with the lower number comes first. A row's result does not depend on the other rows.
     """
     logits = logits.float()
     if rule.scores == "softmax_of_chosen":

@@ -111,9 +111,9 @@ def compact_kv(
 ) -> None:
     """Copy slot `src_slots[i]` to `dst_slots[i]` in every layer, as if all were read first.
 
-    cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], contiguous; scales: of
-    an fp8 cache, [num_layers, 2, num_blocks, block_size, num_kv_heads]; slots: [n] int64, block *
-    block_size + offset, a source of -1 moves nothing (its destination means nothing). Sources and
+    `cache`: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim], contiguous; `scales`:
+    of an fp8 cache, [num_layers, 2, num_blocks, block_size, num_kv_heads]; slots: [n] int64, block
+    * block_size + offset, a source of -1 moves nothing (its destination means nothing). Sources and
     destinations may overlap in any way, destinations are distinct. Tree verification uses it to
     move an accepted path next to its prefix. On a GPU: one launch (scales: one more) up to 1024
     moves.
@@ -130,7 +130,7 @@ def compact_kv(
 
 
 def _as_words(slots: Tensor) -> Tensor:
-    """The same memory in the widest integers that a slot's bytes divide into."""
+    """View the memory as the widest integers that a slot's bytes divide into."""
     row_bytes = slots.shape[2] * slots.element_size()
     for dtype in (torch.int64, torch.int32, torch.int16):
         if row_bytes % dtype.itemsize == 0:

@@ -156,9 +156,9 @@ def rope_write_kv(  # noqa: PLR0913 - what goes in, and where it goes
 ) -> Tensor:
     """`norm_and_rotate` of the queries and keys, `write_kv` of keys and values; returns queries.
 
-    heads: [n, num_query_heads + 2 * num_kv_heads, head_dim], queries, keys, values, a row's heads
-    contiguous; positions, slot_mapping: [n] int64; qk_norm: with a weight for each query and key
-    head; caches and scales as for `write_kv`. Returns [n, num_query_heads, head_dim]. A row's
+    `heads`: [n, num_query_heads + 2 * num_kv_heads, head_dim], queries, keys, values, a row's heads
+    contiguous; `positions`, `slot_mapping`: [n] int64; `qk_norm`: with a weight for each query and
+    key head; caches and scales as for `write_kv`. Returns [n, num_query_heads, head_dim]. A row's
     result does not depend on the other rows.
     """
     if not uses_triton(heads):

@@ -16,7 +16,7 @@ _HEADS_PER_PROGRAM = 8
 def quantise_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Heads as fp8 and a scale each, so that fp8 * scale is about the head.
 
-    rows: [..., d] of a floating type; returns float8_e4m3fn [..., d], rounded to nearest, ties to
+    `rows`: [..., d] of a floating type; returns float8_e4m3fn [..., d], rounded to nearest, ties to
     even, and float32 [...]: the head's largest magnitude / 448, or 1 where that is (almost) 0.
     """
     values = rows.float()
@@ -147,9 +147,9 @@ def write_kv(
 ) -> None:
     """Row i goes to slot `slot_mapping[i]` = block * block_size + offset; -1 writes nothing.
 
-    key, value: [n, num_kv_heads, head_dim], a row's heads contiguous; k_cache, v_cache:
-    [num_blocks, block_size, num_kv_heads, head_dim], contiguous; slot_mapping: [n] int64, without
-    repeats but for -1. k_scale, v_scale: for a float8_e4m3fn cache, float32 [num_blocks,
+    `key`, `value`: [n, num_kv_heads, head_dim], a row's heads contiguous; `k_cache`, `v_cache`:
+    [num_blocks, block_size, num_kv_heads, head_dim], contiguous; `slot_mapping`: [n] int64, without
+    repeats but for -1. `k_scale`, `v_scale`: for a float8_e4m3fn cache, float32 [num_blocks,
     block_size, num_kv_heads], written by `quantise_fp8`'s rule. A slot outside the cache is an
     IndexError on the CPU and writes nothing on a GPU.
     """

@@ -30,9 +30,10 @@ class CompiledLayer:
         scale: float,
         softcap: float | None,
     ) -> None:
-        """products: of queries, keys and values together; attention's output; gate and up; down.
+        """`products`: of queries, keys and values together; attention's output; gate and up; down.
 
-        heads: numbers of query and key-value heads, and their size; scale, softcap: attention's.
+        `heads`: numbers of query and key-value heads, and their size; `scale`, `softcap`:
+        attention's.
         """
         assert product_support().library is not None, "its parts are compiled"
         kinds, addresses, threads = zip(*(each.compiled for each in products), strict=True)

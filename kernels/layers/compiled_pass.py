@@ -193,8 +193,8 @@ class CompiledPass:
     ) -> Tensor:
         """Run the first layers; return what the last of them adds to the residual stream.
 
-        taps: of which those in front of these layers are written.
-        residual: bfloat16 [n, hidden], contiguous; what the others add is added to it. Raises
+        `taps`: of which those in front of these layers are written.
+        `residual`: bfloat16 [n, hidden], contiguous; what the others add is added to it. Raises
         IndexError for a position or slot that does not exist.
         """
         call = rows.struct(places, count, taps)
@@ -215,9 +215,9 @@ class CompiledPass:
     ) -> tuple[Tensor, Tensor]:
         """Run all of it: logits float32 [m, head's features], hidden bfloat16 [m, hidden].
 
-        token_ids: int64 [n], contiguous. wanted: int64 [m], the rows that get logits, None for all.
-        logits_out: where the logits are to be written; taps: where those of all rows are. Raises
-        IndexError for a token, row, position or slot that does not exist.
+        `token_ids`: int64 [n], contiguous. `wanted`: int64 [m], the rows that get logits, None for
+        all. `logits_out`: where the logits are to be written; `taps`: where those of all rows are.
+        Raises IndexError for a token, row, position or slot that does not exist.
         """
         ends = self._ends
         assert ends is not None

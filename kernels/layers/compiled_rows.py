@@ -44,13 +44,13 @@ class CompiledNorm(RmsNorm):
     def __init__(
         self, weight: Tensor, eps: float, *, instruction_set: InstructionSet | None = None
     ) -> None:
-        """weight, eps: as for `RmsNorm`. Raises RuntimeError where the library is not there."""
+        """`weight`, `eps`: as for `RmsNorm`. Raises RuntimeError where the library is not there."""
         super().__init__(weight, eps)
         self._library, self._instruction_set = _library(instruction_set)
         self.squared_offset = weight.shape[-1] * eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: bfloat16 [..., d] -> [..., d], contiguous."""
+        """`x`: bfloat16 [..., d] -> [..., d], contiguous."""
         if x.stride(-1) != 1 or x.dim() != 2:
             return self._normalise(x.reshape(-1, x.shape[-1]), None).view(x.shape)
         return self._normalise(x, None)
@@ -89,7 +89,7 @@ def gate_rows(
 ) -> Tensor:
     """`gated_mul` of bfloat16 rows [n, 2 * d] -> [n, d], rounded once.
 
-    activation: one of ACTIVATIONS.
+    `activation`: one of ACTIVATIONS.
     """
     if gate_up.dtype is not torch.bfloat16 or gate_up.dim() != 2 or gate_up.stride(1) != 1:
         raise ValueError(f"rows of {gate_up.dtype} {list(gate_up.shape)} are not gated here")
@@ -123,7 +123,7 @@ def place_heads(  # noqa: PLR0913 - as `rope_write_kv`
     """`outrider.kernels.kv.rope_write_kv.rope_write_kv` in bfloat16: return the query, keep the
     rest.
 
-    heads: [n, query, key and value heads, head_dim]; positions, slot_mapping: int64 [n];
+    `heads`: [n, query, key and value heads, head_dim]; `positions`, `slot_mapping`: int64 [n];
     caches: [blocks, block_size, num_kv_heads, head_dim]. Raises IndexError, before anything is
     written, for a position that the table lacks or a slot outside the cache.
     """

@@ -24,8 +24,8 @@ def _embed_kernel(  # type: ignore[no-untyped-def]
 def embed_tokens(table: Tensor, token_ids: Tensor) -> Tensor:
     """Row i of the result is `table[token_ids[i]]`.
 
-    table: [num_tokens, d], contiguous; token_ids: [n] int64; returns [n, d]. An id that is not in
-    the table is an IndexError on the CPU. On a GPU it gives zeros: rows that only fill up a CUDA
+    `table`: [num_tokens, d], contiguous; `token_ids`: [n] int64; returns [n, d]. An id that is not
+    in the table is an IndexError on the CPU. On a GPU it gives zeros: rows that only fill up a CUDA
     graph may hold anything, and torch's own look-up would end the process.
     """
     if not uses_triton(table):

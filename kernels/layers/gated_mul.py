@@ -40,7 +40,7 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
 
 @jit
 def activated(gate, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return activation(gate) of float32 values; ACTIVATION: an `Activation`."""
+    """Return activation(gate) of float32 values; `ACTIVATION`: an `Activation`."""
     if ACTIVATION == "silu":
         share = sigmoid(gate)
     elif ACTIVATION == "gelu_tanh":
@@ -76,8 +76,8 @@ def _gated_mul_kernel(  # type: ignore[no-untyped-def]
 def gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     """`activation(gate) * up` of a fused projection.
 
-    gate_up: [n, 2 * d], the gate in the first half, rows contiguous; returns [n, d]. A row's result
-    does not depend on the other rows. Shazeer, 2020; Hendrycks and Gimpel, 2016.
+    `gate_up`: [n, 2 * d], the gate in the first half, rows contiguous; returns [n, d]. A row's
+    result does not depend on the other rows. Shazeer, 2020; Hendrycks and Gimpel, 2016.
     """
     if not uses_triton(gate_up):
         return gated_mul_reference(gate_up, activation)

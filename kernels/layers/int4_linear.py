@@ -12,7 +12,7 @@ class Int4Linear:
     __slots__ = ("_bias", "_weight")
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None) -> None:
-        """weight: of 4 bits, without zero points."""
+        """`weight`: of 4 bits, without zero points."""
         self._weight = weight
         self._bias = bias
 
@@ -22,5 +22,5 @@ class Int4Linear:
         return False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: bfloat16 [n, in_features] -> [n, out_features]."""
+        """`x`: bfloat16 [n, in_features] -> [n, out_features]."""
         return int4_linear_reference(x, self._weight, self._bias)

@@ -22,7 +22,7 @@ class Int8Linear:
     __slots__ = ("_bias", "_codes_t", "_num_outputs", "_scales")
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None) -> None:
-        """weight: of 8 bits with a scale for each output."""
+        """`weight`: of 8 bits with a scale for each output."""
         self._num_outputs, width = weight.shape
         codes = pad(weight.codes, (0, -width % _MULTIPLE, 0, -self._num_outputs % _MULTIPLE))
         self._codes_t = codes.t()  # the layout that integer products read: k is contiguous
@@ -35,7 +35,7 @@ class Int8Linear:
         return False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: bfloat16 [n, in_features] -> [n, out_features]."""
+        """`x`: bfloat16 [n, in_features] -> [n, out_features]."""
         num_rows, width = x.shape
         rows, row_scales = int8_rows(x)
         spare_rows = max(_MIN_ROWS - num_rows, 0) if x.is_cuda else 0

@@ -67,8 +67,8 @@ def int8_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - two tiles
 ):  # fmt: skip
     """Sums along STORED columns times the weight's scales: float32 [BLOCK_M, BLOCK_N].
 
-    x_tile, weight_tile: addresses of rows [BLOCK_M, 1] and outputs [1, BLOCK_N], each STORED codes;
-    scale: of outputs [BLOCK_N]; is_row, is_column: [BLOCK_M], [BLOCK_N].
+    `x_tile`, `weight_tile`: addresses of rows [BLOCK_M, 1] and outputs [1, BLOCK_N], each STORED
+    codes; `scale`: of outputs [BLOCK_N]; `is_row`, `is_column`: [BLOCK_M], [BLOCK_N].
     """
     k = tl.arange(0, BLOCK_K)
     x_tile, weight_tile = x_tile + k[None, :], weight_tile + k[:, None]
@@ -87,9 +87,9 @@ def int4_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - two tiles
     x_tile, weight_tile, scale, is_row, is_column, out_features, PAIRS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """As `int8_sums`; a byte holds a code of one group and, above it, one of the next.
+    """Sum as `int8_sums`; a byte holds a code of one group and, above it, one of the next.
 
-    scale: of outputs in the first group; those of the next are `out_features` further on.
+    `scale`: of outputs in the first group; those of the next are `out_features` further on.
     """
     k = tl.arange(0, GROUP)
     x_tile, weight_tile = x_tile + k[None, :], weight_tile + k[:, None]
@@ -156,7 +156,7 @@ def _int4_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel's 
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As `_int8_kernel`, with `int4_sums`."""
+    """Do as `_int8_kernel`, with `int4_sums`."""
     row_tiles = tl.cdiv(num_rows, BLOCK_M)
     rows = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) // row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -185,7 +185,7 @@ class IntegerLinear:
     __slots__ = ("_bias", "_multiply", "bits", "codes", "group_size", "scales", "stored")
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None) -> None:
-        """weight: one for which `can_use_integer_tiles` is true; bias: [out_features] or None.
+        """`weight`: one for which `can_use_integer_tiles` is true; `bias`: [out_features] or None.
 
         codes: as they are packed, [out_features, n]; scales: [out_features], of 4 bits
         [groups, out_features]; stored: the columns of rows as they are rounded.
@@ -214,7 +214,7 @@ class IntegerLinear:
         return True
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: bfloat16 [n, in_features] -> [n, out_features]."""
+        """`x`: bfloat16 [n, in_features] -> [n, out_features]."""
         output = torch.empty((len(x), len(self.codes)), dtype=torch.bfloat16, device=x.device)
         self._multiply(*rounded_rows(x, self.stored), output)
         return output

@@ -14,12 +14,12 @@ class LayerNorm:
     __slots__ = ("_weight", "eps")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        """weight: [d]; eps: added to the variance."""
+        """`weight`: [d]; `eps`: added to the variance."""
         self._weight = weight.float()
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [..., d] -> [..., d] of x's dtype."""
+        """`x`: [..., d] -> [..., d] of x's dtype."""
         return F.layer_norm(x.float(), x.shape[-1:], self._weight, None, self.eps).to(x.dtype)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _plain_max_rows(weight: Tensor) -> int:
-    """Up to how many rows a plain float32 product beats the packed one; 0 for never."""
+    """Return the most rows for which a plain float32 product beats the packed one; 0 for never."""
     float32_bytes = 4 * weight.numel()
     if weight.dtype == torch.bfloat16:
         return BFLOAT16_BYTES_PER_PASS // float32_bytes
@@ -55,12 +55,12 @@ def _plain_max_rows(weight: Tensor) -> int:
 class Linear:
     """`x @ weight.T + bias`, with the weight held in whatever layout is fastest.
 
-    weight: [out_features, in_features]; bias: [out_features] or None. When the weight is packed, no
-    reference to the unpacked one is kept: callers drop theirs, and memory holds it once. A packed
-    product costs about 11 us before the first multiplication (Zen 5, one thread), six times a plain
-    float32 one. The plain one streams the matrix from the cache once per row. So small weights are
-    also held plain, in float32, for passes of a few rows. Large ones that come from memory are
-    multiplied by four rows at least.
+    `weight`: [out_features, in_features]; `bias`: [out_features] or None. When the weight is
+    packed, no reference to the unpacked one is kept: callers drop theirs, and memory holds it once.
+    A packed product costs about 11 us before the first multiplication (Zen 5, one thread), six
+    times a plain float32 one. The plain one streams the matrix from the cache once per row. So
+    small weights are also held plain, in float32, for passes of a few rows. Large ones that come
+    from memory are multiplied by four rows at least.
     """
 
     __slots__ = (
@@ -106,11 +106,11 @@ class Linear:
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added to each row, [out_features]."""
+        """The bias that is added to each row, [out_features]."""
         return self._bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [n, in_features] -> [n, out_features]."""
+        """`x`: [n, in_features] -> [n, out_features]."""
         if self._packed is None:
             assert self._weight is not None
             return F.linear(x, self._weight, self._bias)

@@ -71,7 +71,7 @@ class LoraPart:
 class LoraWeights:
     """An adapter's products: for each site of the model, up to three parts, often none.
 
-    digest: of all that makes its sums; adapters of one digest give the same ones.
+    `digest`: of all that makes its sums; adapters of one digest give the same ones.
     """
 
     def __init__(self, sites: Sequence[Sequence[LoraPart]], *, digest: str) -> None:
@@ -138,7 +138,7 @@ class LoraWeights:
 def add_lora_reference(x: Tensor, y: Tensor, parts: Sequence[LoraPart], rows: Tensor) -> None:
     """Add one adapter's parts to `rows` (int64) of y, in place.
 
-    x: [n, width]; y: [n, columns] of the same dtype.
+    `x`: [n, width]; `y`: [n, columns] of the same dtype.
     """
     inputs = x.index_select(0, rows).float()
     for part in parts:
@@ -247,7 +247,7 @@ class LoraRows(Protocol):
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         """Add the adapters' products for a site to y, in place.
 
-        x: [n, width]; y: [n, columns]; contiguous, of the adapters' dtype.
+        `x`: [n, width]; `y`: [n, columns]; contiguous, of the adapters' dtype.
         """
 
     def select(self, rows: Tensor) -> "LoraRows":
@@ -277,8 +277,8 @@ def gather_lora(
 ) -> LoraRows | None:
     """Return the rows of a pass with their adapters; None where no row has one.
 
-    slots: for each row the number of its adapter in `adapters`, -1 for none. deterministic: a row's
-    bits do not depend on the other rows (with torch's products they would).
+    `slots`: for each row the number of its adapter in `adapters`, -1 for none. `deterministic`: a
+    row's bits do not depend on the other rows (with torch's products they would).
     """
     if not adapters or max(slots, default=-1) < 0:
         return None
@@ -291,7 +291,7 @@ def gather_lora(
 
 
 class TritonLoraRows:
-    """`LoraRows` on a GPU. row_slots: int [n], on any device."""
+    """`LoraRows` on a GPU. `row_slots`: int [n], on any device."""
 
     def __init__(self, adapters: Sequence[LoraWeights], row_slots: Tensor) -> None:
         device = adapters[0].device

@@ -62,9 +62,9 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension: `weight * x / sqrt(mean(x^2) + eps)`.
 
-    x: [..., d]; weight: [d], or any shape that broadcasts against x (a weight for each head; Triton
-    takes [d] and x's own trailing dimensions). Returns x's shape and dtype; a row's result does not
-    depend on the others. Zhang and Sennrich, 2019.
+    `x`: [..., d]; `weight`: [d], or any shape that broadcasts against x (a weight for each head;
+    Triton takes [d] and x's own trailing dimensions). Returns x's shape and dtype; a row's result
+    does not depend on the others. Zhang and Sennrich, 2019.
     """
     if not uses_triton(x):
         return rms_norm_reference(x, weight, eps)
@@ -77,7 +77,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add x to the residual stream in place, and return the normalised sum.
 
-    x, residual: [n, d], rows contiguous; weight: [d]; returns [n, d].
+    `x`, `residual`: [n, d], rows contiguous; `weight`: [d]; returns [n, d].
     """
     if not uses_triton(x):
         return rms_norm_reference(residual.add_(x), weight, eps)
@@ -119,7 +119,7 @@ class RmsNorm:
     __slots__ = ("_offset", "eps", "scaled_weight", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        """weight: as for `rms_norm`; eps: added to the mean square."""
+        """`weight`: as for `rms_norm`; `eps`: added to the mean square."""
         width = weight.shape[-1]
         self.weight = weight
         self.eps = eps
@@ -128,7 +128,7 @@ class RmsNorm:
         self._offset = torch.full((1,), math.sqrt(width * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [..., d] -> [..., d]."""
+        """`x`: [..., d] -> [..., d]."""
         values = x.float()
         norm = torch.linalg.vector_norm(values, 2, -1, True)  # [..., 1]
         normed = torch.div(values, torch.hypot(norm, self._offset)).mul_(self.scaled_weight)

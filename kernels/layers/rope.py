@@ -103,7 +103,7 @@ class RopeConfig:
 def rope_frequencies(config: RopeConfig, *, max_positions: int = 0) -> Tensor:
     """Angle per position for each pair of dimensions: [head_dim / 2] float32, radians.
 
-    max_positions: how many are to be served, which longrope depends on. Dimensions that do not
+    `max_positions`: how many are to be served, which longrope depends on. Dimensions that do not
     turn come last, with 0.
     """
     size = config.num_rotated
@@ -300,9 +300,10 @@ def norm_and_rotate(
 ) -> Tensor:
     """Query and key heads as attention wants them: each normalised (QK-norm) and then rotated.
 
-    heads: [n, num_heads, head_dim], a row's heads contiguous; positions: [n] int64; norm: with a
-    weight of [num_heads, head_dim]. Returns [n, num_heads, head_dim]. A position outside the table
-    is an IndexError on the CPU; a GPU takes the nearest one. Su et al., 2021; Henry et al., 2020.
+    `heads`: [n, num_heads, head_dim], a row's heads contiguous; `positions`: [n] int64; `norm`:
+    with a weight of [num_heads, head_dim]. Returns [n, num_heads, head_dim]. A position outside the
+    table is an IndexError on the CPU; a GPU takes the nearest one. Su et al., 2021; Henry et al.,
+    2020.
     """
     if not uses_triton(heads):
         return norm_and_rotate_reference(heads, positions, rotary, norm=norm)

@@ -47,7 +47,7 @@ ALIGNMENT_BYTES = 64
 
 
 def row_invariant_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One row after the other: nothing that a neighbour could change."""
+    """Multiply one row after the other: nothing that a neighbour could change."""
     rows = [F.linear(x[index : index + 1], weight, bias) for index in range(x.shape[0])]
     return torch.cat(rows) if rows else x.new_empty((0, weight.shape[0]))
 
@@ -102,7 +102,7 @@ def _linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel'
 def row_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, every row with the bits it has alone.
 
-    x: [n, in_features] -> [n, out_features]; weight: [out_features, in_features]; bias:
+    `x`: [n, in_features] -> [n, out_features]; `weight`: [out_features, in_features]; `bias`:
     [out_features] or None; all of one dtype: float32, bfloat16 or float16. Sums are float32. On a
     CPU it takes row after row: `RowInvariantLinear` is the fast one there.
     """
@@ -143,7 +143,7 @@ class RowInvariantLinear:
     __slots__ = ("_bias", "_linear", "_packed", "_run_rows", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> None:
-        """weight: [out_features, in_features]; packed if `pack` and the device allow it."""
+        """`weight`: [out_features, in_features]; packed if `pack` and the device allow it."""
         self._bias = bias
         self._weight: Tensor | None = weight
         self._packed: Tensor | None = None
@@ -163,7 +163,7 @@ class RowInvariantLinear:
         return self._packed is not None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [n, in_features] -> [n, out_features]."""
+        """`x`: [n, in_features] -> [n, out_features]."""
         if self._weight is not None and uses_triton(x):
             return row_invariant_linear(x, self._weight, self._bias)
         sizes = self._run_rows.get(torch.get_num_threads())

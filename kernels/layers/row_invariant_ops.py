@@ -36,12 +36,12 @@ class RowInvariantNorm(RmsNorm):
     __slots__ = ("_squared_offset",)
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        """weight, eps: as for `RmsNorm`."""
+        """`weight`, `eps`: as for `RmsNorm`."""
         super().__init__(weight, eps)
         self._squared_offset = weight.shape[-1] * eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [..., d] -> [..., d]."""
+        """`x`: [..., d] -> [..., d]."""
         if x.device.type != "cpu":
             return super().__call__(x)
         values = x.float()

@@ -319,8 +319,8 @@ def split_k_linear(
 ) -> Tensor:
     """`product(x)`, or gated. One launch.
 
-    x: [n, in_features], n at most FEW_ROWS, contiguous; product: as `can_split` has it;
-    activation: as `gated_mul` of the result, whose gates stand in front. Returns
+    `x`: [n, in_features], n at most FEW_ROWS, contiguous; `product`: as `can_split` has it;
+    `activation`: as `gated_mul` of the result, whose gates stand in front. Returns
     [n, out_features], half as wide if gated.
     """
     rows = x.values if isinstance(x, HalfNormed) else x
@@ -336,7 +336,7 @@ def split_k_linear(
 def split_k_add(x: Tensor, product: Linear, scratch: SplitScratch, residual: Tensor) -> None:
     """Add `product(x)` to the residual stream, [n, out_features], contiguous. One launch.
 
-    x, product: as for `split_k_linear`.
+    `x`, `product`: as for `split_k_linear`.
     """
     if not uses_triton(x):
         split_k_linear_reference(x, _weight(product), product.bias, residual=residual)

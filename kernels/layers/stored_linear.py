@@ -145,7 +145,7 @@ class StoredLinear:
     )
 
     def __init__(self, weight: StoredWeight, bias: Tensor | None = None) -> None:
-        """weight: a tame one (`StoredWeight.is_tame`); bias: [out_features] or None."""
+        """`weight`: a tame one (`StoredWeight.is_tame`); `bias`: [out_features] or None."""
         self._bias = bias
         self._shape = weight.shape
         is_float8 = weight.number == "float8"
@@ -180,7 +180,7 @@ class StoredLinear:
         return True
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: bfloat16 [n, in_features] -> [n, out_features]."""
+        """`x`: bfloat16 [n, in_features] -> [n, out_features]."""
         num_rows, (out_features, in_features) = len(x), self._shape
         output = torch.empty((num_rows, out_features), dtype=torch.bfloat16, device=x.device)
         tile = tile_shape(out_features, in_features, torch.bfloat16)

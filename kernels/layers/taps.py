@@ -15,9 +15,9 @@ class Taps:
     __slots__ = ("_numbers", "_width", "layers", "rows")
 
     def __init__(self, layers: tuple[int, ...], *, num_rows: int, like: Tensor) -> None:
-        """layers: the taps, each once, in the order in which they stand in a row.
+        """`layers`: the taps, each once, in the order in which they stand in a row.
 
-        like: [any, width], rows of whose type and place they are.
+        `like`: [any, width], rows of whose type and place they are.
         """
         self.layers = layers
         self._width = like.shape[-1]
@@ -26,7 +26,7 @@ class Taps:
 
     @property
     def layers_address(self) -> int:
-        """Where the taps stand as int64, for the compiled library."""
+        """Return where the taps stand as int64, for the compiled library."""
         return ctypes.addressof(self._numbers)
 
     def note(self, layer: int, stream: Tensor) -> None:

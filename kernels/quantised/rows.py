@@ -13,7 +13,7 @@ from outrider.kernels.quantised.weight import QuantisedWeight
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round rows to 8 bits: (int8 [n, width], float32 scales [n, 1]).
 
-    x: floats [n, width]. The scale of a row that holds a NaN or an infinity is NaN: its results
+    `x`: floats [n, width]. The scale of a row that holds a NaN or an infinity is NaN: its results
     are to be NaN.
     """
     wide = x.float()
@@ -28,8 +28,8 @@ def int8_linear_reference(
 ) -> Tensor:
     """`x @ (weight * scales).T + bias` with the rows of x rounded to int8, to the bit.
 
-    x: bfloat16 [n, in_features] -> bfloat16 [n, out_features]; weight: int8 [out_features,
-    in_features]; scales: float32 [out_features]; bias: [out_features] or None. A row is scaled
+    `x`: bfloat16 [n, in_features] -> bfloat16 [n, out_features]; `weight`: int8 [out_features,
+    in_features]; `scales`: float32 [out_features]; `bias`: [out_features] or None. A row is scaled
     symmetrically by its largest magnitude; one that holds a NaN or an infinity becomes NaN.
     """
     rows, row_scales = int8_rows(x)
@@ -41,8 +41,8 @@ def int8_linear_reference(
 def int4_linear_reference(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias` with the rows of x rounded to int8, group after group, to the bit.
 
-    x: bfloat16 [n, in_features] -> bfloat16 [n, out_features]; weight: of 4 bits, without zero
-    points; bias: [out_features] or None. Rows as in `int8_linear_reference`.
+    `x`: bfloat16 [n, in_features] -> bfloat16 [n, out_features]; `weight`: of 4 bits, without zero
+    points; `bias`: [out_features] or None. Rows as in `int8_linear_reference`.
     """
     if weight.bits != 4 or weight.zeros is not None:
         raise ValueError(f"a weight of {weight.bits} bits, or with zero points, is not one of 4")
@@ -63,7 +63,7 @@ def int4_linear_reference(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
 def scaled_sums(sums: Tensor, scales: Tensor, row_scales: Tensor, bias: Tensor | None) -> Tensor:
     """Return bfloat16 results of float32 sums [n, out]: one order of roundings for every product.
 
-    scales: float32 [out]; row_scales: float32 [n, 1].
+    `scales`: float32 [out]; `row_scales`: float32 [n, 1].
     """
     y = sums * scales * row_scales
     if bias is not None:

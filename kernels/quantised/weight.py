@@ -93,7 +93,7 @@ def unpacked_nibbles(packed: Tensor) -> Tensor:
 def rounded_to_int4(weight: Tensor, *, group_size: int) -> QuantisedWeight:
     """Round to 4 bits: for each group of columns the scale, of a few, with the least error.
 
-    weight: floats [out_features, in_features], which group_size divides. Scales are such that
+    `weight`: floats [out_features, in_features], which group_size divides. Scales are such that
     bfloat16 holds them; some are negative, because codes reach from -8 to 7. After llama.cpp's
     Q4_0: the largest magnitude gets the code -8, and here smaller scales that clip it are tried.
     """
@@ -133,7 +133,7 @@ def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
 def rounded_to_int8(weight: Tensor) -> QuantisedWeight:
     """Round each output's weights to 8 bits: one scale a row, by its largest magnitude.
 
-    weight: floats [out_features, in_features].
+    `weight`: floats [out_features, in_features].
     """
     codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty((len(weight), 1), dtype=torch.float32, device=weight.device)

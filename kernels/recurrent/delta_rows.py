@@ -172,7 +172,7 @@ def _delta_rows_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a ker
 ):
     """Program (i, h, j): sequence i, value head h, columns j * VALUE_BLOCK and so on.
 
-    num_tokens: n; num_rows: r; num_slots: c.
+    `num_tokens`: n; `num_rows`: r; `num_slots`: c.
     """
     sequence = tl.program_id(0)
     head = tl.program_id(1)
@@ -294,7 +294,7 @@ def delta_rows(
 ) -> None:
     """Compute a batch's rows and keep what they contribute.
 
-    states: float32 [any, num_value_heads, key_dim, value_dim]; output: float32
+    `states`: float32 [any, num_value_heads, key_dim, value_dim]; `output`: float32
     [n + 1, num_value_heads, value_dim], of which the batch's rows are written (the last is waste).
     No row of `rows` is both read and written by one batch.
     """

@@ -106,7 +106,7 @@ def _fold_states_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a ke
 def fold_states(rows: RowContributions, states: Tensor, folds: StateFolds) -> None:
     """Write the states behind each fold's rows; count the decays behind them from there.
 
-    states: float32 [any, num_value_heads, key_dim, value_dim], read and written.
+    `states`: float32 [any, num_value_heads, key_dim, value_dim], read and written.
     """
     if uses_triton(states):
         _, num_heads, key_dim, value_dim = states.shape

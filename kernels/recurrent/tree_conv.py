@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvPlan:
-    """Where the inputs of a pass's rows come from, and which are kept."""
+    """The sources of the inputs of a pass's rows, and which are kept."""
 
     taps: Tensor
     """int64 [n, num_taps - 1], each row's ancestors from the farthest to the parent: rows of the
@@ -25,8 +25,9 @@ class ConvPlan:
 def tree_conv(rows: Tensor, weight: Tensor, inputs: Tensor, plan: ConvPlan) -> Tensor:
     """Convolve each row with its ancestors, then silu; keep the inputs that later rows need.
 
-    rows: [n, channels]; weight: float32 [num_taps, channels]; inputs: [any, channels], read before
-    it is written. Returns float32 [n, channels]. Sums go from the farthest tap to the row itself.
+    `rows`: [n, channels]; `weight`: float32 [num_taps, channels]; `inputs`: [any, channels], read
+    before it is written. Returns float32 [n, channels]. Sums go from the farthest tap to the row
+    itself.
     """
     far = _gather(rows, inputs, plan.taps.reshape(-1), plan.kept_taps.reshape(-1))
     far = far.view(*plan.taps.shape, -1)  # [n, num_taps - 1, channels]

@@ -24,7 +24,7 @@ _BLOCK = 1024
 
 
 def _splitmix64(state: int) -> int:
-    """One output of the SplitMix64 generator (Steele, Lea, Flood, 2014) at `state`."""
+    """Return an output of the SplitMix64 generator (Steele, Lea, Flood, 2014) at `state`."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK_64
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64

@@ -36,8 +36,8 @@ def _reference(scores: Tensor, count: int) -> Likeliest:
 def likeliest_tokens(scores: Tensor, count: int) -> Likeliest:
     """Return the tokens of the greatest scores, and the softmax of the scores there.
 
-    scores: float32 [num_rows, vocab_size]; count: at most vocab_size. Probabilities may differ in
-    their last bits from device to device. On a CPU compiled, in one reading of the scores and a
+    `scores`: float32 [num_rows, vocab_size]; `count`: at most vocab_size. Probabilities may differ
+    in their last bits from device to device. On a CPU compiled, in one reading of the scores and a
     half, where the library was built; else torch's softmax and topk.
     """
     library = product_support().library

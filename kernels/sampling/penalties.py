@@ -57,7 +57,7 @@ def _put_values_kernel(  # type: ignore[no-untyped-def]
 def _launch_penalties(
     flat: Tensor, cells: Tensor, shifts: Tensor, factors: Tensor | None, num_overrides: int
 ) -> None:
-    """All values are read before any is written: launches of one stream follow each other."""
+    """Read all values before any is written: launches of one stream follow each other."""
     num_cells = len(cells)
     num_first = num_cells - num_overrides
     values = torch.empty(num_cells, device=flat.device)
@@ -88,10 +88,10 @@ def apply_penalties(
 ) -> None:
     """Change logits in place at `cells`: scale by the repetition factor, then add the shift.
 
-    logits: float32 [num_rows, vocab_size], contiguous. cells: int64 [num_cells], counted row by row
-    (row * vocab_size + token id). shifts: float32 [num_cells], -inf bans a token. factors: float32
-    [num_cells], positive; a logit above 0 is divided by it, one below 0 multiplied (Keskar et al.,
-    "CTRL", 2019, as transformers and vLLM do); None: 1 everywhere.
+    `logits`: float32 [num_rows, vocab_size], contiguous. `cells`: int64 [num_cells], counted row by
+    row (row * vocab_size + token id). `shifts`: float32 [num_cells], -inf bans a token. `factors`:
+    float32 [num_cells], positive; a logit above 0 is divided by it, one below 0 multiplied (Keskar
+    et al., "CTRL", 2019, as transformers and vLLM do); None: 1 everywhere.
 
     The last `num_overrides` cells hold instead of earlier ones that are the same; but for that,
     cells differ. What a cell gets does not depend on the other cells of the call.

@@ -49,10 +49,10 @@ def log_target(
 ) -> Tensor:
     """Unnormalised log-probabilities after temperature, top-k, top-p and min-p, in this order.
 
-    logits: float32 [num_rows, vocab_size]; the parameters: [num_rows] (float32, top_k int64), with
-    temperature > 0; top_k 0, top_p 1 and min_p 0 are off. Tokens that are cut have -inf; of equal
-    logits at the border all stay. The likeliest token always stays. In torch, on every device;
-    waits for the device.
+    `logits`: float32 [num_rows, vocab_size]; the parameters: [num_rows] (float32, top_k int64),
+    with temperature > 0; top_k 0, top_p 1 and min_p 0 are off. Tokens that are cut have -inf; of
+    equal logits at the border all stay. The likeliest token always stays. In torch, on every
+    device; waits for the device.
     """
     scores = logits / temperature[:, None]  # [num_rows, vocab_size]
     vocab_size = scores.shape[1]
@@ -348,7 +348,7 @@ def _launch_top(
 def perturb(logits: Tensor, rows: SamplingRows, *, with_noise: bool = True) -> Tensor:
     """log target + Gumbel noise of sampled rows, float32 [num_rows, vocab_size].
 
-    logits: float32 [num_rows, vocab_size]; greedy rows keep them. Without noise: the unnormalised
+    `logits`: float32 [num_rows, vocab_size]; greedy rows keep them. Without noise: the unnormalised
     log target. Where no row is sampled, `logits` itself.
     """
     if rows.has_sampled and uses_triton(logits):
@@ -366,10 +366,10 @@ def top_tokens(
 ) -> TopTokens:
     """Each row's best tokens by log target + Gumbel noise; by logits where a row is greedy.
 
-    logits: float32 [num_rows, vocab_size]. Equal scores: the lowest token id first. with_probs: the
-    chance that a model which shares the noise agrees. ids: int64 [vocab_size], the token of each
-    column, all different, where the columns are some of a larger vocabulary's; noise, ties and the
-    result are in terms of it. Raises ValueError for `num_tokens` outside [1, 8] or above the
+    `logits`: float32 [num_rows, vocab_size]. Equal scores: the lowest token id first. `with_probs`:
+    the chance that a model which shares the noise agrees. `ids`: int64 [vocab_size], the token of
+    each column, all different, where the columns are some of a larger vocabulary's; noise, ties and
+    the result are in terms of it. Raises ValueError for `num_tokens` outside [1, 8] or above the
     vocabulary.
     """
     if not 1 <= num_tokens <= min(MAX_TOP_TOKENS, logits.shape[1]):

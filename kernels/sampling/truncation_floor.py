@@ -33,8 +33,8 @@ NUM_LEVELS: Final = 16  # at (level + 1)^2 / 16 below the likeliest score
 def floor_of_scores(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """The specification: the least score that stays in each row, [num_rows, 1].
 
-    scores: float32 [num_rows, vocab_size]; the parameters as in `SamplingRows`, but top_k is int64
-    and vocab_size (or more) where it is off.
+    `scores`: float32 [num_rows, vocab_size]; the parameters as in `SamplingRows`, but top_k is
+    int64 and vocab_size (or more) where it is off.
     """
     vocab_size = scores.shape[1]
     largest_k = int(top_k.where(top_k < vocab_size, 0).max())
@@ -323,7 +323,7 @@ def _launch_floor(logits: Tensor, rows: SamplingRows) -> Tensor:
 def truncation_floor(logits: Tensor, rows: SamplingRows) -> Tensor:
     """The least score, logit / temperature, that stays in each row: float32 [num_rows].
 
-    logits: float32 [num_rows, vocab_size]. Top-k, top-p among its tokens, then min-p; of equal
+    `logits`: float32 [num_rows, vocab_size]. Top-k, top-p among its tokens, then min-p; of equal
     scores at the border all stay, and the likeliest token always does. -inf where nothing is cut,
     so also in greedy rows.
     """

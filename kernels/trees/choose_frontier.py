@@ -72,7 +72,7 @@ class FrontierRows:
 def _pick(
     state: TreeState, sequence: int, floor: float, most_believed: float, *, is_stepwise: bool
 ) -> list[int]:
-    """One sequence's frontier; at most `state.width` nodes, parents before children."""
+    """Pick one sequence's frontier; at most `state.width` nodes, parents before children."""
     own = state.numbers[sequence].tolist()
     num_candidates, num_passes = own[number(NUM_CANDIDATES)], own[number(NUM_PASSES)]
     max_depth, max_nodes = own[number(MAX_DEPTH)], own[number(MAX_NODES)]
@@ -141,7 +141,7 @@ def choose_frontier_reference(
 
 
 def _signed_bit(bit: int) -> int:
-    """One bit of a signed 64-bit word."""
+    """Return one bit of a signed 64-bit word."""
     return 1 << bit if bit < 63 else -(1 << 63)
 
 
@@ -293,9 +293,9 @@ def choose_frontier(
     Sets the state's frontier, and draft offsets and ancestor words of the nodes chosen: the n-th
     call gives out the offsets from 1 + (n - 1) * width on, in the order of the rows. Nothing is
     chosen in a tree that has had as many passes as it may have depths, or has no draft slot left.
-    most_believed: how far guesses count as covering what may follow
+    `most_believed`: how far guesses count as covering what may follow
     (`outrider.draft.budget.budget.MOST_BELIEVED`).
-    is_stepwise: parents of what is chosen were computed in earlier passes.
+    `is_stepwise`: parents of what is chosen were computed in earlier passes.
     """
     if not uses_triton(state.candidates):
         return choose_frontier_reference(

@@ -338,11 +338,11 @@ def expand_tree(
 ) -> None:
     """Add the small model's children of the frontier to the trees, in place.
 
-    token_ids: int64 [S * W, K] with W at most `state.width`: the different tokens that the small
+    `token_ids`: int64 [S * W, K] with W at most `state.width`: the different tokens that the small
     model names behind the first W frontier nodes of each sequence, all W of a sequence together;
-    any in rows of padding. probs: float32 [S * W, K], its confidences; those below `min_path_prob`
-    are not named. A candidate too many for the capacity is not added. Raises ValueError where the
-    shapes do not fit.
+    any in rows of padding. `probs`: float32 [S * W, K], its confidences; those below
+    `min_path_prob` are not named. A candidate too many for the capacity is not added. Raises
+    ValueError where the shapes do not fit.
     """
     num_sequences = state.num_sequences
     num_rows = token_ids.shape[0] // max(num_sequences, 1)

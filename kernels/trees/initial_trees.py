@@ -1,4 +1,4 @@
-"""How the host begins trees: what it knows of them goes to the device in one copy."""
+"""Begins trees on the host: what it knows of them goes to the device in one copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

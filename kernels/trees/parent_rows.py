@@ -1,4 +1,4 @@
-"""What the rows above gave, for the rows of a draft pass that carry it beside their tokens.
+"""Gathers what parents' rows gave, for rows of a draft pass that carry it beside their tokens.
 
 A head's row in a tree reads the hidden row that its parent's pass gave. Which node is the parent
 only the device knows.
@@ -66,7 +66,7 @@ def _parent_rows_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 def parent_rows(state: TreeState, rows: Tensor) -> Tensor:
     """Return the rows of the frontier's parents, [S * F, width], zeros in padding.
 
-    rows: [S, number of draft offsets, width], contiguous: what each computed node's row gave. The
+    `rows`: [S, number of draft offsets, width], contiguous: what each computed node's row gave. The
     parents must have been computed in earlier passes (`choose_frontier`'s `is_stepwise`).
     """
     if not uses_triton(rows):
@@ -126,7 +126,7 @@ def _keep_rows_kernel(  # type: ignore[no-untyped-def]
 def keep_rows(state: TreeState, new: Tensor, rows: Tensor) -> None:
     """Write what the rows of the last level gave to their draft offsets, for `parent_rows`.
 
-    new: [S * F, width], of what `choose_frontier` chose last, padding included; rows: as in
+    `new`: [S * F, width], of what `choose_frontier` chose last, padding included; `rows`: as in
     `parent_rows`. What they have no room for is left out.
     """
     if not uses_triton(rows):

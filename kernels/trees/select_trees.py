@@ -337,7 +337,7 @@ def _write_trees_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 def select_trees(state: TreeState, *, num_nodes: int, caps: Sequence[int]) -> SelectedTrees:
     """Select the `num_nodes` guesses of all trees that count for most, at most caps[s] of tree s.
 
-    caps: [S], roots not counted; a tree's own `max_nodes` and 255 bound it too. Of guesses that
+    `caps`: [S], roots not counted; a tree's own `max_nodes` and 255 bound it too. Of guesses that
     count for the same, the one that ranks higher in its own tree is taken, then the one of the
     earlier sequence. Raises ValueError for a negative number.
     """

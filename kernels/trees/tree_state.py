@@ -49,7 +49,7 @@ NUM_NUMBERS: Any = tl.constexpr(8)
 
 
 def number(constant: Any) -> int:
-    """One of the names above as the host reads it."""
+    """Return one of the names above as the host reads it."""
     return int(getattr(constant, "value", constant))
 
 
@@ -203,14 +203,14 @@ class CandidateFields:
     def of_drafter_payload(
         cls, drafter_payload: npt.NDArray[np.int32], num_trees: int
     ) -> "CandidateFields":
-        """From `TreeState.numbers` and the beginning of its candidates, one after the other."""
+        """Read `TreeState.numbers` and the beginning of its candidates, one after the other."""
         num_numbers = num_trees * number(NUM_NUMBERS)
         numbers = drafter_payload[:num_numbers].reshape(num_trees, number(NUM_NUMBERS))
         fields = drafter_payload[num_numbers:].reshape(num_trees, number(NUM_FIELDS), -1)
         return cls(fields=fields, num_candidates=numbers[:, number(NUM_CANDIDATES)])
 
     def of_tree(self, tree: int) -> "GrownTree":
-        """One tree's candidates."""
+        """Return one tree's candidates."""
         own = self.fields[tree, :, : self.num_candidates[tree]]
         first_real = number(MODEL_CONFIDENCE)
         columns: list[Any] = own[:first_real].tolist()
@@ -237,5 +237,5 @@ class GrownTree:
     covered: list[float]
 
     def children(self, node: int) -> list[int]:
-        """In the order in which they came."""
+        """Return the children in the order in which they came."""
         return [child for child, parent in enumerate(self.parent) if parent == node]

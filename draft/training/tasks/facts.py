@@ -32,7 +32,7 @@ _DRINKS = ("tea", "coffee", "milk", "juice", "water", "lemonade", "cocoa")
 
 @dataclass(frozen=True, kw_only=True)
 class _Attribute:
-    """statement: "{} lives in {}.", a person and a value; question about a person."""
+    """`statement`: "{} lives in {}.", a person and a value; question about a person."""
 
     values: Sequence[str]
     statement: str

@@ -33,7 +33,7 @@ def _numbers(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parameter:
-    """names: what it may be called, the usual one first; all values of one type."""
+    """`names`: what it may be called, the usual one first; all values of one type."""
 
     names: tuple[str, ...]
     values: Sequence[str | int]

@@ -91,7 +91,7 @@ class ConfigSource:
         windows: Callable[[int], int | None] | None = None,
         ropes: Callable[[int], RopeConfig] | None = None,
     ) -> tuple[LayerConfig, ...]:
-        """Return all layers' attention; windows, ropes: by layer, where layers differ."""
+        """Return all layers' attention; `windows`, `ropes`: by layer, where layers differ."""
         rope = None if ropes is not None else self.rope()
         found = []
         for index in range(self.config.num_hidden_layers):
@@ -116,8 +116,8 @@ class ConfigSource:
     ) -> RopeConfig:
         """Return a layer's rotation, from `rope_parameters` unless others are given.
 
-        Transformers 5 keeps everything there, 4 in rope_scaling and rope_theta. is_off: the layer's
-        heads do not turn, but its dimensions are in the others' order.
+        Transformers 5 keeps everything there, 4 in rope_scaling and rope_theta. `is_off`: the
+        layer's heads do not turn, but its dimensions are in the others' order.
         """
         config = self.config
         found = parameters or self.get("rope_parameters") or self.get("rope_scaling") or {}

@@ -17,7 +17,7 @@ _Parts = tuple[Number, Tensor, Tensor, int, Tensor | None]  # of blocks: see `_w
 def packed_blocks(kind: str, blocks: Tensor, rows: int) -> StoredWeight | None:
     """Return a weight of so many rows as it is stored; None for a type that is decoded.
 
-    blocks: uint8 [num_blocks, bytes of a block], row after row.
+    `blocks`: uint8 [num_blocks, bytes of a block], row after row.
     """
     if kind not in _KINDS:
         return None
@@ -40,7 +40,7 @@ def _half(blocks: Tensor, place: int) -> Tensor:
 def _nibbles(packed: Tensor, run: int) -> Tensor:
     """Return numbers of 4 bits, uint8 [n, 2 * m]: of each run of bytes the low ones, then the high.
 
-    packed: uint8 [n, m].
+    `packed`: uint8 [n, m].
     """
     runs = packed.reshape(len(packed), -1, run)
     return torch.stack((runs & 15, runs >> 4), 2).flatten(1)

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, as the config.json that such a model would have."""
+"""Turns what a GGUF file says of its model into the config.json of such a model."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,7 +22,7 @@ _REFUSED: Final = {
 def config_of(header: GgufHeader, rope_factors: list[float] | None = None) -> dict[str, Any]:
     """Return the contents of config.json.
 
-    rope_factors: what `rope_freqs.weight` holds, by which Llama 3's files divide frequencies.
+    `rope_factors`: what `rope_freqs.weight` holds, by which Llama 3's files divide frequencies.
     Raises UnsupportedModelError for a family or a setting that is not read.
     """
     return _Config(header).describe(rope_factors)

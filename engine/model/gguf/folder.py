@@ -55,7 +55,7 @@ def gguf_folder(
 ) -> Path:
     """Return the folder that stands for a file; it is made once, below `keep_in`.
 
-    add_tokenizer: writes the tokenizer that the file describes into a folder, where none lies
+    `add_tokenizer`: writes the tokenizer that the file describes into a folder, where none lies
     beside the file. Raises UnsupportedModelError for a file that cannot be read.
     """
     file = file.resolve()

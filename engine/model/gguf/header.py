@@ -79,7 +79,7 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in the file."""
+        """Return the bytes that it takes in the file."""
         return _num_bytes(self.kind, self.shape)
 
 

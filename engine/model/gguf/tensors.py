@@ -145,7 +145,7 @@ def _name(stored: str) -> str:
 
 
 def _decode(data: Any, tensor: StoredTensor) -> Tensor:
-    """data: uint8 [num_bytes] -> float32 of the tensor's shape, by the `gguf` package."""
+    """`data`: uint8 [num_bytes] -> float32 of the tensor's shape, by the `gguf` package."""
     try:
         from gguf import GGMLQuantizationType, dequantize
     except ImportError as error:
@@ -168,7 +168,7 @@ def _decode(data: Any, tensor: StoredTensor) -> Tensor:
 def _halves_of_heads(rows: Tensor, num_heads: int) -> Tensor:
     """Return a projection's rows so that i turns with i + head_dim / 2, not with its neighbour.
 
-    rows: [num_heads * head_dim, ...]. What llama.cpp's converter does to Llama's files, undone.
+    `rows`: [num_heads * head_dim, ...]. What llama.cpp's converter does to Llama's files, undone.
     """
     heads = rows.reshape(num_heads, len(rows) // num_heads // 2, 2, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)

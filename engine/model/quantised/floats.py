@@ -175,7 +175,7 @@ class Scaled:
 def _by_groups(spread: Tensor, given: Tensor, weight: Tensor) -> Tensor | None:
     """Return numbers of groups of columns, [out, groups], of ones that were spread over a weight.
 
-    given: as they are stored. None where the last group is smaller than the others.
+    `given`: as they are stored. None where the last group is smaller than the others.
     """
     rows, width = weight.shape
     groups = given.shape[1] if given.dim() == 2 else 1

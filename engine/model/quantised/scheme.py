@@ -59,7 +59,7 @@ class StoredWeights:
 
     @property
     def held(self) -> str | None:
-        """What products hold, such as "stored int4"; None for plain numbers only."""
+        """Name what products hold, such as "stored int4"; None for plain numbers only."""
         found = [number for number in NUMBERS if self._numbers[number]]
         return f"stored {'+'.join(found)}" if found else None
 

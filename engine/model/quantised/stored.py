@@ -105,7 +105,7 @@ def scales_of(stored: StoredTensors, name: str, part: str) -> Tensor:
 def expect_groups(scales: Tensor, width: int, group_size: int | None, name: str) -> None:
     """Raise ValueError unless scales [rows, groups] are as many as config.json's groups.
 
-    group_size: None where it is not known; -1 for one group.
+    `group_size`: None where it is not known; -1 for one group.
     """
     if group_size is None:
         return
@@ -126,7 +126,7 @@ def stem_of(name: str) -> str:
 def per_group(scales: Tensor, width: int, name: str, group_of: Tensor | None = None) -> Tensor:
     """Spread [rows, groups] to [rows, width]: each for the columns of its group.
 
-    group_of: the group of each column, where they are not in order. Raises ValueError.
+    `group_of`: the group of each column, where they are not in order. Raises ValueError.
     """
     groups = scales.shape[-1]
     if group_of is not None:

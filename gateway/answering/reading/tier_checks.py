@@ -1,4 +1,4 @@
-"""What an upstream tier may be sent, and the most that it may cost."""
+"""Checks what an upstream tier may be sent, and the most that it may cost."""
 
 from dataclasses import dataclass
 

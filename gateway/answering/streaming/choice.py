@@ -1,4 +1,4 @@
-"""One choice's events to text: detokenising, thinking, tool calls, stops, log-probabilities."""
+"""Turns a choice's events into text: detokenising, thinking, tool calls, stops, logprobs."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence

@@ -316,7 +316,7 @@ class WatchedStream(ChoiceStream):
         return deltas
 
     async def _watch_on(self, event: TokensEmitted) -> None:
-        """In mid-stream, let the large tier continue where the watch has lost its trust."""
+        """Let the large tier continue in mid-stream where the watch trusts the answer no more."""
         judgement = self._hold_back.wants_continuation(event)
         if judgement is not None and self.choice.finish_reason is None:
             self._may_continue = False

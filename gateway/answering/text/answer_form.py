@@ -23,7 +23,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """What an answer must be."""
+    """The form that an answer must have."""
 
     content: str | None = None
     """The schema of the whole content, as JSON text; None where it is free."""

@@ -44,7 +44,7 @@ class ReasoningFormat:
 
     @property
     def marks(self) -> str:
-        """All texts of the format, in which special tokens may stand."""
+        """The format's texts, in which special tokens may stand."""
         channels = CHANNEL_MARKS if self.has_channels else ()
         parts = (self.open, self.close, self.answer_open, self.answer_close, *channels)
         return "\n".join(parts)

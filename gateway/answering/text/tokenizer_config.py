@@ -1,4 +1,4 @@
-"""Which tokenizers tokenizer.json and tokenizer_config.json describe in full.
+"""Tells which tokenizers tokenizer.json and tokenizer_config.json describe in full.
 
 transformers builds some from the vocabulary alone, by rules of their class. Those count only where
 tokenizer.json says the same; all others are left to transformers.

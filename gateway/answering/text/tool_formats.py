@@ -83,7 +83,7 @@ class ToolFormat:
 
     @property
     def marks(self) -> str:
-        """All texts of the format, in which special tokens may stand."""
+        """The format's texts, in which special tokens may stand."""
         parts = (self.lead, self.call_begin, self.call_middle, self.call_end, self.trail)
         tags = () if self.xml is None else astuple(self.xml)
         return "\n".join([self.marker, *parts, self.end, *tags])

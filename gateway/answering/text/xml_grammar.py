@@ -39,7 +39,7 @@ def xml_arguments_grammar(
 ) -> list[GrammarPart]:
     """Return the parts for the arguments of function `name`: in the schema's order, none twice.
 
-    Undescribed arguments come last, where the schema mentions them or describes none. is_lenient:
+    Undescribed arguments come last, where the schema mentions them or describes none. `is_lenient`:
     what cannot be enforced of an argument's JSON is left out. Raises
     BadRequestError for a schema that speaks of several arguments at once.
     """

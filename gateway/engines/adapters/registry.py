@@ -55,7 +55,7 @@ class AdapterRegistry:
         taken: Collection[str] = (),
         initial: Sequence[NamedAdapter] = (),
     ) -> None:
-        """taken: the other names that requests may use; initial: read at the engine's start."""
+        """`taken`: the other names that requests may use; `initial`: read at the engine's start."""
         self._engine = engine
         self._max_named = max_named
         self._taken = taken
@@ -83,11 +83,11 @@ class AdapterRegistry:
         return repr([(entry.ref, entry.is_routed) for entry in self.entries()])
 
     def entries(self) -> list[NamedEntry]:
-        """All of them, by name."""
+        """The adapters, by name."""
         return [self._entries[name] for name in sorted(self._entries)]
 
     async def described(self) -> list[NamedEntry]:
-        """All of them by name, with what the engine can tell of them."""
+        """Return the adapters by name, with what the engine knows of them."""
         for name, entry in list(self._entries.items()):
             if entry.info is None:
                 with suppress(EngineError):

@@ -48,7 +48,7 @@ class AbsentEngine:
         return LOADING_REASON
 
     async def info(self) -> EngineInfo:
-        """No tier."""
+        """Return no tier."""
         return EngineInfo(tiers={}, speculation=False)
 
     async def submit(
@@ -62,18 +62,18 @@ class AbsentEngine:
         yield  # what makes this function a generator, which raises where it is iterated
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
-        """Nothing: every id is unknown."""
+        """Do nothing: every id is unknown."""
 
     async def settle(self, request_id: str) -> None:
-        """Nothing: every id is unknown."""
+        """Do nothing: every id is unknown."""
 
     async def abort(self, request_id: str) -> None:
-        """Nothing: every id is unknown."""
+        """Do nothing: every id is unknown."""
 
     async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
         """Raises InvalidAdapterError: there is no model to change."""
         raise InvalidAdapterError(f"{ref.name}: no model runs on this machine")
 
     async def stats(self) -> EngineStats:
-        """All zero."""
+        """Return zeros."""
         return EngineStats()

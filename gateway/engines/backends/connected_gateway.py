@@ -72,7 +72,7 @@ class ConnectedGateway:
     ) -> EngineRequest:
         """Return a request with the engine's ids, and its arrival by the engine's clock.
 
-        is_local: the gateway has the same clock. Others send an age, negative.
+        `is_local`: the gateway has the same clock. Others send an age, negative.
         """
         arrival_s, group_id = request.arrival_s, request.group_id
         if arrival_s is not None:

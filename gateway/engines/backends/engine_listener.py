@@ -141,7 +141,7 @@ class EngineListener:
     # ---- the loop's side --------------------------------------------------------------------
 
     def receive(self, *, wait: bool) -> list[Command]:
-        """All commands that have arrived; with `wait`, none after a while. At the end, `Stop`."""
+        """Return what has arrived; with `wait`, nothing after a while. At the end, `Stop`."""
         if wait:
             for readable, _ in self._poller.poll(0 if self._aborts else _WAKE_MS):
                 if readable is not self._socket:

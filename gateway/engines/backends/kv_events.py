@@ -58,7 +58,7 @@ class BlockRemoved(_Event, frozen=True):
 
 
 class AllBlocksCleared(_Event, frozen=True):
-    """Nothing is there: the engine has just come."""
+    """No block is kept: the engine has just started."""
 
 
 class KvEventBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -98,7 +98,7 @@ class ProcessEngineClient(WatchedClient):
         await self._start_worker()
 
     async def _start_worker(self) -> None:
-        """One process, from start to ready. Raises EngineError when it does not get there."""
+        """Start a process and wait until it is ready. Raises EngineError where it fails."""
         self._worker = Worker(self._spawn(), self._on_progress)
         endpoint = await self._worker.loaded()
         self._info = (await self._meet(endpoint, self._keys)).info

@@ -1,4 +1,4 @@
-"""What the reader of a request has of its answer, and how the next engine goes on with it."""
+"""The part of an answer that its reader has, and how the next engine goes on with it."""
 
 from dataclasses import replace
 

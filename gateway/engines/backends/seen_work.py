@@ -24,7 +24,7 @@ class SeenWork:
     __slots__ = ("_by_tier", "_is_cascade", "_num_prompt_tokens", "_num_resumed", "_tier")
 
     def __init__(self, request: EngineRequest) -> None:
-        """Nothing was done yet."""
+        """Begin with no work."""
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._num_resumed = len(request.resumed_token_ids or ())
         self._is_cascade = request.cascade is not None

@@ -64,7 +64,7 @@ class EngineProcess:
         self.process = spawn(self.spec, recipe.environment)
 
     def __enter__(self) -> Self:
-        """Nothing is left to do."""
+        """Return the process: it runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:

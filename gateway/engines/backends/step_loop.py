@@ -105,7 +105,7 @@ class Channel(Protocol):
     """The loop's end of the line to the gateway."""
 
     def receive(self, *, wait: bool) -> list[Command]:
-        """All commands that have arrived. With `wait`, sleep until there is at least one."""
+        """Return all commands that have arrived. With `wait`, sleep until there is at least one."""
 
     def send(self, reply: Reply, /) -> None:
         """Send one reply without waiting for the other side."""

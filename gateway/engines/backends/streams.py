@@ -278,7 +278,7 @@ class EventStreams:
         return len(waiting)
 
     def give_up(self) -> None:
-        """No engine came in time: end what waits for one, and hold nothing more."""
+        """End what waits for an engine, as none came in time, and hold nothing more."""
         self.is_holding = False
         waiting = [stream for stream in self._streams.values() if stream.is_waiting]
         log.error("no engine came in time, what waits for one ends count=%d", len(waiting))

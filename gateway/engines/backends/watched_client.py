@@ -30,7 +30,7 @@ _COMPUTING_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long an engine is waited for."""
+    """Limits on waiting for an engine."""
 
     stall_timeout_s: float = 120.0
     """An engine that sent nothing for so long is given up in any case."""

@@ -327,7 +327,7 @@ _report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Repor
 
 
 def encode(message: Command | Reply) -> bytes:
-    """One message as msgpack."""
+    """Encode a message as msgpack."""
     return _encoder.encode(message)
 
 
@@ -342,7 +342,7 @@ def decode_reply(frame: bytes) -> Reply:
 
 
 def encode_report(report: Report) -> bytes:
-    """One report as a line: in base 64, since JSON has no infinity."""
+    """Encode a report as a line: in base 64, since JSON has no infinity."""
     return base64.b64encode(msgspec.msgpack.encode(report)) + b"\n"
 
 

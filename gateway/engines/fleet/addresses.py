@@ -1,4 +1,4 @@
-"""What an entry of `engine.replicas` means: an address, a name's addresses, or a page's list."""
+"""Resolves an entry of `engine.replicas`: an address, a name's addresses, or a page's list."""
 
 import asyncio
 import json

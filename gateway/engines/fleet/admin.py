@@ -68,7 +68,7 @@ class ReplicaApi(AdminHandlers):
         read_body: Callable[[Request], Awaitable[bytes]],
         change_everywhere: Callable[[GroupChange], Awaitable[None]] | None = None,
     ) -> None:
-        """pool: None where the gateway has one engine.
+        """`pool`: None where the gateway has one engine.
 
         `change_everywhere` has all of the gateway's processes `apply` a change, this one first.
         """

@@ -1,4 +1,4 @@
-"""Which replicas have which blocks of the prefix cache, from the news that they send.
+"""Knows which replicas have which blocks of the prefix cache, by the news that they send.
 
 Arrays, so that a pair of block and replica takes some 25 bytes, and all sizes are fixed at the
 start: memory is touched as it is filled. What finds no room is left out. A wrong entry costs time,
@@ -92,7 +92,7 @@ class BlockIndex:
     """
 
     def __init__(self, *, max_blocks: int = 2**21, max_lanes: int = 256, seed: int = 0) -> None:
-        """max_blocks: hashes that it has room for; of more, some are left out."""
+        """`max_blocks`: hashes that it has room for; of more, some are left out."""
         self.max_lanes = max_lanes
         # After a reset a lane has another code, until the old one is swept out of the table.
         self._table = BlockTable(max_blocks, num_codes=max_lanes + max_lanes // 4 + 8, seed=seed)
@@ -109,7 +109,7 @@ class BlockIndex:
     def add_lane(self, *, most_blocks: int = 2**20) -> int:
         """Return the number of a new replica. Raises ValueError where `max_lanes` are taken.
 
-        most_blocks: the replica can keep no more; what it claims beyond is not taken in.
+        `most_blocks`: the replica can keep no more; what it claims beyond is not taken in.
         """
         lane = next((number for number in range(self.max_lanes) if number not in self._lanes), None)
         if lane is None:
@@ -219,10 +219,10 @@ class BlockIndex:
     def depths(self, keys: Keys, *, is_dense: bool = False) -> Depths:
         """Return how many leading blocks of a text each lane has, int32 [max_lanes].
 
-        keys: of the text's blocks. A lane has a prefix if it has its last block: blocks go in the
+        `keys`: of the text's blocks. A lane has a prefix if it has its last block: blocks go in the
         order of their last use, those at the end of a text first. Depths are right to a sixteenth;
-        the deepest, where few have it, to a 256th. is_dense: look at every block, for replicas that
-        have single prefixes (checkpoints).
+        the deepest, where few have it, to a 256th. `is_dense`: look at every block, for replicas
+        that have single prefixes (checkpoints).
         """
         self.flush()
         depths = np.zeros(self._table.num_codes + 1, dtype=np.int32)

@@ -27,7 +27,7 @@ class BlockTable:
     """Pairs of a key (uint64, not 0) and a code (1 to `num_codes`)."""
 
     def __init__(self, max_keys: int, *, num_codes: int, seed: int = 0) -> None:
-        """seed: of the hash function, so that chosen keys cannot fill one bucket."""
+        """`seed`: of the hash function, so that chosen keys cannot fill one bucket."""
         if not 1 <= num_codes < _ROW:
             raise ValueError(f"num_codes={num_codes} must be in [1, {_ROW - 1}]")
         wanted = max(int(max_keys / _FILLED) // _BUCKET, 1)

@@ -56,7 +56,7 @@ class CacheAware:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """tiers: of the replicas whose caches are to be hit; see `note_tiers`."""
+        """`tiers`: of the replicas whose caches are to be hit; see `note_tiers`."""
         self.index = index
         self._tiers: dict[Tier, TierInfo] = dict(tiers or {})
         self._rng = random.Random(seed)

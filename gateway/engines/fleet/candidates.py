@@ -1,4 +1,4 @@
-"""Which replicas may have a request: those up, with its tiers, its numerics and room for it."""
+"""Finds the replicas that may have a request: up, with its tiers, its numerics and room for it."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What many engines are and have done, as if they were one."""
+"""Joins what many engines are and have done, as if they were one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace

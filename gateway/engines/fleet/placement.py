@@ -1,4 +1,4 @@
-"""Which replica a request is sent to: the one where it costs the least time."""
+"""Places a request at the replica where it costs the least time."""
 
 import random
 from collections.abc import Iterable

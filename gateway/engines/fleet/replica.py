@@ -36,7 +36,7 @@ class EngineProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What an engine had done at some time."""
+    """The work that an engine had done at some time."""
 
     num_tokens: int
     num_steps: int
@@ -67,7 +67,7 @@ class Replica:
         index_lane: int = 0,
         process: EngineProcess | None = None,
     ) -> None:
-        """index_lane: its number in the `BlockIndex`.
+        """`index_lane`: its number in the `BlockIndex`.
 
         `process`: None where an engine that is lost has died.
         """
@@ -160,7 +160,7 @@ class Replica:
 
     @property
     def load(self) -> ReplicaLoad:
-        """Its load: of this gateway's requests now, and of others' at its last snapshot."""
+        """Return its load: of this gateway's requests now, and of others' at its last snapshot."""
         return self._load
 
     def begin(self, request_id: str, num_uncached_tokens: int) -> None:

@@ -77,8 +77,8 @@ class SloClasses:
         """Return the request's latency objective. Raises BadRequestError for an unknown class.
 
         A request without a class is batch with `service_tier` flex, tool-calling with tools,
-        long-context with a long prompt, and otherwise short-chat, in this order. is_arms: the class
-        was set by an experiment's arm, so the request did not ask to be refused for it.
+        long-context with a long prompt, and otherwise short-chat, in this order. `is_arms`: the
+        class was set by an experiment's arm, so the request did not ask to be refused for it.
         """
         self.check(options)
         slo = None if options is None else options.slo

@@ -1,4 +1,4 @@
-"""From a request's headers to its planned answer: the intake, and the endpoints that need it."""
+"""Takes requests in and answers them: the intake, and the endpoints that need it."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence

@@ -75,7 +75,7 @@ class LateResponse(Response):
     """A response whose headers and body are made while it is sent."""
 
     def __init__(self) -> None:
-        """Not Starlette's way, which writes the headers of an empty body."""
+        """Skip Starlette's way, which writes the headers of an empty body."""
         self.status_code = HTTPStatus.OK.value
         self.background = None
         self.raw_headers = []

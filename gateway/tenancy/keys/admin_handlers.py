@@ -118,7 +118,7 @@ class AdminRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """What `admin` says of a handler."""
+    """The mark that `admin` puts on a handler."""
 
     method: HttpMethod
     path: str

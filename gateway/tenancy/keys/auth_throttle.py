@@ -58,7 +58,7 @@ class AuthThrottle:
     ) -> None:
         """Allow `burst` failures at once, then `per_minute`; `clock` in seconds, monotonic.
 
-        num_processes: that share the allowance, each an equal part.
+        `num_processes`: that share the allowance, each an equal part.
         """
         self._clock = clock
         self._burst = max(1, burst // num_processes)

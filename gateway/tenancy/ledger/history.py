@@ -53,7 +53,7 @@ def used_between(
     """Return the charges of attempts that ended since then and before `until_s`, by key, team and
     tier.
 
-    by_second: also by the second of their end; meant for a minute or so.
+    `by_second`: also by the second of their end; meant for a minute or so.
     """
     is_within = (ledger.c.ended_at >= since_s) & (ledger.c.ended_at < until_s)
     charged = is_within & (ledger.c.num_charged_tokens > 0)

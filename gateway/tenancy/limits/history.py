@@ -17,7 +17,7 @@ class PastUse(Protocol):
 
     @property
     def team_id(self) -> str | None:
-        """Its team's."""
+        """The id of its team."""
 
     @property
     def tier(self) -> str:

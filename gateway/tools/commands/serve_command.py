@@ -165,7 +165,7 @@ def _serve_with(
 ) -> None:
     """Import the gateway, while the engine's process loads, and run it.
 
-    shown: a line for the banner on the models.
+    `shown`: a line for the banner on the models.
     """
     from outrider.gateway.http.server.listening import url_of
     from outrider.gateway.tools.commands.terminal import LoadingProgress, make_console, print_banner

@@ -81,7 +81,7 @@ def print_banner(
 ) -> None:
     """Print the gateway's address, its tiers, how one is chosen, and a command to try it.
 
-    names: further names of models, of aliases and adapters. notes: further lines.
+    `names`: further names of models, of aliases and adapters. `notes`: further lines.
     """
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
     _print_tiers(console, info)
@@ -145,7 +145,7 @@ def token_text(text: str, *, was_drafted: bool) -> Text:
 
 
 def print_check(console: Console, status: str, name: str, detail: str, advice: str) -> None:
-    """One line of `outrider doctor`, and below it what to do."""
+    """Print a line of `outrider doctor`, and below it what to do."""
     mark, style = {"ok": ("✓", "green"), "warning": ("!", "yellow")}.get(status, ("✗", "red"))
     console.print(Text.assemble((mark, style), f" {name:<12} {detail}"), soft_wrap=True)
     if advice:

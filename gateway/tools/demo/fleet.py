@@ -179,7 +179,7 @@ async def load(
 ) -> tuple[list[FleetReply], int]:
     """Ask under load, kill an engine, and go on until another one is there.
 
-    Returns the replies and the most replicas that there were. patience_s: for that other one, and
+    Returns the replies and the most replicas that there were. `patience_s`: for that other one, and
     for each answer.
     """
     replies: list[FleetReply] = []

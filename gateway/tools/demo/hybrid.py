@@ -197,7 +197,7 @@ def run(console: Console, url: str, cloud: Cloud) -> int:
 
 
 def _cut_in_mid_answer(device: DeviceApp, cloud: Cloud) -> HybridReply:
-    """One answer of the cloud, which ends behind its first pieces."""
+    """Cut off an answer of the cloud behind its first pieces."""
     is_cut = False
 
     def cut(num_pieces: int) -> None:

@@ -180,7 +180,7 @@ def _short(text: str) -> Text:
 
 
 def _short_answer(text: str) -> Text:
-    """Both ends of an answer: how it sets out and what it comes to."""
+    """Return both ends of an answer: how it begins and what it comes to."""
     line = " / ".join(text.strip().splitlines())
     if len(line) > _MAX_CELL:
         line = f"{line[: _MAX_CELL // 2 - 3].rstrip()} ... {line[-_MAX_CELL // 2 + 2 :].lstrip()}"
@@ -188,7 +188,7 @@ def _short_answer(text: str) -> Text:
 
 
 def comparison_table(comparisons: Sequence[SpeculationComparison]) -> Table:
-    """The same prompts with and without speculation."""
+    """Tabulate the same prompts with and without speculation."""
     table = _table(
         "The large model with and without speculation, in turn, each question new",
         ("prompt", "right"),

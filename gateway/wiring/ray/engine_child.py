@@ -70,7 +70,7 @@ class EngineChild:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         return self._process.pid
 
     def wait_ready(self, timeout_s: float) -> str:

@@ -34,7 +34,7 @@ _OVERHEAD_BYTES = 600 * 2**20  # both processes with their libraries
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """All checks, one by one as they are done. A check that raises is a failed check."""
+    """Yield all checks, one by one as they are done. A check that raises is a failed check."""
     yield _python()
     checks: list[tuple[str, _Check]] = [("models", _no_models)]
     if settings.models.is_any:

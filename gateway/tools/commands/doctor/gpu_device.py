@@ -56,7 +56,7 @@ def is_gpu_wanted(state: GpuState, device: str) -> bool:
 
 
 def check_device(state: GpuState, device: str, *, cpu: str) -> Finding:
-    """Say what the engine runs on, or why it cannot. cpu: the processor's vector extension."""
+    """Say what the engine runs on, or why it cannot. `cpu`: the processor's vector extension."""
     if state.fault is not None:
         if device == "cuda":
             return _without_gpu(state)

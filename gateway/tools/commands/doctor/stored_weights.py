@@ -1,4 +1,4 @@
-"""What becomes of a checkpoint's quantised weights, in a few words."""
+"""Says in a few words what becomes of a checkpoint's quantised weights."""
 
 from pathlib import Path
 

@@ -62,7 +62,7 @@ def _status(found: list[_Finding], *, is_needed: bool) -> FindingStatus:
 async def _examine(
     name: str, options: UpstreamSettings, transport: Transport, environ: Mapping[str, str]
 ) -> list[_Finding]:
-    """All replicas at once."""
+    """Examine all replicas at once."""
     dialect = dialect_for(TRAITS[options.server].dialect, name)
     headers = {**dialect.headers(None), **options.headers}
     credential = build_credential(name, options, dialect, environ)
