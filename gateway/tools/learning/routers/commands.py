@@ -175,7 +175,7 @@ def evaluate_command(
         else:
             typer.echo(judged_table(judged, prices))
         if plots is not None:
-            from outrider.gateway.tools.learning.routers.plots import draw_plots
+            from outrider.gateway.tools.learning.routers.charts import draw_plots
 
             for path in draw_plots(judged.report, judged.rows, plots):
                 typer.echo(f"Drew {path}", err=True)
@@ -271,11 +271,10 @@ def report(
 ) -> None:
     """Judge and write the page; the help is `_REPORT_HELP`."""
     with router_errors():
-        need_extra("bench", "The report")
         prices = costs.prices()
         judged = judge(router, data, how)
         from outrider.gateway.tools.learning.routers.report import report_page
+        from outrider.gateway.tools.reports.page import write_page
 
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(report_page(judged, prices), encoding="utf-8", errors="replace")
+        write_page(report_page(judged, prices), out)
     typer.echo(f"Wrote {out}")

@@ -102,7 +102,7 @@ def judged_table(judged: RouterEvaluation, prices: Prices | None) -> str:
         f"{'':14}{'APGR':24}{'CPT(50%)':26}{'CPT(80%)':26}ECE",
     ]
     lines += [
-        f"{name:14}{_figure(stage.apgr):24}{_share(stage.cpt50):26}{_share(stage.cpt80):26}"
+        f"{name:14}{interval_figure(stage.apgr):24}{interval_share(stage.cpt50):26}{interval_share(stage.cpt80):26}"
         f"{stage.ece:.3f}"
         for name, stage in report.stages.items()
     ]
@@ -115,7 +115,8 @@ def judged_table(judged: RouterEvaluation, prices: Prices | None) -> str:
         f"{'always small':14}{report.weak_accuracy:<24.3f}{0:<26.1%}",
         f"{'always large':14}{report.strong_accuracy:<24.3f}{1:<26.1%}",
         f"{'best single':14}{report.best_single_accuracy:<24.3f}",
-        f"{'this router':14}{_figure(report.setting_accuracy):24}{_share(report.setting_share):26}"
+        f"{'this router':14}{interval_figure(report.setting_accuracy):24}"
+        f"{interval_share(report.setting_share):26}"
         f"{_costs(cost_figures(judged.rows, setting, prices))}",
         f"{'oracle':14}{report.oracle_accuracy:<24.3f}{report.oracle_share:<26.1%}",
         "",
@@ -220,11 +221,13 @@ def _flat(name: str, interval: BootstrapInterval) -> dict[str, Any]:
     return {name: interval.value, f"{name}_interval": [interval.low, interval.high]}
 
 
-def _figure(interval: BootstrapInterval) -> str:
+def interval_figure(interval: BootstrapInterval) -> str:
+    """Write a figure and its interval."""
     return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
-def _share(interval: BootstrapInterval) -> str:
+def interval_share(interval: BootstrapInterval) -> str:
+    """Write a share and its interval in percent."""
     return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
 
 

@@ -36,6 +36,7 @@ from outrider.gateway.tools.measuring.bench.results import (
 )
 from outrider.gateway.tools.measuring.bench.runner import run_bench
 from outrider.gateway.tools.measuring.bench.traces import WorkloadError
+from outrider.gateway.tools.reports.page import ReportError
 
 _EXIT_TOO_SLOW: Final = 3
 _EXIT_STOPPED: Final = 130
@@ -200,7 +201,7 @@ def _errors_as_messages() -> Iterator[None]:
     """Print errors that the user can fix, and exit."""
     try:
         with user_errors(
-            usage=(PlanError, WorkloadError, FieldError, ResultError),
+            usage=(PlanError, WorkloadError, FieldError, ResultError, ReportError),
             failed=(TargetError, DemoError),
         ):
             yield
