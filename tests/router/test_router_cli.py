@@ -89,7 +89,7 @@ def test_train_then_eval(training_file: Path, held_out_file: Path, tmp_path: Pat
     assert report["setting"]["band"] is None
 
     table = succeed(*arguments)
-    for word in ("APGR", "CPT(50%)", "ECE", "random", "oracle", "best single", "this router"):
+    for word in ("APGR", "CPT(50 %)", "ECE", "random", "oracle", "best single", "this router"):
         assert word in table.output
 
 

@@ -7,16 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from outrider.gateway.tools.learning.routers.tables import STAGE_LABELS
 from outrider.gateway.tools.reports.charts import Axis, Chart, PlotSeries, ReferenceLine
 from outrider.gateway.tools.reports.pictures import write_picture
 from outrider.router.calibration import OperatingPoint, Stage, StageRows
 from outrider.router.evaluation import NUM_POINTS, RouterReport
 
-STAGE_LABELS: Final[dict[Stage, str]] = {
-    "text": "text of the prompt",
-    "prompt": "with the probe",
-    "answer": "with the answer's beginning",
-}
 _COLORS: Final[dict[Stage, int]] = {"text": 3, "prompt": 2, "answer": 1}
 _NUM_BINS: Final = 30
 

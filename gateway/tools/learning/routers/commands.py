@@ -28,9 +28,9 @@ from outrider.gateway.tools.learning.routers.inputs import (
 )
 from outrider.gateway.tools.learning.routers.tables import (
     calibration_json,
-    calibration_table,
     judged_json,
-    judged_table,
+    print_calibration,
+    print_judged,
     training_lines,
 )
 from outrider.router.calibration import calibrate
@@ -173,7 +173,7 @@ def evaluate_command(
         if as_json:
             typer.echo(json.dumps(judged_json(judged, prices), indent=2))
         else:
-            typer.echo(judged_table(judged, prices))
+            print_judged(judged, prices)
         if plots is not None:
             from outrider.gateway.tools.learning.routers.charts import draw_plots
 
@@ -242,7 +242,7 @@ def calibrate_command(
         typer.echo(json.dumps(calibration_json(calibration), indent=2))
     else:
         typer.echo(f"{len(labelled.prompts)} prompts of {flags.data.name}")
-        typer.echo(calibration_table(calibration, rows, prices))
+        print_calibration(calibration, rows, prices)
     if out is not None:
         typer.echo(f"Wrote {out}", err=True)
     elif not as_json:

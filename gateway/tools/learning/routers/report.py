@@ -1,22 +1,21 @@
 """`outrider router report`: the page of a router."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
 from outrider.gateway.tools.learning.routers.charts import (
-    STAGE_LABELS,
     calibration_chart,
     cost_quality_chart,
     quality_chart,
 )
 from outrider.gateway.tools.learning.routers.inputs import RouterEvaluation
 from outrider.gateway.tools.learning.routers.tables import (
-    cost_figures,
-    interval_figure,
-    interval_share,
+    answerers_grid,
     setting_text,
+    settings_grid,
     spread_points,
+    stages_grid,
 )
 from outrider.gateway.tools.reports.grids import Grid
 from outrider.gateway.tools.reports.page import cards, figure, figures, notes, page
@@ -26,7 +25,6 @@ from outrider.router.mistakes import Mistake, MistakeGroup, find_mistakes
 
 _MAX_SUMMARY_CHARS: Final = 150
 _MAX_PROMPT_CHARS: Final = 3000
-_NUM_SETTINGS: Final = 11
 _TERMS: Final[Mapping[str, str]] = {
     "Quality": "How safe it is to let the small model answer: 1 minus the gain, that is, minus how "
     "much likelier the large model is to be right. 1: the large model adds nothing.",
@@ -50,12 +48,12 @@ def report_page(judged: RouterEvaluation, prices: Prices | None) -> str:
         "<h2>What the answers are worth</h2>",
         figures(_figures(judged)),
         "<h2>By stage</h2>",
-        _stages(report).html(),
-        _answerers(report).html(),
+        stages_grid(report).html(),
+        answerers_grid(judged, prices).html(),
         "<h2>Other settings</h2>",
         "<p>Measured on these prompts, from always-small to always-large; the router's own is "
         "coloured. <code>outrider router calibrate</code> chooses another one.</p>",
-        _settings(judged, prices).html(),
+        settings_grid(_shown_settings(judged), report.setting, judged.rows, prices).html(),
         "<h2>Where it is wrong</h2>",
         _mistakes(judged),
         *_training(judged.scorer.training),
@@ -122,69 +120,16 @@ def _figures(judged: RouterEvaluation) -> Iterator[str]:
     )
 
 
-def _stages(report: RouterReport) -> Grid:
-    rows = [
-        [
-            STAGE_LABELS[name],
-            interval_figure(stage.apgr),
-            interval_share(stage.cpt50),
-            interval_share(stage.cpt80),
-            f"{stage.ece:.3f}",
-        ]
-        for name, stage in report.stages.items()
-    ]
-    shares = [f"{share:.1%}" for share in (report.random_cpt50, report.random_cpt80)]
-    rows.append(["at random", f"{report.random_apgr:.3f}", *shares, ""])
-    rows.append(["oracle", f"{report.oracle_apgr:.3f}", "", "", ""])
-    return Grid(head=["judged by", "APGR", "CPT(50 %)", "CPT(80 %)", "ECE"], rows=rows)
-
-
-def _answerers(report: RouterReport) -> Grid:
-    own = [interval_figure(report.setting_accuracy), interval_share(report.setting_share)]
-    rows = [
-        ["always small", f"{report.weak_accuracy:.3f}", "0 %"],
-        ["always large", f"{report.strong_accuracy:.3f}", "100 %"],
-        ["this router", *own],
-        ["oracle", f"{report.oracle_accuracy:.3f}", f"{report.oracle_share:.1%}"],
-    ]
-    head = ["who answers", "accuracy", "large share"]
-    return Grid(head=head, rows=rows, kinds=["", "", "chosen", ""])
-
-
-def _settings(judged: RouterEvaluation, prices: Prices | None) -> Grid:
-    """Settings from always-small to always-large, each measured on these prompts."""
-    own = judged.report.setting
-    points = _shown_settings(judged)
-    costs = [cost_figures(judged.rows, point, prices) for point in points]
-    names = {"mean_cost_usd": "USD a request", "median_s": "seconds (median)"}
-    extra = [name for name in names if name in costs[0]]
-    head = ["large share", "watched", "accuracy", "of large", "threshold", "band"]
-    rows = [
-        [
-            f"{point.strong_share:.1%}",
-            f"{point.watched_share:.1%}",
-            f"{point.accuracy:.3f}",
-            f"{point.relative_accuracy:.1%}",
-            f"{point.threshold:.3f}",
-            "none" if point.band is None else f"{point.band[0]:.3f} to {point.band[1]:.3f}",
-            *(f"{figures[name]:.3g}" for name in extra),
-        ]
-        for point, figures in zip(points, costs, strict=True)
-    ]
-    kinds = ["chosen" if point == own else "" for point in points]
-    return Grid(head=[*head, *(names[name] for name in extra)], rows=rows, kinds=kinds)
-
-
-def _shown_settings(judged: RouterEvaluation) -> Sequence[OperatingPoint]:
-    """The router's own setting among others, by the share of the large model."""
+def _shown_settings(judged: RouterEvaluation) -> list[OperatingPoint]:
+    """The router's own setting among others, each measured on these prompts."""
     calibration = judged.scorer.calibration
     own = judged.report.setting
     shown: dict[tuple[Any, ...], OperatingPoint] = {(own.threshold, own.band): own}
-    for point in () if calibration is None else spread_points(calibration.points, _NUM_SETTINGS):
+    for point in () if calibration is None else spread_points(calibration.points):
         shown.setdefault(
             (point.threshold, point.band), measure(judged.rows, point.threshold, point.band)
         )
-    return sorted(shown.values(), key=lambda point: (point.strong_share, point.threshold))
+    return list(shown.values())
 
 
 def _mistakes(judged: RouterEvaluation) -> str:
