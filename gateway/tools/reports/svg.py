@@ -198,9 +198,10 @@ class _Plane:
             yield _path("few" if points.x.size <= _MAX_FEW else "points", color, dots)
 
     def _interval(self, points: Points, color: str) -> str:
+        low, high = (np.clip(b, self.up.low, self.up.high) for b in (points.low, points.high))
         if points.series.kind in ("line", "step"):
-            return _path("area", color, self._band(points.x, points.low, points.high))
-        ends = zip(self._pairs(points.x, points.low), self.up.places(points.high), strict=True)
+            return _path("area", color, self._band(points.x, low, high))
+        ends = zip(self._pairs(points.x, low), self.up.places(high), strict=True)
         return _path("whisker", color, "".join(f"M{low}V{_number(high)}" for low, high in ends))
 
     def _line(self, points: Points) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 from outrider.gateway.tools.measuring.bench.compare import RunComparison
 from outrider.gateway.tools.measuring.bench.report_charts import comparison_figures, run_figures
@@ -23,7 +22,7 @@ from outrider.gateway.tools.measuring.bench.tables import (
     search_grid,
     share_text,
 )
-from outrider.gateway.tools.reports.page import cards, figures, folded, notes, page, write_page
+from outrider.gateway.tools.reports.page import cards, figures, folded, notes, page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +31,6 @@ class ReportSection:
 
     title: str
     html: str
-
-
-def write_report(result: BenchResult, path: Path) -> None:
-    """Write the page of one run. Raises ReportError where it cannot be written."""
-    write_page(report_page(result), path)
-
-
-def write_comparison_report(
-    first: BenchResult, second: BenchResult, comparison: RunComparison, path: Path
-) -> None:
-    """Write the page of two runs. Raises ReportError where it cannot be written."""
-    write_page(comparison_page(first, second, comparison), path)
 
 
 def report_page(result: BenchResult, *, sections: Sequence[ReportSection] = ()) -> str:

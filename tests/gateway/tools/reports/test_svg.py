@@ -19,6 +19,9 @@ from outrider.gateway.tools.reports.charts import (
 )
 from outrider.gateway.tools.reports.svg import drawing, svg_file
 
+TOP = 20.0
+"""Where the y axis ends on a drawing."""
+
 
 def drawn(
     series: Sequence[PlotSeries],
@@ -135,10 +138,11 @@ def test_an_interval_is_a_band_about_a_line_and_whiskers_at_dots(kind: Any, styl
     series = PlotSeries(
         label="a", x=[0, 1, float("nan")], y=[2, 4, 6], low=[1, 3, 5], high=[3, 5, 7], kind=kind
     )
-    svg = drawn([series], x=Axis(label="x"), y=Axis(label="y", low=0.0, high=5.0))
+    svg = drawn([series], x=Axis(label="x"), y=Axis(label="y", low=0.0, high=4.0))
     (path,) = _paths(svg, f"{style} c1")
     heights = {float(y) for y in re.findall(r"(?:V|[ML][\d.]+ )([\d.]+)", path)}
-    assert len(heights) == 3, "1, 3 and 5; what has no place is left out with its interval"
+    assert len(heights) == 3, "1, 3 and the axis' end; what has no place is left out"
+    assert min(heights) == TOP
 
 
 def test_an_interval_that_goes_on_has_an_arrow() -> None:

@@ -1,5 +1,4 @@
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -8,38 +7,10 @@ from typer.testing import CliRunner
 from outrider.gateway.tools.learning.routers.commands import app
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.estimator import train_router
+from tests.gateway.tools.reports.read_page import ReadPage
 from tests.router.conftest import labelled_sums, write_jsonl
 
 EVIL = '<script>alert("x")</script> & "What is 9 + 9?" \N{SNOWMAN}'
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Every element closed; collects text and links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href", "srcset"):
-                self.links.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def with_prompt(data: LabelledPrompts, prompt: str) -> LabelledPrompts:
@@ -63,20 +34,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_page_is_whole_and_needs_nothing_else(page: str) -> None:
-    parsed = Page()
-    parsed.feed(page)
-    assert parsed.open == []
-    assert parsed.links == []
-    assert "script" not in parsed.tags
+    parsed = ReadPage(page)
+    parsed.assert_alone()
     assert parsed.tags.count("svg") == 3
     assert "$" not in re.sub(r"<pre>.*?</pre>|<summary>.*?</summary>", "", page)
     assert not re.search(r"url\(|@import", page)
 
 
 def test_data_in_the_report_is_escaped(page: str) -> None:
-    parsed = Page()
-    parsed.feed(page)
-    text = "".join(parsed.text)
+    text = "".join(ReadPage(page).texts)
     assert EVIL in text
     assert "Router report: my <router>" in text
     assert "<script" not in page
@@ -84,9 +50,7 @@ def test_data_in_the_report_is_escaped(page: str) -> None:
 
 
 def test_figures_and_mistakes_are_there(page: str) -> None:
-    parsed = Page()
-    parsed.feed(page)
-    text = " ".join("".join(parsed.text).split())
+    text = ReadPage(page).text
     for part in (
         "judged on 60 prompts of held-out.jsonl",
         "APGR",

@@ -1,4 +1,3 @@
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -9,48 +8,10 @@ from outrider.gateway.tools.measuring.bench.report_html import (
     ReportSection,
     comparison_page,
     report_page,
-    write_comparison_report,
-    write_report,
 )
-from outrider.gateway.tools.reports.page import ReportError
+from outrider.gateway.tools.reports.page import ReportError, write_page
 from tests.gateway.tools.measuring.bench.made_results import made_result, made_rows, made_search
-
-_VOID = {"meta", "link", "br", "img", "hr"}
-
-
-class _Reader(HTMLParser):
-    """Notes texts and checks that elements are closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def _read(page: str) -> _Reader:
-    reader = _Reader()
-    reader.feed(page)
-    reader.close()
-    assert not reader.open
-    return reader
+from tests.gateway.tools.reports.read_page import ReadPage
 
 
 def test_a_page_stands_alone_and_trusts_no_data() -> None:
@@ -62,12 +23,8 @@ def test_a_page_stands_alone_and_trusts_no_data() -> None:
         served_by='quote " and <i>',
     )
     page = report_page(result)
-    reader = _read(page)
-    assert "script" not in reader.tags
-    assert "img" not in reader.tags
-    names = {name for name, _ in reader.attributes}
-    assert not {name for name in names if name.startswith("on")}
-    assert not names & {"src", "href"}
+    reader = ReadPage(page)
+    reader.assert_alone()
     assert "url(" not in page
     assert "@import" not in page
     text = " ".join(reader.texts)
@@ -80,7 +37,7 @@ def test_a_page_stands_alone_and_trusts_no_data() -> None:
 
 def test_figures_are_those_of_the_summary() -> None:
     result = made_result(made_rows(200))
-    text = " ".join(_read(report_page(result)).texts)
+    text = " ".join(ReadPage(report_page(result)).texts)
     summary = result.summary
     assert summary.ttft_ms is not None
     assert summary.attainment is not None
@@ -92,7 +49,7 @@ def test_figures_are_those_of_the_summary() -> None:
 
 def test_a_run_in_which_everything_failed_has_a_page() -> None:
     page = report_page(made_result(made_rows(10, num_failed=10)))
-    text = " ".join(_read(page).texts)
+    text = " ".join(ReadPage(page).texts)
     assert "0 of 10 requests were answered" in text
     assert "No data for: Distribution of the time to first token." in text
 
@@ -107,19 +64,19 @@ def test_two_runs_have_a_page(tmp_path: Path) -> None:
     first = made_result(made_rows(80), arm="plain")
     second = made_result(made_rows(80, seed=1, slower=0.6), arm="<tree>")
     comparison = compare_results(first, second)
-    text = " ".join(_read(comparison_page(first, second, comparison)).texts)
+    text = " ".join(ReadPage(comparison_page(first, second, comparison)).texts)
     assert "<tree> compared with plain" in text
     assert "<tree> is better in TTFT mean" in text
     assert text.count("Conditions") == 2
     path = tmp_path / "new" / "page.html"
-    write_comparison_report(first, second, comparison, path)
+    write_page(comparison_page(first, second, comparison), path)
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_a_page_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ReportError, match="cannot be written"):
-        write_report(made_result(made_rows(5)), tmp_path / "file" / "page.html")
+        write_page(report_page(made_result(made_rows(5))), tmp_path / "file" / "page.html")
 
 
 def test_a_large_run_stays_small() -> None:
@@ -131,7 +88,7 @@ def test_rows_without_a_start_do_not_break_the_course() -> None:
     held = msgspec.structs.replace(
         rows[0], sent_s=None, first_s=None, last_s=None, gaps_ms=[], error="unfinished"
     )
-    _read(report_page(made_result([held, *rows[1:]])))
+    ReadPage(report_page(made_result([held, *rows[1:]])))
 
 
 def test_the_conditions_are_folded() -> None:
