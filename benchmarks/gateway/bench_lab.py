@@ -7,17 +7,15 @@ lengths as skewed. Then an experiment is made with `outrider experiment create`:
 speculation, by user, decided by the time a token takes. Users ask until the always-valid intervals
 have decided, looking after each round; looking is allowed.
 
-Reading it: runs/lab/report.html. The experiment's figures are in it as `outrider experiment report`
-prints them. It fails where the experiment was not decided within --max-requests.
+Reading it: runs/lab/report.html. The experiment's figures are in it as on the page of
+`outrider experiment report --html`. It fails where none was decided within --max-requests.
 
     python -m benchmarks.gateway.bench_lab
 """
 
 import argparse
 import asyncio
-import base64
 import csv
-import io
 import json
 import os
 import subprocess
@@ -39,24 +37,21 @@ from benchmarks.shared.record import RESULTS, ROOT, git
 from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.reporting import Reporter
 from outrider.gateway.experiments.statistics.report import Analysis
-from outrider.gateway.experiments.statistics.report_png import PlotsMissingError, write_png
 from outrider.gateway.experiments.statistics.report_text import print_report
 from outrider.gateway.experiments.store import ExperimentStore
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.open import open_database
+from outrider.gateway.tools.commands.experiment_page import experiment_html
 from outrider.gateway.tools.demo.process import GatewayProcess
 from outrider.gateway.tools.measuring.bench.client import TargetSettings
 from outrider.gateway.tools.measuring.bench.plan import BenchPlan, LoadSettings
 from outrider.gateway.tools.measuring.bench.printing import print_result
 from outrider.gateway.tools.measuring.bench.progress import LiveProgress
-from outrider.gateway.tools.measuring.bench.report_html import (
-    ReportSection,
-    report_page,
-    write_page,
-)
+from outrider.gateway.tools.measuring.bench.report_html import ReportSection, report_page
 from outrider.gateway.tools.measuring.bench.results import BenchResult, Objectives, write_result
 from outrider.gateway.tools.measuring.bench.runner import Session, run_bench
 from outrider.gateway.tools.measuring.bench.workloads import PlannedRequest, WorkloadSettings
+from outrider.gateway.tools.reports.page import write_page
 
 NAME: Final = "draft-budget"
 DECIDED: Final = ("better", "worse", "equivalent")
@@ -188,23 +183,10 @@ async def ask_until_decided(
                     return analysis
 
 
-def experiment_section(analysis: Analysis, folder: Path) -> ReportSection:
-    """The report as it is printed, and its picture where matplotlib is installed."""
-    text = io.StringIO()
-    print_report(analysis, Console(file=text, width=150, highlight=False))
-    parts = [f'<p class="lead">{escape(analysis.verdict.text)}</p>']
-    picture = folder / "experiment.png"
-    try:
-        write_png(analysis, picture)
-    except PlotsMissingError as error:
-        parts.append(f'<p class="note">Note: {escape(str(error))}</p>')
-    else:
-        data = base64.b64encode(picture.read_bytes()).decode()
-        parts.append(
-            f'<p><img alt="The arms with their intervals" src="data:image/png;base64,{data}"></p>'
-        )
-    parts.append(f"<pre>{escape(text.getvalue())}</pre>")
-    return ReportSection(title=f"The experiment {NAME}", html="\n".join(parts))
+def experiment_section(analysis: Analysis) -> ReportSection:
+    """The report as on its own page."""
+    html = f'<p class="lead">{escape(analysis.verdict.text)}</p>\n{experiment_html(analysis)}'
+    return ReportSection(title=f"The experiment {NAME}", html=html)
 
 
 # ---- the command ------------------------------------------------------------------------------
@@ -254,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_result(console, result)
     print_report(analysis, console)
     write_result(result, folder / "trace.json")
-    page = report_page(result, sections=[experiment_section(analysis, folder)])
+    page = report_page(result, sections=[experiment_section(analysis)])
     write_page(page, folder / "report.html")
     console.print(f"written: {folder.name}/report.html")
     document = {"replay": summary_figures(result), "experiment": analysis.document()}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from outrider.gateway.tools.measuring.bench.compare import compare_results
-from outrider.gateway.tools.measuring.bench.report_html import write_comparison_report
+from outrider.gateway.tools.measuring.bench.report_html import comparison_page
+from outrider.gateway.tools.reports.page import write_page
 from tests.gateway.tools.measuring.bench.made_results import made_result, made_rows
 from tests.pages.conftest import PHONE, NewPage
 
@@ -21,7 +22,7 @@ def test_the_verdict_of_a_comparison_is_in_view(
     first = made_result(made_rows(80), arm=f"plain, without {LONG}")
     second = made_result(made_rows(80, seed=1, slower=0.6), arm=LONG)
     path = tmp_path / "page.html"
-    write_comparison_report(first, second, compare_results(first, second), path)
+    write_page(comparison_page(first, second, compare_results(first, second)), path)
     page = new_page(path.as_uri(), viewport=viewport)
     cells = page.locator("tr.better td:nth-child(2)")
     assert cells.first.inner_text() == "better"

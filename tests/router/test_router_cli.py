@@ -89,7 +89,7 @@ def test_train_then_eval(training_file: Path, held_out_file: Path, tmp_path: Pat
     assert report["setting"]["band"] is None
 
     table = succeed(*arguments)
-    for word in ("APGR", "CPT(50%)", "ECE", "random", "oracle", "best single", "this router"):
+    for word in ("APGR", "CPT(50 %)", "ECE", "random", "oracle", "best single", "this router"):
         assert word in table.output
 
 
@@ -337,11 +337,11 @@ def test_without_matplotlib_only_pictures_are_missing(
         lambda name: None if name == "matplotlib" else real(name),
     )
     arguments = ["--router", router_folder, "--data", held_out_file]
-    for extra in (("eval", "--plots", tmp_path), ("report", "--out", tmp_path / "a.html")):
-        result = run(extra[0], *arguments, *extra[1:])
-        assert result.exit_code == 2
-        assert 'pip install "outrider[bench]"' in result.stderr
+    result = run("eval", *arguments, "--plots", tmp_path)
+    assert result.exit_code == 2
+    assert 'pip install "outrider[bench]"' in result.stderr
     succeed("eval", *arguments, "--resamples", "0")
+    succeed("report", *arguments, "--resamples", "0", "--out", tmp_path / "a.html")
 
 
 @pytest.mark.slow_cases

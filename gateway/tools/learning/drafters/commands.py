@@ -312,7 +312,7 @@ def tune(
     print_tuning(report)
     typer.echo(f"Wrote {out}: outrider serve --large ... --small ... --config {out}")
     if flags.plots is not None:
-        from outrider.gateway.tools.learning.drafters.plots import draw_plots
+        from outrider.gateway.tools.learning.drafters.charts import draw_plots
 
         for path in draw_plots(report, flags.plots):
             typer.echo(f"Drew {path}")

@@ -55,15 +55,19 @@ class CompareFlags:
     ]
     data: PromptDataPath
     plot: Annotated[
-        Path | None, typer.Option(help="Picture to draw; its name ends in .png or .svg.")
+        Path | None,
+        typer.Option(help="Picture to draw, .png or .svg; .html: a page with the table, too."),
     ] = None
 
     def check(self) -> None:
         """Refuse what cannot be compared or drawn, before anything heavy is imported."""
         if self.plot is not None:
-            if self.plot.suffix not in (".png", ".svg"):
-                raise typer.BadParameter(f"--plot {self.plot}: the name must end in .png or .svg")
-            need("bench", "--plot")
+            if self.plot.suffix not in (".png", ".svg", ".html"):
+                raise typer.BadParameter(
+                    f"--plot {self.plot}: the name must end in .png, .svg or .html"
+                )
+            if self.plot.suffix == ".png":
+                need("bench", "--plot")
         if len(set(self.drafter)) < len(self.drafter):
             raise typer.BadParameter("a --drafter is named twice; name each once")
         refuse_missing((self.large, *self.drafter), self.data)
@@ -99,7 +103,7 @@ def compare(
         ]
     print_comparison(found)
     if flags.plot is not None:
-        from outrider.gateway.tools.learning.drafters.plots import draw_comparison
+        from outrider.gateway.tools.learning.drafters.charts import draw_comparison
 
         typer.echo(f"Drew {draw_comparison(found, flags.plot)}")
 

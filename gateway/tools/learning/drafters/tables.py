@@ -2,19 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from outrider.gateway.tools.commands.terminal import make_console
+from outrider.gateway.tools.reports.grids import Grid
 
 if TYPE_CHECKING:
     from outrider.draft.training.compare import Compared
     from outrider.draft.training.distill import DistillReport
     from outrider.draft.training.head_distil import HeadReport
     from outrider.draft.training.tune import TuneReport
+
+COMPARED_TITLE: Final = (
+    "First choices accepted where those above were, in % by depth; speed over plain"
+)
 
 
 def print_training(report: "DistillReport", out: Path, large: str) -> None:
@@ -83,34 +88,46 @@ def print_tuning(report: "TuneReport") -> None:
 
 
 def print_comparison(found: "Sequence[Compared]") -> None:
-    """A row a drafter: size, cost of a level, acceptance by depth, speed; the fastest in green."""
+    """Print a row a drafter, the fastest in green."""
+    console = make_console()
+    console.print(compared_grid(found).terminal(COMPARED_TITLE))
+    console.print(pace_text(found))
+
+
+def compared_grid(found: "Sequence[Compared]") -> Grid:
+    """A row a drafter: size, cost of a level, acceptance by depth, speed."""
     from outrider.draft.training.compare import plain_tokens_per_s
 
-    console = make_console()
     pace = plain_tokens_per_s(found)
-    table = Table(
-        title="First choices accepted where those above were, in % by depth; speed over plain",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("drafter", min_width=10)
     depth = max(len(drafter.level_acceptance) for drafter in found)
-    for name in ("kind", "ms", *map(str, range(1, depth + 1)), "chains", "trees", "tok/s"):
-        table.add_column(name, justify="right", no_wrap=True)
     best = max(drafter.tree_ratio for drafter in found)
+    rows = []
     for drafter in found:
         levels = [f"{100 * share:.0f}" for share in drafter.level_acceptance]
-        table.add_row(
-            drafter.name,
-            drafter.kind,
-            f"{1e3 * drafter.level_s:.2f}",
-            *levels,
-            *[""] * (depth - len(levels)),
-            f"{drafter.chain_ratio:.2f}",
-            f"{drafter.tree_ratio:.2f}",
-            f"{drafter.tree_ratio * pace:.0f}",
-            style="bold green" if drafter.tree_ratio == best else None,
+        rows.append(
+            [
+                drafter.name,
+                drafter.kind,
+                f"{1e3 * drafter.level_s:.2f}",
+                *levels,
+                *[""] * (depth - len(levels)),
+                f"{drafter.chain_ratio:.2f}",
+                f"{drafter.tree_ratio:.2f}",
+                f"{drafter.tree_ratio * pace:.0f}",
+            ]
         )
-    console.print(table)
-    console.print(f"Plain decoding: {pace:.1f} tok/s. ms: a level. Trees are sized by cost.")
+    depths = map(str, range(1, depth + 1))
+    return Grid(
+        head=["drafter", "kind", "ms", *depths, "chains", "trees", "tok/s"],
+        rows=rows,
+        kinds=["chosen" if drafter.tree_ratio == best else "" for drafter in found],
+        name="drafters",
+    )
+
+
+def pace_text(found: "Sequence[Compared]") -> str:
+    """Say what plain decoding does, and what the columns are."""
+    from outrider.draft.training.compare import plain_tokens_per_s
+
+    pace = plain_tokens_per_s(found)
+    return f"Plain decoding: {pace:.1f} tok/s. ms: a level. Trees are sized by cost."

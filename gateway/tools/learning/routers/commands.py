@@ -28,9 +28,9 @@ from outrider.gateway.tools.learning.routers.inputs import (
 )
 from outrider.gateway.tools.learning.routers.tables import (
     calibration_json,
-    calibration_table,
     judged_json,
-    judged_table,
+    print_calibration,
+    print_judged,
     training_lines,
 )
 from outrider.router.calibration import calibrate
@@ -173,9 +173,9 @@ def evaluate_command(
         if as_json:
             typer.echo(json.dumps(judged_json(judged, prices), indent=2))
         else:
-            typer.echo(judged_table(judged, prices))
+            print_judged(judged, prices)
         if plots is not None:
-            from outrider.gateway.tools.learning.routers.plots import draw_plots
+            from outrider.gateway.tools.learning.routers.charts import draw_plots
 
             for path in draw_plots(judged.report, judged.rows, plots):
                 typer.echo(f"Drew {path}", err=True)
@@ -242,7 +242,7 @@ def calibrate_command(
         typer.echo(json.dumps(calibration_json(calibration), indent=2))
     else:
         typer.echo(f"{len(labelled.prompts)} prompts of {flags.data.name}")
-        typer.echo(calibration_table(calibration, rows, prices))
+        print_calibration(calibration, rows, prices)
     if out is not None:
         typer.echo(f"Wrote {out}", err=True)
     elif not as_json:
@@ -271,11 +271,10 @@ def report(
 ) -> None:
     """Judge and write the page; the help is `_REPORT_HELP`."""
     with router_errors():
-        need_extra("bench", "The report")
         prices = costs.prices()
         judged = judge(router, data, how)
         from outrider.gateway.tools.learning.routers.report import report_page
+        from outrider.gateway.tools.reports.page import write_page
 
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(report_page(judged, prices), encoding="utf-8", errors="replace")
+        write_page(report_page(judged, prices), out)
     typer.echo(f"Wrote {out}")

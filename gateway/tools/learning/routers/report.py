@@ -1,52 +1,69 @@
-"""`outrider router report`: one HTML page without anything outside it, dark where the reader is."""
+"""`outrider router report`: the page of a router."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
-from outrider.gateway.tools.commands.report_page import filled_page
-from outrider.gateway.tools.learning.routers.inputs import RouterEvaluation
-from outrider.gateway.tools.learning.routers.plots import (
-    STAGE_LABELS,
-    as_svg,
-    calibration_figure,
-    cost_quality_figure,
-    quality_figure,
+from outrider.gateway.tools.learning.routers.charts import (
+    calibration_chart,
+    cost_quality_chart,
+    quality_chart,
 )
-from outrider.gateway.tools.learning.routers.tables import cost_figures, setting_text, spread_points
+from outrider.gateway.tools.learning.routers.inputs import RouterEvaluation
+from outrider.gateway.tools.learning.routers.tables import (
+    answerers_grid,
+    setting_text,
+    settings_grid,
+    spread_points,
+    stages_grid,
+)
+from outrider.gateway.tools.reports.grids import Grid
+from outrider.gateway.tools.reports.page import cards, figure, figures, notes, page
 from outrider.router.calibration import OperatingPoint, Prices, measure
-from outrider.router.evaluation import BootstrapInterval, RouterReport
+from outrider.router.evaluation import RouterReport
 from outrider.router.mistakes import Mistake, MistakeGroup, find_mistakes
 
 _MAX_SUMMARY_CHARS: Final = 150
 _MAX_PROMPT_CHARS: Final = 3000
-_NUM_SETTINGS: Final = 11
+_TERMS: Final[Mapping[str, str]] = {
+    "Quality": "How safe it is to let the small model answer: 1 minus the gain, that is, minus how "
+    "much likelier the large model is to be right. 1: the large model adds nothing.",
+    "APGR": "Average performance gap recovered: the area between the router's curve and "
+    "always-small, as a share of what always-large adds. A router that guesses has 0.5. The oracle "
+    "can pass 1, for it also takes the small model where only that one is right.",
+    "CPT(50 %), CPT(80 %)": "The least share of prompts that the large model must answer to "
+    "recover 50 % or 80 % of what it adds. Guessing needs 50 % and 80 %. Less is better.",
+    "ECE": "Expected calibration error: the mean distance between expected and found quality. With "
+    "few prompts a few hundredths are chance.",
+    "Intervals": "95 %, from resampling the prompts. They do not cover prompts of another kind.",
+}
 
 
 def report_page(judged: RouterEvaluation, prices: Prices | None) -> str:
     """The page as HTML. Everything that comes from data is escaped."""
     report = judged.report
-    head, settings = _settings(judged, prices)
-    setting = setting_text(report.setting, judged.rows.stages[-1])
-    return filled_page(
-        "learning/routers/router_report.html",
-        router=escape(judged.router.resolve().name),
-        subtitle=escape(_subtitle(judged)),
+    parts = [
+        *notes(judged.notes),
+        cards(_cards(report)),
+        "<h2>What the answers are worth</h2>",
+        figures(_figures(judged)),
+        "<h2>By stage</h2>",
+        stages_grid(report).html(),
+        answerers_grid(judged, prices).html(),
+        "<h2>Other settings</h2>",
+        "<p>Measured on these prompts, from always-small to always-large; the router's own is "
+        "coloured. <code>outrider router calibrate</code> chooses another one.</p>",
+        settings_grid(_shown_settings(judged), report.setting, judged.rows, prices).html(),
+        "<h2>Where it is wrong</h2>",
+        _mistakes(judged),
+        *_training(judged.scorer.training),
+    ]
+    return page(
+        title=f"Router report: {judged.router.resolve().name}",
+        subtitle=_subtitle(judged),
         lead=_lead(report),
-        notes="\n".join(f'<p class="note">Note: {escape(note)}</p>' for note in judged.notes),
-        figures="\n".join(_figures(report)),
-        cost_quality=as_svg(cost_quality_figure(report), "worth", "Accuracy by large share"),
-        calibration=as_svg(calibration_figure(report), "calibration", "Expected and found quality"),
-        qualities=as_svg(
-            quality_figure(judged.rows, report.setting), "qualities", "Distribution of text quality"
-        ),
-        setting=escape(setting[0].upper() + setting[1:]) + ".",
-        stages="\n".join(_stages(report)),
-        answerers="\n".join(_answerers(report)),
-        settings_head=head,
-        settings=settings,
-        mistakes=_mistakes(judged),
-        training=_training(judged.scorer.training),
+        body="\n".join(parts),
+        terms=_TERMS,
     )
 
 
@@ -69,88 +86,50 @@ def _lead(report: RouterReport) -> str:
     )
 
 
-def _figures(report: RouterReport) -> Iterable[str]:
-    best = report.best_stage
-    figures = (
-        ("APGR", f"{best.apgr.value:.3f}", f"random 0.5, oracle {report.oracle_apgr:.2f}"),
-        ("CPT(50 %)", f"{best.cpt50.value:.1%}", "random 50 %"),
-        ("CPT(80 %)", f"{best.cpt80.value:.1%}", "random 80 %"),
-        (
-            "accuracy",
-            f"{report.setting.accuracy:.3f}",
-            f"best single model {report.best_single_accuracy:.3f}",
-        ),
-        (
-            "large share",
-            f"{report.setting.strong_share:.1%}",
-            f"an oracle needs {report.oracle_share:.1%}",
-        ),
-        ("calibration error", f"{best.ece:.3f}", f"{best.stage} stage"),
+def _cards(report: RouterReport) -> Iterator[tuple[str, str, str]]:
+    best, setting = report.best_stage, report.setting
+    yield "APGR", f"{best.apgr.value:.3f}", f"random 0.5, oracle {report.oracle_apgr:.2f}"
+    yield "CPT(50 %)", f"{best.cpt50.value:.1%}", "random 50 %"
+    yield "CPT(80 %)", f"{best.cpt80.value:.1%}", "random 80 %"
+    single = f"best single model {report.best_single_accuracy:.3f}"
+    yield "accuracy", f"{setting.accuracy:.3f}", single
+    share = f"an oracle needs {report.oracle_share:.1%}"
+    yield "large share", f"{setting.strong_share:.1%}", share
+    yield "calibration error", f"{best.ece:.3f}", f"{best.stage} stage"
+
+
+def _figures(judged: RouterEvaluation) -> Iterator[str]:
+    report = judged.report
+    yield figure(
+        cost_quality_chart(report),
+        "Accuracy by the large model's share.",
+        "The prompts for which the router expects most of the large model go to it first. Shaded: "
+        "the 95 % interval of the last stage's curve.",
     )
-    for name, value, beside in figures:
-        yield f"<li><span>{name}</span><b>{value}</b><span>{beside}</span></li>"
-
-
-def _stages(report: RouterReport) -> Iterable[str]:
-    for name, stage in report.stages.items():
-        yield _row(
-            STAGE_LABELS[name],
-            _figure(stage.apgr),
-            _share(stage.cpt50),
-            _share(stage.cpt80),
-            f"{stage.ece:.3f}",
-        )
-    yield _row(
-        "at random",
-        f"{report.random_apgr:.3f}",
-        f"{report.random_cpt50:.1%}",
-        f"{report.random_cpt80:.1%}",
-        "",
+    yield figure(
+        calibration_chart(report),
+        "Does the router know how good it is?",
+        "Prompts in ten groups by expected quality, and the quality found. On the dashed line it "
+        "is as good as it says; bars are standard errors.",
     )
-    yield _row("oracle", f"{report.oracle_apgr:.3f}", "", "", "")
-
-
-def _answerers(report: RouterReport) -> Iterable[str]:
-    yield _row("always small", f"{report.weak_accuracy:.3f}", "0 %")
-    yield _row("always large", f"{report.strong_accuracy:.3f}", "100 %")
-    yield _row(
-        "this router",
-        _figure(report.setting_accuracy),
-        _share(report.setting_share),
-        is_chosen=True,
+    setting = setting_text(report.setting, judged.rows.stages[-1])
+    yield figure(
+        quality_chart(judged.rows, report.setting),
+        "Text qualities and where the setting cuts.",
+        f"{setting[0].upper()}{setting[1:]}.",
     )
-    yield _row("oracle", f"{report.oracle_accuracy:.3f}", f"{report.oracle_share:.1%}")
 
 
-def _settings(judged: RouterEvaluation, prices: Prices | None) -> tuple[str, str]:
-    """The head and the rows of the table of settings, each measured on these prompts."""
+def _shown_settings(judged: RouterEvaluation) -> list[OperatingPoint]:
+    """The router's own setting among others, each measured on these prompts."""
     calibration = judged.scorer.calibration
     own = judged.report.setting
     shown: dict[tuple[Any, ...], OperatingPoint] = {(own.threshold, own.band): own}
-    for point in () if calibration is None else spread_points(calibration.points, _NUM_SETTINGS):
+    for point in () if calibration is None else spread_points(calibration.points):
         shown.setdefault(
             (point.threshold, point.band), measure(judged.rows, point.threshold, point.band)
         )
-    points = sorted(shown.values(), key=lambda point: (point.strong_share, point.threshold))
-    costs = [cost_figures(judged.rows, point, prices) for point in points]
-    names = {"mean_cost_usd": "USD a request", "median_s": "seconds (median)"}
-    extra = [name for name in names if name in costs[0]]
-    head = ["large share", "watched", "accuracy", "of large", "threshold", "band"]
-    rows = [
-        _row(
-            f"{point.strong_share:.1%}",
-            f"{point.watched_share:.1%}",
-            f"{point.accuracy:.3f}",
-            f"{point.relative_accuracy:.1%}",
-            f"{point.threshold:.3f}",
-            "none" if point.band is None else f"{point.band[0]:.3f} to {point.band[1]:.3f}",
-            *(f"{figures[name]:.3g}" for name in extra),
-            is_chosen=point == own,
-        )
-        for point, figures in zip(points, costs, strict=True)
-    ]
-    cells = "".join(f"<th>{name}</th>" for name in [*head, *(names[name] for name in extra)])
-    return cells, "\n".join(rows)
+    return list(shown.values())
 
 
 def _mistakes(judged: RouterEvaluation) -> str:
@@ -211,19 +190,16 @@ def _example(mistake: Mistake) -> str:
     )
 
 
-def _training(record: Mapping[str, Any]) -> str:
+def _training(record: Mapping[str, Any]) -> Iterator[str]:
     """The record as a table of names and values, as far as they are plain."""
     rows = [
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(_plain(value))}</td></tr>"
+        [name.replace("_", " "), _plain(value)]
         for name, value in record.items()
         if isinstance(value, str | int | float)
     ]
-    if not rows:
-        return ""
-    return (
-        '<h2>How it was trained</h2>\n<div class="table"><table><tbody>'
-        f"{''.join(rows)}</tbody></table></div>"
-    )
+    if rows:
+        yield "<h2>How it was trained</h2>"
+        yield Grid(head=["", ""], rows=rows, name="conditions").html()
 
 
 def _plain(value: object) -> str:
@@ -231,16 +207,3 @@ def _plain(value: object) -> str:
         return f"{value:.4g}"
     text = str(value)
     return text if len(text) <= 24 else text[:16] + "…"  # checksums
-
-
-def _row(*cells: str, is_chosen: bool = False) -> str:
-    chosen = ' class="chosen"' if is_chosen else ""
-    return f"<tr{chosen}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-
-
-def _figure(interval: BootstrapInterval) -> str:
-    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
-
-
-def _share(interval: BootstrapInterval) -> str:
-    return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"

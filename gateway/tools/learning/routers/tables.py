@@ -1,11 +1,13 @@
 """Final output of `outrider router`, as text and as JSON."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
+from outrider.gateway.tools.commands.terminal import make_console, print_whole
 from outrider.gateway.tools.learning.routers.inputs import RouterEvaluation
+from outrider.gateway.tools.reports.grids import Grid
 from outrider.router.calibration import (
     Calibration,
     OperatingPoint,
@@ -15,10 +17,15 @@ from outrider.router.calibration import (
     request_costs,
     request_seconds,
 )
-from outrider.router.evaluation import BootstrapInterval, StageReport
+from outrider.router.evaluation import BootstrapInterval, RouterReport, StageReport
 from outrider.router.scorer import RouterScorer
 
-_NUM_ROWS = 11
+STAGE_LABELS: Final[dict[Stage, str]] = {
+    "text": "text of the prompt",
+    "prompt": "with the probe",
+    "answer": "with the answer's beginning",
+}
+_NUM_ROWS: Final = 11
 
 
 def judged_json(judged: RouterEvaluation, prices: Prices | None) -> dict[str, Any]:
@@ -92,36 +99,74 @@ def cost_figures(rows: StageRows, point: OperatingPoint, prices: Prices | None) 
     return figures
 
 
-def judged_table(judged: RouterEvaluation, prices: Prices | None) -> str:
-    """The figures beside random, best single and oracle."""
-    report = judged.report
-    setting = report.setting
-    lines = [
-        f"{report.num_prompts} prompts of {judged.data_path.name}; intervals: bootstrap, 95 %",
-        "",
-        f"{'':14}{'APGR':24}{'CPT(50%)':26}{'CPT(80%)':26}ECE",
-    ]
-    lines += [
-        f"{name:14}{_figure(stage.apgr):24}{_share(stage.cpt50):26}{_share(stage.cpt80):26}"
-        f"{stage.ece:.3f}"
+def print_judged(judged: RouterEvaluation, prices: Prices | None) -> None:
+    """Print the figures beside random, best single and oracle."""
+    report, console = judged.report, make_console()
+    name = judged.data_path.name
+    console.print(
+        f"{report.num_prompts} prompts of {name}; intervals: bootstrap, 95 %", markup=False
+    )
+    for grid in (stages_grid(report), answerers_grid(judged, prices)):
+        console.print()
+        print_whole(console, grid.terminal())
+    console.print(f"\nThis router: {setting_text(report.setting, judged.rows.stages[-1])}.")
+
+
+def stages_grid(report: RouterReport) -> Grid:
+    """What each stage is worth, beside guessing and an oracle."""
+    rows = [
+        [
+            STAGE_LABELS[name],
+            _figure(stage.apgr),
+            _share(stage.cpt50),
+            _share(stage.cpt80),
+            f"{stage.ece:.3f}",
+        ]
         for name, stage in report.stages.items()
     ]
-    lines += [
-        f"{'random':14}{report.random_apgr:<24.3f}{report.random_cpt50:<26.1%}"
-        f"{report.random_cpt80:<26.1%}",
-        f"{'oracle':14}{report.oracle_apgr:<24.3f}",
-        "",
-        f"{'':14}{'accuracy':24}{'large share':26}",
-        f"{'always small':14}{report.weak_accuracy:<24.3f}{0:<26.1%}",
-        f"{'always large':14}{report.strong_accuracy:<24.3f}{1:<26.1%}",
-        f"{'best single':14}{report.best_single_accuracy:<24.3f}",
-        f"{'this router':14}{_figure(report.setting_accuracy):24}{_share(report.setting_share):26}"
-        f"{_costs(cost_figures(judged.rows, setting, prices))}",
-        f"{'oracle':14}{report.oracle_accuracy:<24.3f}{report.oracle_share:<26.1%}",
-        "",
-        f"This router: {setting_text(setting, judged.rows.stages[-1])}.",
+    shares = [f"{share:.1%}" for share in (report.random_cpt50, report.random_cpt80)]
+    rows.append(["at random", f"{report.random_apgr:.3f}", *shares, ""])
+    rows.append(["oracle", f"{report.oracle_apgr:.3f}", "", "", ""])
+    return Grid(head=["judged by", "APGR", "CPT(50 %)", "CPT(80 %)", "ECE"], rows=rows)
+
+
+def answerers_grid(judged: RouterEvaluation, prices: Prices | None) -> Grid:
+    """Accuracy and large share of the router, beside what it could do less well and better."""
+    report = judged.report
+    costs = _costs(judged.rows, report.setting, prices)
+    own = [_figure(report.setting_accuracy), _share(report.setting_share)]
+    empty = [""] * len(costs)
+    rows = [
+        ["always small", f"{report.weak_accuracy:.3f}", "0.0%", *empty],
+        ["always large", f"{report.strong_accuracy:.3f}", "100.0%", *empty],
+        ["best single", f"{report.best_single_accuracy:.3f}", "", *empty],
+        ["this router", *own, *costs.values()],
+        ["oracle", f"{report.oracle_accuracy:.3f}", f"{report.oracle_share:.1%}", *empty],
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    kinds = ["chosen" if row[0] == "this router" else "" for row in rows]
+    return Grid(head=["answered by", "accuracy", "large share", *costs], rows=rows, kinds=kinds)
+
+
+def settings_grid(
+    shown: Iterable[OperatingPoint], chosen: OperatingPoint, rows: StageRows, prices: Prices | None
+) -> Grid:
+    """Settings by the share of the large model; the chosen one is marked."""
+    points = sorted(shown, key=lambda point: (point.strong_share, point.threshold))
+    head = ["large share", "watched", "accuracy", "of large", "threshold", "band"]
+    cells = [
+        [
+            f"{'> ' if point == chosen else ''}{point.strong_share:.1%}",
+            f"{point.watched_share:.1%}",
+            f"{point.accuracy:.3f}",
+            f"{point.relative_accuracy:.1%}",
+            f"{point.threshold:.3f}",
+            "none" if point.band is None else f"{point.band[0]:.3f} to {point.band[1]:.3f}",
+            *_costs(rows, point, prices).values(),
+        ]
+        for point in points
+    ]
+    kinds = ["chosen" if point == chosen else "" for point in points]
+    return Grid(head=[*head, *_costs(rows, chosen, prices)], rows=cells, kinds=kinds)
 
 
 def setting_text(point: OperatingPoint, stage: Stage) -> str:
@@ -145,31 +190,18 @@ def setting_text(point: OperatingPoint, stage: Stage) -> str:
     )
 
 
-def calibration_table(calibration: Calibration, rows: StageRows, prices: Prices | None) -> str:
-    """About eleven settings over the range of shares and the chosen one."""
-    chosen = calibration.chosen
-    shown = {point.threshold: point for point in spread_points(calibration.points, _NUM_ROWS)}
+def print_calibration(calibration: Calibration, rows: StageRows, prices: Prices | None) -> None:
+    """Print about eleven settings over the range of shares and the chosen one."""
+    chosen, console = calibration.chosen, make_console()
+    shown = {point.threshold: point for point in spread_points(calibration.points)}
     shown[chosen.threshold] = chosen
-    lines = [
-        f"  {'large share':>11} {'watched':>8} {'accuracy':>9} {'of large':>9} {'threshold':>10}"
-        f"  {'band':16}"
-    ]
-    for point in sorted(shown.values(), key=lambda point: point.strong_share):
-        mark = ">" if point == chosen else " "
-        band = "-" if point.band is None else f"{point.band[0]:.3f} to {point.band[1]:.3f}"
-        lines.append(
-            f"{mark} {point.strong_share:>11.1%} {point.watched_share:>8.1%} "
-            f"{point.accuracy:>9.3f} {point.relative_accuracy:>9.1%} {point.threshold:>10.3f}  "
-            f"{band:16}"
-            f"{_costs(cost_figures(rows, point, prices))}"
-        )
-    lines += ["", f"Chosen (>): {setting_text(chosen, calibration.stage)}."]
-    return "\n".join(line.rstrip() for line in lines)
+    print_whole(console, settings_grid(shown.values(), chosen, rows, prices).terminal())
+    console.print(f"\nChosen (>): {setting_text(chosen, calibration.stage)}.")
 
 
-def spread_points(points: Sequence[OperatingPoint], most: int) -> list[OperatingPoint]:
-    """At most so many points, nearest to evenly spaced strong shares."""
-    wanted = np.linspace(0.0, 1.0, most)
+def spread_points(points: Sequence[OperatingPoint]) -> list[OperatingPoint]:
+    """About eleven of the points, nearest to evenly spaced strong shares."""
+    wanted = np.linspace(0.0, 1.0, _NUM_ROWS)
     shares = np.array([point.strong_share for point in points])
     places = sorted({int(np.abs(shares - share).argmin()) for share in wanted.tolist()})
     return [points[place] for place in places]
@@ -228,10 +260,8 @@ def _share(interval: BootstrapInterval) -> str:
     return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
 
 
-def _costs(figures: Mapping[str, float]) -> str:
-    parts = []
-    if "mean_cost_usd" in figures:
-        parts.append(f"{figures['mean_cost_usd']:.3g} USD a request")
-    if "median_s" in figures:
-        parts.append(f"{figures['median_s']:.3g} s (median)")
-    return ", ".join(parts)
+def _costs(rows: StageRows, point: OperatingPoint, prices: Prices | None) -> dict[str, str]:
+    """What a request costs and takes, by the title of its column, as far as it is known."""
+    titles = {"mean_cost_usd": "USD a request", "median_s": "seconds (median)"}
+    figures = cost_figures(rows, point, prices)
+    return {titles[name]: f"{figure:.3g}" for name, figure in figures.items()}

@@ -36,6 +36,7 @@ from outrider.gateway.tools.measuring.bench.results import (
 )
 from outrider.gateway.tools.measuring.bench.runner import run_bench
 from outrider.gateway.tools.measuring.bench.traces import WorkloadError
+from outrider.gateway.tools.reports.page import ReportError, write_page
 
 _EXIT_TOO_SLOW: Final = 3
 _EXIT_STOPPED: Final = 130
@@ -108,7 +109,7 @@ def _run(console: Console, plan: BenchPlan, outputs: _Outputs) -> None:
 def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: _Outputs) -> None:
     from outrider.gateway.tools.measuring.bench.compare import write_comparison
     from outrider.gateway.tools.measuring.bench.paired import run_paired
-    from outrider.gateway.tools.measuring.bench.report_html import write_comparison_report
+    from outrider.gateway.tools.measuring.bench.report_html import comparison_page
 
     with LiveProgress(Console(stderr=True, highlight=False)) as progress:
         first, second, comparison = _measured(run_paired(plan_a, plan_b, watch=progress))
@@ -120,7 +121,7 @@ def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: 
         _write(console, first, with_suffix(outputs.json, "-a"), None)
         _write(console, second, with_suffix(outputs.json, "-b"), None)
     if outputs.html is not None:
-        write_comparison_report(first, second, comparison, outputs.html)
+        write_page(comparison_page(first, second, comparison), outputs.html)
         console.print(f"report: {outputs.html}")
     for result in (first, second):
         _exit_by(result, outputs)
@@ -128,7 +129,7 @@ def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: 
 
 def _compare(console: Console, files: tuple[Path, Path], outputs: _Outputs) -> None:
     from outrider.gateway.tools.measuring.bench.compare import compare_results, write_comparison
-    from outrider.gateway.tools.measuring.bench.report_html import write_comparison_report
+    from outrider.gateway.tools.measuring.bench.report_html import comparison_page
 
     first, second = (read_result(path) for path in files)
     comparison = compare_results(first, second)
@@ -136,7 +137,7 @@ def _compare(console: Console, files: tuple[Path, Path], outputs: _Outputs) -> N
     if outputs.json is not None:
         write_comparison(comparison, outputs.json)
     if outputs.html is not None:
-        write_comparison_report(first, second, comparison, outputs.html)
+        write_page(comparison_page(first, second, comparison), outputs.html)
 
 
 def _write(
@@ -146,9 +147,9 @@ def _write(
         write_result(result, json_file)
         console.print(f"result: {json_file}")
     if html_file is not None:
-        from outrider.gateway.tools.measuring.bench.report_html import write_report
+        from outrider.gateway.tools.measuring.bench.report_html import report_page
 
-        write_report(result, html_file)
+        write_page(report_page(result), html_file)
         console.print(f"report: {html_file}")
 
 
@@ -200,7 +201,7 @@ def _errors_as_messages() -> Iterator[None]:
     """Print errors that the user can fix, and exit."""
     try:
         with user_errors(
-            usage=(PlanError, WorkloadError, FieldError, ResultError),
+            usage=(PlanError, WorkloadError, FieldError, ResultError, ReportError),
             failed=(TargetError, DemoError),
         ):
             yield

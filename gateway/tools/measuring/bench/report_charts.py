@@ -7,16 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.gateway.tools.measuring.bench.compare import Difference, RunComparison
-from outrider.gateway.tools.measuring.bench.plots import (
+from outrider.gateway.tools.measuring.bench.results import BenchResult, RequestRow, SearchReport
+from outrider.gateway.tools.reports.charts import (
     Axis,
+    Chart,
+    IntervalChart,
     IntervalRow,
     PlotSeries,
     ReferenceLine,
     cdf,
-    chart,
-    spans,
 )
-from outrider.gateway.tools.measuring.bench.results import BenchResult, RequestRow, SearchReport
+from outrider.gateway.tools.reports.page import figure
 
 _Floats = NDArray[np.float64]
 
@@ -24,11 +25,6 @@ _NUM_WINDOWS: Final = 60
 _LATENESS_SHOWN: Final = 0.03
 """Smallest relative difference of mean latency, since due and since sent, that is drawn as two
 lines."""
-
-
-def figure(svg: str, title: str, text: str) -> str:
-    """A chart with its caption; both texts are ours, not data."""
-    return f"<figure>{svg}<figcaption><b>{title}</b> {text}</figcaption></figure>"
 
 
 # ---- one run ----------------------------------------------------------------------------------
@@ -50,12 +46,10 @@ def ttft_figure(result: BenchResult, rows: Sequence[RequestRow]) -> str:
     """Distribution of the first tokens."""
     due = [row.ttft_ms for row in rows if row.ttft_ms is not None]
     sent = [row.sent_ttft_ms for row in rows if row.sent_ttft_ms is not None]
-    series = [_distribution("from when it was due", due, color=1)]
-    if _are_apart(due, sent):
-        series.append(_distribution("from when it was sent", sent, color=2, is_dashed=True))
-    marks = _objective(result.objectives.ttft_ms)
-    svg = _shares(series, "milliseconds", "Distribution of the time to first token", marks)
-    return figure(svg, "Time to first token.", "The share of answers that had begun after so long.")
+    name = "Distribution of the time to first token"
+    drawn = _shares(name, _since(due, sent), result.objectives.ttft_ms)
+    text = "The share of answers that had begun after so long."
+    return figure(drawn, "Time to first token.", text)
 
 
 def token_figure(result: BenchResult, rows: Sequence[RequestRow]) -> str:
@@ -66,22 +60,19 @@ def token_figure(result: BenchResult, rows: Sequence[RequestRow]) -> str:
         _distribution("each gap between events (ITL)", gaps, color=3),
         _distribution("mean a token of an answer (TPOT)", means, color=1),
     ]
-    marks = _objective(result.objectives.inter_token_ms)
-    svg = _shares(series, "milliseconds", "Distribution of the time between tokens", marks)
+    name = "Distribution of the time between tokens"
+    drawn = _shares(name, series, result.objectives.inter_token_ms)
     text = "An event may carry several tokens, so that gaps can be longer than the time of a token."
-    return figure(svg, "Between tokens.", text)
+    return figure(drawn, "Between tokens.", text)
 
 
 def end_figure(result: BenchResult, rows: Sequence[RequestRow]) -> str:
     """Distribution of the whole answers' times."""
     due = [row.e2e_ms for row in rows]
     sent = [row.sent_e2e_ms for row in rows if row.sent_e2e_ms is not None]
-    series = [_distribution("from when it was due", due, color=1)]
-    if _are_apart(due, sent):
-        series.append(_distribution("from when it was sent", sent, color=2, is_dashed=True))
-    marks = _objective(result.objectives.e2e_ms)
-    svg = _shares(series, "milliseconds", "Distribution of the whole answer's time", marks)
-    return figure(svg, "Whole answers.", "The share of answers that were over after so long.")
+    name = "Distribution of the whole answer's time"
+    drawn = _shares(name, _since(due, sent), result.objectives.e2e_ms)
+    return figure(drawn, "Whole answers.", "The share of answers that were over after so long.")
 
 
 def course_figure(result: BenchResult) -> str:
@@ -95,27 +86,22 @@ def course_figure(result: BenchResult) -> str:
         _over_time("first token", good, [row.ttft_ms for row in good], start_s, color=1),
         _over_time("failed", bad, [row.e2e_ms for row in bad], start_s, color=4),
     ]
-    marks = [
-        ReferenceLine(place=bound, label=f"objective {bound:g} ms", is_vertical=False)
-        for bound in (result.objectives.ttft_ms,)
-        if bound is not None
-    ]
-    svg = chart(
-        [one for one in series if len(one.x)],
-        x=Axis(label="seconds since the start"),
-        y=Axis(label="milliseconds", scale="log"),
-        name="Latency of each request over the run",
-        marks=marks,
+    drawn = Chart(
+        "Latency of each request over the run",
+        series,
+        x=Axis("seconds since the start"),
+        y=Axis("milliseconds", scale="log"),
+        marks=_objective(result.objectives.ttft_ms, is_vertical=False),
     )
     text = "Each request at the moment when it was due. A rising cloud is a queue that grows."
-    return figure(svg, "The run's course.", text)
+    return figure(drawn, "The run's course.", text)
 
 
 def load_figure(result: BenchResult) -> str:
     """Requests in flight, arriving and answered over the run."""
     rows = result.measured
     if not rows:
-        return figure("", "Load.", "No requests.")
+        return figure(_load_chart([]), "Load.", "No requests.")
     start_s = _start_s(rows)
     end_s = max(row.ended_s for row in rows)
     edges = np.linspace(0.0, max(end_s - start_s, 1e-3), _NUM_WINDOWS + 1)
@@ -124,19 +110,19 @@ def load_figure(result: BenchResult) -> str:
     ended = np.array([row.ended_s - start_s for row in rows])
     done = np.array([row.ended_s - start_s for row in rows if row.is_success])
     in_flight = _mean_in_flight(due, ended, edges)
-    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
+    middles = (edges[1:] + edges[:-1]) / 2
     series = [
-        PlotSeries(label="open requests", x=middles, y=in_flight.tolist(), color=3, kind="area"),
+        PlotSeries("open requests", middles, in_flight, 3, kind="area"),
         _rate("due a second", due, edges, width_s, color=2),
         _rate("answered a second", done, edges, width_s, color=1),
     ]
-    svg = chart(
-        series,
-        x=Axis(label="seconds since the start"),
-        y=Axis(label="requests"),
-        name="Requests open, due and answered over the run",
-    )
-    return figure(svg, "Load.", f"Means over {width_s:.2g} s; open: due and not over yet.")
+    text = f"Means over {width_s:.2g} s; open: due and not over yet."
+    return figure(_load_chart(series), "Load.", text)
+
+
+def _load_chart(series: Sequence[PlotSeries]) -> Chart:
+    name = "Requests open, due and answered over the run"
+    return Chart(name, series, x=Axis("seconds since the start"), y=Axis("requests"))
 
 
 def search_figure(search: SearchReport) -> str:
@@ -148,29 +134,22 @@ def search_figure(search: SearchReport) -> str:
         if step.summary.attainment is not None
     ]
     rates = [rate for rate, _ in known]
+    values = [share.value for _, share in known]
     low = [share.value if share.low is None else share.low for _, share in known]
     high = [share.value if share.high is None else share.high for _, share in known]
-    values = [share.value for _, share in known]
-    marks = [
-        ReferenceLine(place=search.target_attainment, label="wanted", is_vertical=False),
-    ]
-    if search.best_rate_per_s is not None:
-        label = f"{search.best_rate_per_s:.3g} requests/s"
-        marks.append(ReferenceLine(place=search.best_rate_per_s, label=label))
-    svg = chart(
-        [
-            PlotSeries(label="95 % interval", x=rates, y=low, color=0, is_dashed=True),
-            PlotSeries(label="", x=rates, y=high, color=0, is_dashed=True),
-            PlotSeries(label="attainment", x=rates, y=values, color=1),
-            PlotSeries(label="", x=rates, y=values, color=1, kind="dots"),
-        ],
-        x=Axis(label="requests a second", scale="log"),
-        y=Axis(label="met all objectives", is_share=True, low=0.0, high=1.05),
-        name="Attainment by rate",
+    marks = [ReferenceLine(search.target_attainment, "wanted", is_vertical=False)]
+    if (best := search.best_rate_per_s) is not None:
+        marks.append(ReferenceLine(best, f"{best:.3g} requests/s"))
+    label = "attainment, 95 % intervals"
+    drawn = Chart(
+        "Attainment by rate",
+        [PlotSeries(label, rates, values, kind="marked", low=low, high=high)],
+        x=Axis("requests a second", scale="log"),
+        y=Axis("met all objectives", is_share=True, low=0.0, high=1.05),
         marks=marks,
     )
     text = "The share of requests that met all objectives, at each rate that was tried."
-    return figure(svg, "How much it carries.", text)
+    return figure(drawn, "How much it carries.", text)
 
 
 # ---- two runs ---------------------------------------------------------------------------------
@@ -183,48 +162,41 @@ def comparison_figures(
     yield ratio_figure(comparison)
     labels = (comparison.first_label, comparison.second_label)
     sides = [[row for row in one.measured if row.is_success] for one in (first, second)]
-    for title, name, marks in (
-        ("Time to first token.", "ttft_ms", _objective(first.objectives.ttft_ms)),
-        ("Time a token.", "tpot_ms", _objective(first.objectives.inter_token_ms)),
-        ("Whole answers.", "e2e_ms", _objective(first.objectives.e2e_ms)),
+    objectives = first.objectives
+    for title, name, bound_ms in (
+        ("Time to first token.", "ttft_ms", objectives.ttft_ms),
+        ("Time a token.", "tpot_ms", objectives.inter_token_ms),
+        ("Whole answers.", "e2e_ms", objectives.e2e_ms),
     ):
-        series = [
-            _distribution(
-                label,
-                [value for row in rows if (value := getattr(row, name)) is not None],
-                color=color,
-            )
-            for label, rows, color in zip(labels, sides, (2, 1), strict=True)
-        ]
+        series = []
+        for label, rows, color in zip(labels, sides, (2, 1), strict=True):
+            values = [value for row in rows if (value := getattr(row, name)) is not None]
+            series.append(_distribution(label, values, color=color))
         words = title.rstrip(".").lower()
-        svg = _shares(series, "milliseconds", f"Distributions of both sides: {words}", marks)
-        yield figure(svg, title, "The share of answers that needed no longer.")
+        drawn = _shares(f"Distributions of both sides: {words}", series, bound_ms)
+        yield figure(drawn, title, "The share of answers that needed no longer.")
 
 
 def ratio_figure(comparison: RunComparison) -> str:
     """Second over first, with intervals, of everything that has a ratio."""
-    entries = [
+    rows = [
         IntervalRow(
-            label=entry.name,
-            low=entry.ratio.value if entry.ratio.low is None else entry.ratio.low,
-            value=entry.ratio.value,
-            high=entry.ratio.value if entry.ratio.high is None else entry.ratio.high,
-            color=_verdict_color(entry),
+            entry.name,
+            ratio.value if ratio.low is None else ratio.low,
+            ratio.value,
+            ratio.value if ratio.high is None else ratio.high,
+            _verdict_color(entry),
         )
         for entry in comparison.differences
-        if entry.ratio is not None and entry.ratio.value > 0
+        if (ratio := entry.ratio) is not None and ratio.value > 0
     ]
-    svg = spans(
-        entries,
-        x=Axis(label="second over first", scale="log"),
-        name="Ratios of the second run to the first, with 95 % intervals",
-        zero=1.0,
-    )
+    name = "Ratios of the second run to the first, with 95 % intervals"
+    drawn = IntervalChart(name, rows, x=Axis("second over first", scale="log"), zero=1.0)
     text = (
         "The second over the first, with 95 % intervals. Teal: the second is better; red: worse; "
         "grey: no difference was seen, or there are too few samples."
     )
-    return figure(svg, "Ratios.", text)
+    return figure(drawn, "Ratios.", text)
 
 
 def _verdict_color(entry: Difference) -> int:
@@ -239,27 +211,26 @@ def _distribution(
     label: str, values: Sequence[float], *, color: int, is_dashed: bool = False
 ) -> PlotSeries:
     xs, shares = cdf(values)
-    return PlotSeries(label=label, x=xs, y=shares, color=color, kind="step", is_dashed=is_dashed)
+    return PlotSeries(label, xs, shares, color, kind="step", is_dashed=is_dashed)
 
 
-def _shares(
-    series: Sequence[PlotSeries], unit: str, name: str, marks: Sequence[ReferenceLine]
-) -> str:
-    return chart(
-        series,
-        x=Axis(label=unit, scale="log"),
-        y=Axis(label="share", is_share=True, low=0.0, high=1.03),
-        name=name,
-        marks=marks,
-    )
+def _since(due: Sequence[float], sent: Sequence[float]) -> list[PlotSeries]:
+    """Latencies from when a request was due, and from when it was sent where they differ."""
+    series = [_distribution("from when it was due", due, color=1)]
+    if _are_apart(due, sent):
+        series.append(_distribution("from when it was sent", sent, color=2, is_dashed=True))
+    return series
 
 
-def _objective(bound_ms: float | None) -> list[ReferenceLine]:
-    return (
-        []
-        if bound_ms is None
-        else [ReferenceLine(place=bound_ms, label=f"objective {bound_ms:g} ms")]
-    )
+def _shares(name: str, series: Sequence[PlotSeries], bound_ms: float | None) -> Chart:
+    x, y = Axis("milliseconds", scale="log"), Axis("share", is_share=True, low=0.0, high=1.03)
+    return Chart(name, series, x=x, y=y, marks=_objective(bound_ms))
+
+
+def _objective(bound_ms: float | None, *, is_vertical: bool = True) -> list[ReferenceLine]:
+    if bound_ms is None:
+        return []
+    return [ReferenceLine(bound_ms, f"objective {bound_ms:g} ms", is_vertical=is_vertical)]
 
 
 def _are_apart(due: Sequence[float], sent: Sequence[float]) -> bool:
@@ -285,9 +256,7 @@ def _over_time(
         for row, value in zip(rows, values, strict=True)
         if value is not None
     ]
-    return PlotSeries(
-        label=label, x=[x for x, _ in points], y=[y for _, y in points], color=color, kind="dots"
-    )
+    return PlotSeries(label, [x for x, _ in points], [y for _, y in points], color, kind="dots")
 
 
 def _rate(
@@ -295,7 +264,7 @@ def _rate(
 ) -> PlotSeries:
     counts, _ = np.histogram(times_s, bins=edges)
     middles = (edges[1:] + edges[:-1]) / 2
-    return PlotSeries(label=label, x=middles.tolist(), y=(counts / width_s).tolist(), color=color)
+    return PlotSeries(label, middles, counts / width_s, color)
 
 
 def _mean_in_flight(due: _Floats, ended: _Floats, edges: _Floats) -> _Floats:

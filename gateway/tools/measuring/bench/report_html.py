@@ -1,20 +1,14 @@
-"""`outrider bench --html`: one self-contained page that follows the reader's dark mode.
-
-It has no script and loads no font or picture: the file can be mailed, and opens anywhere.
-"""
+"""`outrider bench --html`: the page of a run, and of two that are compared."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-from outrider.gateway.tools.commands.report_page import filled_page
 from outrider.gateway.tools.measuring.bench.compare import RunComparison
 from outrider.gateway.tools.measuring.bench.report_charts import comparison_figures, run_figures
 from outrider.gateway.tools.measuring.bench.results import (
     BenchResult,
     Quantities,
-    ResultError,
     Summary,
 )
 from outrider.gateway.tools.measuring.bench.tables import (
@@ -28,6 +22,7 @@ from outrider.gateway.tools.measuring.bench.tables import (
     search_grid,
     share_text,
 )
+from outrider.gateway.tools.reports.page import cards, figures, folded, notes, page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,40 +33,13 @@ class ReportSection:
     html: str
 
 
-# ---- files ------------------------------------------------------------------------------------
-
-
-def write_report(result: BenchResult, path: Path) -> None:
-    """Write the page of one run. Raises ResultError where it cannot be written."""
-    write_page(report_page(result), path)
-
-
-def write_comparison_report(
-    first: BenchResult, second: BenchResult, comparison: RunComparison, path: Path
-) -> None:
-    """Write the page of two runs. Raises ResultError where it cannot be written."""
-    write_page(comparison_page(first, second, comparison), path)
-
-
-def write_page(page: str, path: Path) -> None:
-    """Write HTML. Raises ResultError where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ResultError(f"{path} cannot be written: {error.strerror}") from error
-
-
-# ---- pages ------------------------------------------------------------------------------------
-
-
 def report_page(result: BenchResult, *, sections: Sequence[ReportSection] = ()) -> str:
     """The page of one run; `sections` come behind its figures."""
-    parts = [*_notes(result.meta.notes), run_section(result)]
+    parts = [*notes(result.meta.notes), run_section(result)]
     parts += [_section(one) for one in sections]
     parts += [
         "<h2>Conditions</h2>",
-        _folded("What was run, and where", conditions_grid(result).html()),
+        folded("What was run, and where", conditions_grid(result).html()),
     ]
     return page(
         title=f"Benchmark of {result.meta.model}",
@@ -81,25 +49,13 @@ def report_page(result: BenchResult, *, sections: Sequence[ReportSection] = ()) 
     )
 
 
-def comparison_page(
-    first: BenchResult,
-    second: BenchResult,
-    comparison: RunComparison,
-    *,
-    sections: Sequence[ReportSection] = (),
-) -> str:
-    """The page of two runs; `sections` come behind the comparison."""
+def comparison_page(first: BenchResult, second: BenchResult, comparison: RunComparison) -> str:
+    """The page of two runs."""
     parts = [comparison_section(first, second, comparison)]
-    parts += [_section(one) for one in sections]
     for label, result in ((comparison.first_label, first), (comparison.second_label, second)):
-        parts += [
-            f"<details><summary>All of {escape(label)}</summary>",
-            *_notes(result.meta.notes),
-            run_section(result),
-            "<h2>Conditions</h2>",
-            conditions_grid(result).html(),
-            "</details>",
-        ]
+        conditions = conditions_grid(result).html()
+        whole = [*notes(result.meta.notes), run_section(result), "<h2>Conditions</h2>", conditions]
+        parts.append(folded(f"All of {label}", "\n".join(whole)))
     return page(
         title=f"{comparison.second_label} compared with {comparison.first_label}",
         subtitle=_subtitle(first),
@@ -108,25 +64,12 @@ def comparison_page(
     )
 
 
-def page(*, title: str, subtitle: str, lead: str, body: str) -> str:
-    """The frame; all but the body is escaped here."""
-    return filled_page(
-        "measuring/bench/bench_report.html",
-        title=escape(title),
-        subtitle=escape(subtitle),
-        lead=escape(lead),
-        body=body,
-    )
-
-
 def run_section(result: BenchResult) -> str:
     """Figures, charts and tables of one run."""
     summary = result.summary
     parts = [
-        f'<ul class="figures">{"".join(_cards(summary))}</ul>',
-        '<div class="plots">',
-        *run_figures(result),
-        "</div>",
+        cards(_cards(summary)),
+        figures(run_figures(result)),
         "<h2>Latency</h2>",
         latency_grid(summary).html(),
     ]
@@ -142,12 +85,10 @@ def comparison_section(first: BenchResult, second: BenchResult, comparison: RunC
     """Differences, charts and what was not the same."""
     return "\n".join(
         [
-            *_notes(comparison.notes),
+            *notes(comparison.notes),
             "<h2>Differences</h2>",
             comparison_grid(comparison).html(),
-            '<div class="plots">',
-            *comparison_figures(first, second, comparison),
-            "</div>",
+            figures(comparison_figures(first, second, comparison)),
             "<h2>Different conditions</h2>",
             different_grid(comparison).html()
             if comparison.conditions
@@ -159,16 +100,8 @@ def comparison_section(first: BenchResult, second: BenchResult, comparison: RunC
 # ---- words ------------------------------------------------------------------------------------
 
 
-def _folded(title: str, html: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
-
-
 def _section(section: ReportSection) -> str:
     return f"<h2>{escape(section.title)}</h2>\n{section.html}"
-
-
-def _notes(notes: Sequence[str]) -> list[str]:
-    return [f'<p class="note">Note: {escape(note)}</p>' for note in notes]
 
 
 def _subtitle(result: BenchResult) -> str:
@@ -211,37 +144,31 @@ def _comparison_lead(comparison: RunComparison) -> str:
     return text + "."
 
 
-def _cards(summary: Summary) -> Iterator[str]:
+def _cards(summary: Summary) -> Iterator[tuple[str, str, str]]:
     for name, values in (
         ("time to first token, p50", summary.ttft_ms),
         ("time a token, p50", summary.tpot_ms),
         ("whole answer, p50", summary.e2e_ms),
     ):
         if values is not None:
-            yield _card(name, f"{figure_text(values.p50.value)} ms", _tail(values))
-    yield _card(
+            yield name, f"{figure_text(values.p50.value)} ms", _tail(values)
+    yield (
         "tokens of answers a second",
         figure_text(summary.completion_tokens_per_s),
         f"{summary.completed_per_s:.3g} answers a second",
     )
     if summary.goodput_per_s is not None and summary.attainment is not None:
         share = share_text(summary.attainment)
-        yield _card(
-            "goodput, requests a second", f"{summary.goodput_per_s:.3g}", f"{share} attained"
-        )
+        yield "goodput, requests a second", f"{summary.goodput_per_s:.3g}", f"{share} attained"
     cost = summary.cost
     if cost is not None and cost.usd_per_million_completion_tokens is not None:
         price = f"{cost.usd_per_million_completion_tokens:.3g} USD"
-        yield _card("a million tokens of answers", price, f"prices: {cost.source}")
+        yield "a million tokens of answers", price, f"prices: {cost.source}"
     acceptance = summary.acceptance
     if acceptance is not None and acceptance.share is not None:
         steps = f"{acceptance.mean_emitted_tokens:.2f} tokens a step"
-        yield _card("drafted tokens accepted", f"{acceptance.share:.1%}", steps)
+        yield "drafted tokens accepted", f"{acceptance.share:.1%}", steps
 
 
 def _tail(values: Quantities) -> str:
     return f"p95 {figure_text(values.p95.value)}, p99 {figure_text(values.p99.value)}"
-
-
-def _card(name: str, figure: str, beside: str) -> str:
-    return f"<li><span>{name}</span><b>{escape(figure)}</b><span>{escape(beside)}</span></li>"

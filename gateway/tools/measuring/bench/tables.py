@@ -1,14 +1,9 @@
 """The tables of a run and of a comparison, for a terminal and for a page, each written once."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from outrider.gateway.tools.measuring.bench.compare import RunComparison
 from outrider.gateway.tools.measuring.bench.results import (
@@ -19,6 +14,7 @@ from outrider.gateway.tools.measuring.bench.results import (
     SearchStep,
     Summary,
 )
+from outrider.gateway.tools.reports.grids import Grid
 
 ERROR_WORDS: Final[Mapping[str, str]] = {
     "unreachable": "no connection",
@@ -32,54 +28,6 @@ ERROR_WORDS: Final[Mapping[str, str]] = {
     "empty": "an answer without a token",
     "unfinished": "not over at the end of the run",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Texts in rows below a head; the first column's are words. Nothing in them is markup."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    kinds: Sequence[str] = ()  # a class of each row on a page
-    name: str = ""  # a class of the table on a page
-
-    def html(self) -> str:
-        """Return the table as HTML, its texts escaped."""
-        cells = "".join(f'<th scope="col">{escape(one)}</th>' for one in self.head)
-        kinds = self.kinds or [""] * len(self.rows)
-        body = "\n".join(_row(row, kind) for row, kind in zip(self.rows, kinds, strict=True))
-        kind = f" {self.name}" if self.name else ""
-        return (
-            f'<div class="table{kind}"><table><thead><tr>{cells}</tr></thead>\n'
-            f"<tbody>{body}</tbody></table></div>"
-        )
-
-    def terminal(self, title: str = "", without: Collection[str] = ()) -> Table:
-        """Return the table for a terminal, where there may be no room for all columns."""
-        is_open = not self.name
-        table = Table(
-            title=Text(title) if title else None,
-            title_justify="left",
-            box=None if is_open else SIMPLE_HEAD,
-            header_style="dim" if is_open else "table.header",
-            pad_edge=not is_open,
-        )
-        are_words = self.name == "conditions"
-        shown = [place for place, name in enumerate(self.head) if name not in without]
-        for place in shown:
-            table.add_column(
-                Text(self.head[place]),
-                justify="left" if place == 0 or are_words else "right",
-                overflow="fold" if are_words else "ellipsis",
-            )
-        for row in self.rows:
-            table.add_row(*(Text(row[place]) for place in shown))
-        return table
-
-
-def _row(cells: Sequence[str], kind: str) -> str:
-    start = f'<tr class="{kind}">' if kind else "<tr>"
-    return start + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
 
 
 # ---- figures ----------------------------------------------------------------------------------

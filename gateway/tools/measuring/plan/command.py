@@ -101,6 +101,7 @@ class PlanFlags:
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the plan as JSON; - for standard output.")
     ] = None
+    html: Annotated[Path | None, typer.Option(help="Also write the plan as a page.")] = None
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="SECTION.NAME=VALUE, any setting.")
     ] = None
@@ -114,11 +115,20 @@ def plan(flags: PlanFlags) -> None:
     from outrider.gateway.tools.commands.terminal import make_console
     from outrider.gateway.tools.measuring.bench.results import ResultError
     from outrider.gateway.tools.measuring.bench.traces import WorkloadError
+    from outrider.gateway.tools.reports.page import ReportError, write_page
 
     is_piped = str(flags.json_file) == "-"
     console = make_console(stderr=is_piped)
-    with user_errors(usage=(SettingsError, WorkloadError, ResultError, EngineError, ValueError)):
+    with user_errors(
+        usage=(SettingsError, WorkloadError, ResultError, EngineError, ValueError, ReportError)
+    ):
         planned = _planned(flags, console)
+        if flags.html is not None:
+            # It imports torch, which takes seconds.
+            from outrider.gateway.tools.measuring.plan.report import plan_page
+
+            write_page(plan_page(planned), flags.html)
+            console.print(f"written: {flags.html}")
     text = json.dumps(planned.document(), indent=2)
     if is_piped:
         typer.echo(text)

@@ -1,11 +1,12 @@
-"""A plan for people and for programs."""
+"""A plan for people, in a terminal and as a page, and for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from outrider.gateway.tools.commands.terminal import print_whole
 from outrider.gateway.tools.measuring.plan.capacity import (
@@ -17,9 +18,14 @@ from outrider.gateway.tools.measuring.plan.capacity import (
 )
 from outrider.gateway.tools.measuring.plan.check import Compared
 from outrider.gateway.tools.measuring.plan.shapes import ModelSizes
+from outrider.gateway.tools.measuring.plan.simulation_figures import SimulationFigures
 from outrider.gateway.tools.measuring.plan.workload import LengthPairs
+from outrider.gateway.tools.reports.charts import Axis, lines_by_case
+from outrider.gateway.tools.reports.grids import Grid
+from outrider.gateway.tools.reports.page import figure, figures, notes, page
 
 _GB = 1e9
+_MS = 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,107 +106,147 @@ def _line(line: CapacityRow) -> dict[str, Any]:
 
 def print_plan(console: Console, plan: CapacityPlan) -> None:
     """Tables: the models, each variant by concurrency, the variants side by side, the check."""
-    print_whole(console, _models(plan))
-    if plan.memory:
-        print_whole(console, _memory(plan.memory))
-    console.print(
-        f"{plan.kv_line()}. Requests of {plan.lengths.name}: prompt "
-        f"{plan.lengths.mean_prompt:.0f}, answer {plan.lengths.mean_answer:.0f}."
-    )
-    if len(plan.num_kv_tokens) > 1:
-        console.print(
-            "[dim]engine.small_kv_ratio shares it: 1 where every large answer is drafted for "
-            "however many there are, more for large answers below.[/dim]"
-        )
-    for capacity in plan.capacities:
-        print_whole(console, _by_concurrency(capacity))
-    print_whole(console, _side_by_side(plan))
-    if plan.compared:
-        print_whole(console, _comparison(plan.compared))
+    for title, grid in _models(plan):
+        print_whole(console, grid.terminal(title))
+    console.print(_words(plan))
+    for title, grid in _results(plan):
+        print_whole(console, grid.terminal(title))
     for note in plan.notes:
         console.print(f"[dim]- {note}[/dim]", highlight=False)
 
 
-def _models(plan: CapacityPlan) -> Table:
+def plan_page(plan: CapacityPlan) -> str:
+    """Return the same as a page, with charts of what each variant carries."""
+    words = Text.from_markup(_words(plan)).plain
+    parts = [figures(_figures(plan))]
+    parts += [f"<h2>{escape(title)}</h2>\n{grid.html()}" for title, grid in _results(plan)]
+    parts += [f"<h2>{escape(title)}</h2>\n{grid.html()}" for title, grid in _models(plan)]
+    return page(
+        title=f"Capacity of {plan.device}",
+        subtitle=", ".join(shape.name for shape in plan.shapes),
+        lead=words,
+        body="\n".join([*parts, *notes(plan.notes)]),
+    )
+
+
+def _words(plan: CapacityPlan) -> str:
+    text = (
+        f"{plan.kv_line()}. Requests of {plan.lengths.name}: prompt "
+        f"{plan.lengths.mean_prompt:.0f}, answer {plan.lengths.mean_answer:.0f}."
+    )
+    if len(plan.num_kv_tokens) > 1:
+        text += (
+            "\n[dim]engine.small_kv_ratio shares it: 1 where every large answer is drafted for "
+            "however many there are, more for large answers below.[/dim]"
+        )
+    return text
+
+
+def _figures(plan: CapacityPlan) -> Iterator[str]:
+    """What each variant does by the number of users."""
+    found: dict[float, dict[str, SimulationFigures]] = {}
+    for capacity in plan.capacities:
+        for line in capacity.lines:
+            found.setdefault(line.num_users, {})[capacity.variant.name] = line.figures
+    users = Axis("users, each of whom asks again when answered", scale="log", ticks=list(found))
+    for title, pick in (
+        ("Tokens per second.", lambda one: one.tokens_per_s),
+        ("Time to first token, p95, milliseconds.", lambda one: _MS * one.ttft_p95_s),
+    ):
+        yield figure(lines_by_case(title, found, users, pick), title, "")
+
+
+_Titled = Iterator[tuple[str, Grid]]
+
+
+def _models(plan: CapacityPlan) -> _Titled:
+    """The models, and the memory of each device."""
     how = "measured here" if plan.is_measured else "by its data sheet, not measured"
-    table = Table(title=f"{plan.device} ({how})", title_justify="left", box=None)
-    for name in ("model", "parameters", "weights GB", "KV bytes a token"):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for shape in plan.shapes:
-        table.add_row(
+    rows = [
+        [
             shape.name,
             f"{shape.num_parameters / 1e6:,.1f} M",
             f"{shape.weight_bytes / _GB:.3f}",
             f"{shape.kv_bytes_per_token:,}",
-        )
-    return table
+        ]
+        for shape in plan.shapes
+    ]
+    head = ["model", "parameters", "weights GB", "KV bytes a token"]
+    yield f"{plan.device} ({how})", Grid(head=head, rows=rows)
+    if plan.memory:
+        head = ["device", "weights", "KV cache", "largest pass", "free"]
+        yield "memory of each device, GB", Grid(head=head, rows=list(map(_memory, plan.memory)))
 
 
-def _memory(uses: Sequence[MemoryUse]) -> Table:
-    table = Table(title="memory of each device, GB", title_justify="left", box=None)
-    for name in ("device", "weights", "KV cache", "largest pass", "free"):
-        table.add_column(name, justify="left" if name == "device" else "right")
-    for use in uses:
-        parts = (use.weight_bytes, use.kv_bytes, use.pass_bytes, use.free_bytes)
-        table.add_row(use.device, *(f"{part / _GB:.2f}" for part in parts))
-    return table
+def _memory(use: MemoryUse) -> list[str]:
+    parts = (use.weight_bytes, use.kv_bytes, use.pass_bytes, use.free_bytes)
+    return [use.device, *(f"{part / _GB:.2f}" for part in parts)]
 
 
-def _by_concurrency(capacity: Capacity) -> Table:
-    table = Table(title=capacity.variant.name, title_justify="left", box=None)
-    names = ("users", "TTFT p50 ms", "p95", "TPOT p50 ms", "p95", "tokens/s", "attained")
+def _results(plan: CapacityPlan) -> _Titled:
+    """Each variant, all of them side by side, and the check."""
+    for capacity in plan.capacities:
+        yield capacity.variant.name, _by_concurrency(capacity)
+    yield _side_by_side(plan)
+    if plan.compared:
+        rows = [
+            [
+                f"{one.name}, {one.unit}",
+                f"{one.predicted:.2f}",
+                f"{one.measured:.2f}",
+                f"{one.error:+.0%}",
+            ]
+            for one in plan.compared
+        ]
+        head = ["figure", "predicted", "measured", "error"]
+        yield "beside the measured run", Grid(head=head, rows=rows)
+
+
+def _by_concurrency(capacity: Capacity) -> Grid:
+    head = ["users", "TTFT p50 ms", "p95", "TPOT p50 ms", "p95", "tokens/s", "attained"]
     has_price = any(line.usd_per_million is not None for line in capacity.lines)
-    for name in (*names, "USD/M tokens") if has_price else names:
-        table.add_column(name, justify="right")
+    rows = []
     for line in capacity.lines:
         found = line.figures
-        cells = [
+        row = [
             str(line.num_users),
-            *(f"{1e3 * s:.1f}" for s in (found.ttft_p50_s, found.ttft_p95_s)),
-            *(f"{1e3 * s:.2f}" for s in (found.tpot_p50_s, found.tpot_p95_s)),
+            *(f"{_MS * s:.1f}" for s in (found.ttft_p50_s, found.ttft_p95_s)),
+            *(f"{_MS * s:.2f}" for s in (found.tpot_p50_s, found.tpot_p95_s)),
             f"{found.tokens_per_s:,.0f}",
             f"{found.attainment:.0%}",
         ]
-        if has_price:
-            cells.append("" if line.usd_per_million is None else f"{line.usd_per_million:.3f}")
-        table.add_row(*cells)
-    return table
+        rows.append([*row, _usd(line)] if has_price else row)
+    return Grid(head=[*head, "USD/M tokens"] if has_price else head, rows=rows)
 
 
-def _side_by_side(plan: CapacityPlan) -> Table:
+def _usd(line: CapacityRow) -> str:
+    return "" if line.usd_per_million is None else f"{line.usd_per_million:.3f}"
+
+
+def _side_by_side(plan: CapacityPlan) -> tuple[str, Grid]:
     goal = plan.goal
     wanted = [
-        f"{name} <= {1e3 * seconds:g} ms"
+        f"{name} <= {_MS * seconds:g} ms"
         for name, seconds in (("TTFT", goal.ttft_s), ("TPOT", goal.inter_token_s))
         if seconds is not None
     ]
     title = f"highest rate at which {goal.attainment:.0%} attain {' and '.join(wanted) or 'it'}"
-    table = Table(title=title, title_justify="left", box=None)
-    for name in ("variant", "requests/s", "goodput/s", "tokens/s", "gain", "USD/M tokens"):
-        table.add_column(name, justify="left" if name == "variant" else "right")
     first = next((c.best_rate_per_s for c in plan.capacities if c.best_rate_per_s), None)
+    rows = []
     for capacity in plan.capacities:
         best, rate = capacity.best, capacity.best_rate_per_s
         if best is None or rate is None:
-            table.add_row(capacity.variant.name, "none", "", "", "", "")
+            rows.append([capacity.variant.name, "none", "", "", "", ""])
             continue
-        usd = best.usd_per_million
-        table.add_row(
-            capacity.variant.name,
-            f"{rate:.2f}",
-            f"{rate * best.figures.attainment:.2f}",
-            f"{best.figures.tokens_per_s:,.0f}",
-            "" if first is None else f"{rate / first:.2f} x",
-            "" if usd is None else f"{usd:.3f}",
+        rows.append(
+            [
+                capacity.variant.name,
+                f"{rate:.2f}",
+                f"{rate * best.figures.attainment:.2f}",
+                f"{best.figures.tokens_per_s:,.0f}",
+                "" if first is None else f"{rate / first:.2f} x",
+                _usd(best),
+            ]
         )
-    return table
-
-
-def _comparison(compared: Sequence[Compared]) -> Table:
-    table = Table(title="beside the measured run", title_justify="left", box=None)
-    for name in ("figure", "predicted", "measured", "error"):
-        table.add_column(name, justify="left" if name == "figure" else "right")
-    for one in compared:
-        cells = (f"{one.predicted:.2f}", f"{one.measured:.2f}", f"{one.error:+.0%}")
-        table.add_row(f"{one.name}, {one.unit}", *cells)
-    return table
+    head = ["variant", "requests/s", "goodput/s", "tokens/s", "gain", "USD/M tokens"]
+    return title, Grid(head=head, rows=rows)

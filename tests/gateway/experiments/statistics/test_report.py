@@ -1,6 +1,5 @@
 """The whole report: verdicts, JSON, text, picture, and the check of an arm against itself."""
 
-import builtins
 import io
 import json
 
@@ -10,7 +9,6 @@ from rich.console import Console
 
 from outrider.gateway.experiments.statistics.plan import Limits, SamplePlan
 from outrider.gateway.experiments.statistics.report import analyse
-from outrider.gateway.experiments.statistics.report_png import PlotsMissingError, write_png
 from outrider.gateway.experiments.statistics.report_text import print_check, print_report
 from outrider.gateway.experiments.statistics.selfcheck import self_check
 from tests.gateway.experiments.statistics.arms import arm
@@ -57,7 +55,6 @@ def test_the_better_arm_wins(totals):
         assert fast.quantiles["ttft_s"][q].difference.is_below(0.0)
 
 
-@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("arms", "changes", "state", "winner"),
     [
@@ -103,7 +100,6 @@ def test_guardrails_are_exceeded_kept_or_open(totals):
     assert {rail.state for each in empty.arms for rail in each.guardrails} == {"open"}
 
 
-@pytest.mark.slow
 def test_text_and_json_of_a_report(totals):
     plan = plan_of("control", "fast", "slow", limits=LIMITS, stopped={"slow": "15 % errors"})
     analysis = analyse(plan, totals)
@@ -121,35 +117,15 @@ def test_text_and_json_of_a_report(totals):
     assert document["comparisons"][0]["shares"]["attained"]["p_value"] < 0.01
 
 
-@pytest.mark.slow
-def test_an_experiment_without_requests_is_told_too(tmp_path):
+def test_an_experiment_without_requests_is_told_too():
     analysis = analyse(plan_of("control", "fast", limits=LIMITS), {})
     assert analysis.verdict.text.startswith("No request has come yet.")
     assert "requests" in printed(print_report, analysis)
     json.dumps(analysis.document(), allow_nan=False)
-    write_png(analysis, tmp_path / "empty.png")
     with pytest.raises(ValueError, match="control"):
         SamplePlan(name="x", version=1, control="c", weights={"a": 1, "b": 1})
     with pytest.raises(ValueError, match="single arm"):
         SamplePlan(name="x", version=1, control="a", weights={"a": 1})
-
-
-@pytest.mark.slow
-def test_the_picture_is_a_png_and_its_absence_is_told(totals, tmp_path, monkeypatch):
-    analysis = analyse(plan_of("control", "fast"), totals)
-    path = tmp_path / "report.png"
-    write_png(analysis, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    real = builtins.__import__
-
-    def without(name, *arguments, **named):
-        if name.startswith("matplotlib"):
-            raise ModuleNotFoundError(name)
-        return real(name, *arguments, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PlotsMissingError, match="pip install matplotlib"):
-        write_png(analysis, path)
 
 
 def test_an_arm_split_against_itself_does_not_differ(totals):

@@ -1,5 +1,4 @@
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -8,41 +7,10 @@ from typer.testing import CliRunner
 from outrider.gateway.tools.learning.routers.commands import app
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.estimator import train_router
+from tests.gateway.tools.reports.read_page import ReadPage
 from tests.router.conftest import labelled_sums, write_jsonl
 
 EVIL = '<script>alert("x")</script> & "What is 9 + 9?" \N{SNOWMAN}'
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Every element closed, every id its own; collects text and attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "xlink:href", "srcset"):
-                self.links.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def with_prompt(data: LabelledPrompts, prompt: str) -> LabelledPrompts:
@@ -66,22 +34,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_page_is_whole_and_needs_nothing_else(page: str) -> None:
-    parsed = Page()
-    parsed.feed(page)
-    assert parsed.open == []
-    assert len(parsed.ids) == len(set(parsed.ids)) > 0
-    # Only parts of its own pictures are linked.
-    assert {link[1:] for link in parsed.links} <= set(parsed.ids)
-    assert "script" not in parsed.tags
+    parsed = ReadPage(page)
+    parsed.assert_alone()
     assert parsed.tags.count("svg") == 3
     assert "$" not in re.sub(r"<pre>.*?</pre>|<summary>.*?</summary>", "", page)
-    assert not re.search(r"url\((?!#)|@import", page)
+    assert not re.search(r"url\(|@import", page)
 
 
 def test_data_in_the_report_is_escaped(page: str) -> None:
-    parsed = Page()
-    parsed.feed(page)
-    text = "".join(parsed.text)
+    text = "".join(ReadPage(page).texts)
     assert EVIL in text
     assert "Router report: my <router>" in text
     assert "<script" not in page
@@ -89,9 +50,7 @@ def test_data_in_the_report_is_escaped(page: str) -> None:
 
 
 def test_figures_and_mistakes_are_there(page: str) -> None:
-    parsed = Page()
-    parsed.feed(page)
-    text = " ".join("".join(parsed.text).split())
+    text = ReadPage(page).text
     for part in (
         "judged on 60 prompts of held-out.jsonl",
         "APGR",
@@ -108,12 +67,15 @@ def test_figures_and_mistakes_are_there(page: str) -> None:
 
 def test_pictures_take_the_page_s_colours(page: str) -> None:
     pictures = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
-    assert set(re.findall(r"var\(--(\w+)\)", pictures)) >= {"ink", "soft", "text", "grid"}
+    styled = [tuple(each.split()) for each in re.findall(r'class="([^"]+)"', pictures)]
+    assert {style for style, *_ in styled} >= {"chart", "line", "area", "bar", "whisker"}
+    for color in {color for _, *colors in styled for color in colors}:
+        assert f".{color} {{ color: var(" in page
     assert not re.search(r"#[0-9a-f]{6}\b", pictures)
     assert "prefers-color-scheme: dark" in page
     for name in re.findall(r"var\(--(\w+)\)", page):
-        is_another_s = f"--{name}: var(--" in page
-        assert page.count(f"--{name}:") == (1 if is_another_s else 2), "light and dark"
+        # Light, dark, and where it is a page's ground also in print.
+        assert page.count(f"--{name}:") == (3 if name == "page" else 2)
 
 
 def test_path_of_the_machine_is_not_in_it(page: str, tmp_path: Path) -> None:

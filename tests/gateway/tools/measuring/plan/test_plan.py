@@ -379,10 +379,10 @@ def said(*arguments: str) -> tuple[int, str]:
 def test_the_command_by_a_data_sheet(tmp_path: Path) -> None:
     measured = tmp_path / "run.json"
     write_result(result(ROWS), measured)
-    file = tmp_path / "plan.json"
+    file, page = tmp_path / "plan.json", tmp_path / "new" / "plan.html"
     code, text = said(
         "--device", "h100", "--usd-per-hour", "2.5", "--window", "256", "--check", str(measured),
-        "--json", str(file),
+        "--json", str(file), "--html", str(page),
     )  # fmt: skip
     assert code == 0, text
     for words in ("large model alone", "with speculation", "small model answers 50%", "assumed"):
@@ -391,6 +391,11 @@ def test_the_command_by_a_data_sheet(tmp_path: Path) -> None:
     assert document["variants"][0]["name"] == "large model alone"
     assert document["window"] == 256
     assert {one["name"] for one in document["compared"]} == {"TTFT p50", "TPOT p50", "tokens"}
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<svg") == 2
+    for words in ("Capacity of", "large model alone", "beside the measured run", "assumed"):
+        assert words in html
+    assert "[bold]" not in html
 
 
 @pytest.mark.parametrize(
