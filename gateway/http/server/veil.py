@@ -10,6 +10,7 @@ import msgspec
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.streaming import sse
 from outrider.gateway.contract.errors.http import Problem
+from outrider.gateway.contract.schema.model_cards import ModelCard
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
@@ -137,8 +138,8 @@ def veil_for(chains: ChainBook, model: str, principal: Principal) -> Veil | None
     return None if shown == "costs" else Veil(model=model, hides_tiers=shown == "nothing")
 
 
-def veiled_card(card: dict[str, Any], veil: Veil | None) -> dict[str, Any]:
+def veiled_card(card: ModelCard, veil: Veil | None) -> ModelCard:
     """Return a model's card without the tiers behind it, where these are hidden."""
     if veil is None or not veil.hides_tiers:
         return card
-    return {**card, "owned_by": "outrider", "tier": None, "outrider": []}
+    return msgspec.structs.replace(card, owned_by="outrider", tier=None, outrider=[])
