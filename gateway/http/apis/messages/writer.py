@@ -74,11 +74,12 @@ class MessageWriter:
         )
         return _encode(message)
 
-    def ending_badly(self, problem: Problem, delivered: Mapping[str, Any] | None) -> bytes:
+    def ending_badly(self, problem: Problem, delivered: DeliveredReport | None) -> bytes:
         """An error event; nothing follows it."""
-        report = None if delivered is None else DeliveredReport(**delivered)
         return _event(
-            answers.MessagesErrorEvent(type="error", error=error_detail(problem), outrider=report)
+            answers.MessagesErrorEvent(
+                type="error", error=error_detail(problem), outrider=delivered
+            )
         )
 
     def _written(self, piece: ChatPiece) -> bytes:
