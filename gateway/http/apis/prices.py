@@ -15,7 +15,7 @@ from outrider.gateway.contract.schema.model_cards import (
     UpstreamCard,
 )
 from outrider.gateway.settings.passed import UpstreamPriceSettings
-from outrider.gateway.settings.sections import TierPriceSettings
+from outrider.gateway.settings.routing import TierPriceSettings
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 
 # Clients sort models by age; local and upstream models have no meaningful one.
