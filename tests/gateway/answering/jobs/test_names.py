@@ -15,14 +15,15 @@ from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFound
 from outrider.gateway.contract.schema.model_cards import ModelCard, UpstreamCard
 from outrider.gateway.http.apis.prices import card_of
 from outrider.gateway.tenancy.ledger.prices import PriceBook
+from outrider.verifier.params import Tier
 from tests.gateway.answers import read_answer
 
 FREE = PriceBook.free()
 
 
-def info(tier: str, model_id: str) -> TierInfo:
+def info(tier: Tier, model_id: str) -> TierInfo:
     return TierInfo(
-        tier=tier,  # type: ignore[arg-type]
+        tier=tier,
         model_id=model_id,
         path="test",
         num_parameters=10,
