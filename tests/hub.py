@@ -9,6 +9,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -39,9 +40,9 @@ class FakeHub:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, hub: FakeHub, *arguments: object) -> None:
+    def __init__(self, hub: FakeHub, *arguments: Any) -> None:
         self._hub = hub
-        super().__init__(*arguments)  # type: ignore[arg-type]
+        super().__init__(*arguments)
 
     def log_message(self, *_: object) -> None:
         """Write no log."""

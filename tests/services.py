@@ -49,7 +49,7 @@ class PostgresServer:
 
         name = f"test_{next(self._names)}"
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+            connection.execute(f"CREATE DATABASE {name}")
         return self._url(name)
 
     @contextmanager

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from outrider.gateway.contract.answers.outcomes import ArmRef
 from outrider.gateway.contract.errors.tree import BadRequestError, NotFoundError
 from outrider.gateway.contract.errors.validation import bad_request
+from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.experiments.feedback_schema import (
     AnyFeedback,
     FeedbackReceipt,
@@ -159,8 +160,7 @@ class FeedbackApi:
             raise bad_request(error, body) from None
         await self._desk.give(principal, said)
         receipt = FeedbackReceipt(request_id=said.request_id, name=said.name)
-        headers = {"cache-control": "no-store"}
-        return Response(receipt.model_dump_json(), media_type="application/json", headers=headers)
+        return json_response(receipt, {"cache-control": "no-store"})
 
 
 def _row(

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from outrider.gateway.contract.schema.common import RequestModel
 from outrider.gateway.contract.schema.openapi import failures, json_content, success
+from outrider.gateway.contract.schema.structs import CompleteModel
 
 _MAX_SCORE: Final = 1e9
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
@@ -73,10 +74,8 @@ AnyFeedback = Annotated[
 ]
 
 
-class FeedbackReceipt(BaseModel):
+class FeedbackReceipt(CompleteModel, kw_only=True):
     """The feedback is stored; it replaces earlier feedback of this name."""
-
-    model_config = ConfigDict(extra="forbid")
 
     object: Literal["feedback"] = "feedback"
     request_id: str
@@ -92,11 +91,7 @@ FEEDBACK_MODELS: Final[tuple[type, ...]] = (
 """Models for the components of the OpenAPI document."""
 
 _FAILURES: Final = {
-    400: "The body is malformed; `param` names the field.",
-    401: "No key, or none that is valid.",
     404: "This key has no recent answer with this id.",
-    413: "The body is too large.",
-    415: "The body is not declared as application/json.",
     503: "The database is unavailable.",
 }
 
@@ -105,6 +100,6 @@ FEEDBACK_OPERATION: Final[dict[str, Any]] = {
     "operationId": "giveFeedback",
     "requestBody": {"required": True, "content": json_content(*FEEDBACK_MODELS[:-1])},
     "responses": {"200": success(FeedbackReceipt, "It is kept.")}
-    | failures(*_FAILURES, words=_FAILURES),
+    | failures(400, 401, 413, 415, *_FAILURES, words=_FAILURES),
 }
 """The operation for the OpenAPI document."""

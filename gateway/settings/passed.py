@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, model_validator
 from pydantic_settings import NoDecode
 
 from outrider.gateway.contract.schema.kinds import PassedUnit
-from outrider.gateway.settings.sections import Count, NotNegative, Price, Section, TierPriceSettings
+from outrider.gateway.settings.routing import TierPriceSettings
+from outrider.gateway.settings.sections import Count, NotNegative, Price, Section
 
 
 class LongPromptPrice(TierPriceSettings):

@@ -2,9 +2,7 @@
 
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -32,18 +30,26 @@ from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
 from outrider.gateway.settings.revisions import forget_revisions, revision_complaints
+from outrider.gateway.settings.routing import RoutingSettings
 from outrider.gateway.settings.sections import NONE as NONE
 from outrider.gateway.settings.sections import (
     EngineSettings,
     LimitSettings,
     ModelSettings,
-    RoutingSettings,
     ServerSettings,
 )
 from outrider.gateway.settings.sections import SpeculationSettings as SpeculationSettings
 from outrider.gateway.settings.sections import bundled_pair as bundled_pair
 from outrider.gateway.settings.sections import is_missing_folder as is_missing_folder
 from outrider.gateway.settings.slo import SloSettings
+from outrider.gateway.settings.sources import (
+    ENV_PREFIX,
+    Source,
+    file_source,
+    flag_source,
+    merge,
+    origin,
+)
 from outrider.gateway.settings.telemetry import TelemetrySettings
 from outrider.gateway.settings.tiers import (
     Complaint,
@@ -55,7 +61,6 @@ from outrider.gateway.settings.tiers import (
 from outrider.gateway.settings.toml_text import to_toml as to_toml
 from outrider.gateway.settings.workers import worker_complaints
 
-ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
 DEFAULT_FILE = "outrider.toml"
 KEY_VARIABLE = "OUTRIDER_API_KEY"
@@ -75,40 +80,6 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 _COMPLAINTS: Final = "settings_conflict"
-_OWN_FLAGS: Final = {
-    "speculation.enabled": "--speculation",
-    "engine.replicas": "--engines",
-    "engine.replicas_key": "--engine-key",
-    "engine.replicas_insecure": "--insecure",
-    **{
-        path: f"--{path.rpartition('.')[2].replace('_', '-')}"
-        for path in (
-            "models.large",
-            "models.small",
-            "models.large_revision",
-            "models.small_revision",
-            "models.drafter_revision",
-            "models.router",
-            "models.quantize",
-            "models.chat_template",
-            "engine.device",
-            "engine.dtype",
-            "engine.num_threads",
-            "engine.tensor_parallel",
-            "engine.kv_cache_dtype",
-            "engine.deterministic",
-            "engine.cuda_graphs",
-            "engine.overlap",
-            "server.host",
-            "server.port",
-            "server.workers",
-            "speculation.allow_vocab_mismatch",
-            "log_level",
-            "adapters.lora",
-        )
-    },
-}
-"""Settings with a command-line flag of their own; the others are set with --set."""
 _MAPPINGS: Final = frozenset({"headers", "defaults"})
 """Settings that are tables with names that users choose; a variable holds them as JSON."""
 
@@ -208,25 +179,6 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Values of one source, nested by section."""
-
-    name: str
-    values: Mapping[str, Any]
-
-    def describe(self, path: Sequence[str]) -> str:
-        """Return the setting's name in this source."""
-        match self.name:
-            case "flag":
-                name = ".".join(path)
-                return f"flag {_OWN_FLAGS.get(name, f'--set {name}')}"
-            case "environment":
-                return f"environment variable {ENV_PREFIX}{'__'.join(path).upper()}"
-            case _:
-                return f"file {self.name}"
-
-
 def load_settings(
     *,
     config_file: Path | None = None,
@@ -241,14 +193,14 @@ def load_settings(
     Raises SettingsError for unreadable sources, unknown settings and invalid values.
     """
     environ = os.environ if environ is None else environ
-    sources = [_flag_source(flags or {}), _environment_source(environ)]
+    sources = [flag_source(flags or {}), _environment_source(environ)]
     path = config_file or _found_file(environ)
     if path is not None:
-        sources.append(_file_source(path))
+        sources.append(file_source(path))
     merged: dict[str, Any] = {}
     for place in reversed(range(len(sources))):
         stronger = (each.values for each in sources[:place])
-        _merge(merged, reduce(forget_revisions, stronger, sources[place].values))
+        merge(merged, reduce(forget_revisions, stronger, sources[place].values))
     _leave_out_demo(merged)
     try:
         return Settings(**merged)
@@ -269,23 +221,7 @@ def _leave_out_demo(merged: dict[str, Any]) -> None:
         models |= {"large": NONE, "small": NONE}
 
 
-def _flag_source(flags: Mapping[str, Any]) -> _Source:
-    values: dict[str, Any] = {}
-    for key, value in flags.items():
-        if value is not None:
-            *sections, name = key.split(".")
-            here = values
-            for section in sections:
-                here = here.setdefault(section, {})
-                if not isinstance(here, dict):
-                    raise SettingsError(
-                        f"flag --set {key}: --set {section} contradicts it; give one of them"
-                    )
-            here[name] = value
-    return _Source("flag", values)
-
-
-def _environment_source(environ: Mapping[str, str]) -> _Source:
+def _environment_source(environ: Mapping[str, str]) -> Source:
     ours = {k: v for k, v in environ.items() if k.upper().startswith(ENV_PREFIX) and v}
     for name in ours:
         known = [_variable(path) for path in _known_paths(_path_of(name))]
@@ -296,7 +232,7 @@ def _environment_source(environ: Mapping[str, str]) -> _Source:
     source = EnvSettingsSource(Settings)
     source.env_vars = {k.lower(): v for k, v in ours.items()}
     try:
-        return _Source("environment", source())
+        return Source("environment", source())
     except SourceError as error:  # a whole section is written as JSON
         broken = next(name for name in ours if _holds_json(name) and not _is_json(ours[name]))
         raise SettingsError(
@@ -336,25 +272,6 @@ def _found_file(environ: Mapping[str, str]) -> Path | None:
     return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
 
 
-def _file_source(path: Path) -> _Source:
-    try:
-        with path.open("rb") as file:
-            return _Source(str(path), tomllib.load(file))
-    except OSError as error:
-        raise SettingsError(f"file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"file {path} is not valid TOML: {error}") from None
-
-
-def _merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Merge `values` into `target`, section by section."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and isinstance(target.get(name), dict):
-            _merge(target[name], value)
-        else:
-            target[name] = dict(value) if isinstance(value, Mapping) else value
-
-
 def setting_paths() -> Iterator[tuple[str, ...]]:
     """Yield the path of every setting, e.g. ("engine", "device") or ("tiers", "NAME", "url")."""
     return settings_paths.setting_paths(Settings)
@@ -365,7 +282,7 @@ def _known_paths(wanted: Sequence[str]) -> list[tuple[str, ...]]:
     return filled_in(list(setting_paths()), wanted)
 
 
-def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> Iterator[str]:
+def _explain(detail: ErrorDetails, sources: Sequence[Source]) -> Iterator[str]:
     """Yield one line for each error: the setting, the source of its value, and what is wrong."""
     if detail["type"] == _COMPLAINTS:
         for complaint in detail["ctx"]["complaints"]:
@@ -375,7 +292,7 @@ def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> Iterator[str]:
     name = ".".join(path)
     setting = _setting_of(path)
     is_setting = tuple(setting) in set(_known_paths(path))
-    where = f"{name} ({_origin(setting, sources)})"
+    where = f"{name} ({origin(setting, sources)})"
     match detail["type"]:
         case "value_error":  # our own
             what = detail["msg"].removeprefix("Value error, ")
@@ -391,17 +308,12 @@ def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> Iterator[str]:
             yield f"{where} = {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
-def _complaint_line(complaint: Complaint, sources: Sequence[_Source]) -> str:
+def _complaint_line(complaint: Complaint, sources: Sequence[Source]) -> str:
     """Return the message about a setting that is valid itself, but contradicts another one."""
     name = ".".join(complaint.path)
     if complaint.value is None:
         return f"{name}: {complaint.what}"
-    return f"{name} ({_origin(complaint.path, sources)}) = {complaint.value!r}: {complaint.what}"
-
-
-def _origin(path: Sequence[str], sources: Sequence[_Source]) -> str:
-    """Return the setting's name in the source that wins."""
-    return next((s.describe(path) for s in sources if _contains(s.values, path)), "default")
+    return f"{name} ({origin(complaint.path, sources)}) = {complaint.value!r}: {complaint.what}"
 
 
 def _setting_of(path: list[str]) -> list[str]:
@@ -419,12 +331,3 @@ def _siblings(path: Sequence[str]) -> list[str]:
         return list(dict.fromkeys(other[len(parent)] for other in inside))
     forgot_section = [".".join(other) for other in known if other[-1] == path[0]]
     return forgot_section or list(Settings.model_fields)
-
-
-def _contains(values: Mapping[str, Any], path: Sequence[str]) -> bool:
-    here: Any = values
-    for part in path:
-        if not isinstance(here, Mapping) or part not in here:
-            return False
-        here = here[part]
-    return True

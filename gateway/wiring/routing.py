@@ -8,7 +8,7 @@ from outrider.engine.errors import EngineError
 from outrider.engine.model.checkpoint_files import hub_commit
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
-from outrider.gateway.settings.sections import PriceSettings, TierPriceSettings
+from outrider.gateway.settings.routing import PriceSettings, TierPriceSettings
 from outrider.gateway.settings.tree import Settings
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router

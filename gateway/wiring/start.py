@@ -17,8 +17,9 @@ from outrider.gateway.settings.caching import CacheSettings
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.sources import ENV_PREFIX
 from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
-from outrider.gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
+from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from outrider.gateway.tenancy.keys.loopback import listen_host
 from outrider.gateway.wiring.chat_tokenizers import chat_template
 from outrider.gateway.wiring.checkpoints import at_commits, named_models

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ def test_the_script_writes_its_results(tmp_path: Path) -> None:
 def test_a_repeated_token_fails_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submit = EnginePool.submit
 
-    async def stutter(pool: EnginePool, *arguments: object) -> AsyncIterator[EngineEvent]:
+    async def stutter(pool: EnginePool, *arguments: Any) -> AsyncIterator[EngineEvent]:
         num_events = 0
-        async for event in submit(pool, *arguments):  # type: ignore[arg-type]
+        async for event in submit(pool, *arguments):
             yield event
             num_events += isinstance(event, TokensEmitted)
             if num_events == 2 and pool.failovers["died"]:

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -143,9 +144,9 @@ def test_small_kernels_bytes_are_those_of_their_tensors() -> None:
 
 
 @pytest.mark.parametrize("config", [TINY_LARGE, TINY_SMALL], ids=["untied", "tied"])
-def test_random_models_have_the_counted_parameters(config: object) -> None:
-    model = random_model(config, dtype=torch.float32, device=CPU)  # type: ignore[arg-type]
-    assert model.num_parameters == count_parameters(config)  # type: ignore[arg-type]
+def test_random_models_have_the_counted_parameters(config: ModelConfig) -> None:
+    model = random_model(config, dtype=torch.float32, device=CPU)
+    assert model.num_parameters == count_parameters(config)
 
 
 def test_the_shapes_are_the_real_ones() -> None:
@@ -443,8 +444,8 @@ def test_the_checks_run_the_kernels(tmp_path: Path) -> None:
 
 
 def test_a_wrong_kernel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Cache, inputs: object) -> Tensor:
-        return attend(self, inputs) * 1.1  # type: ignore[arg-type]
+    def wrong(self: Cache, inputs: Any) -> Tensor:
+        return attend(self, inputs) * 1.1
 
     attend = Cache.attend
     monkeypatch.setattr(Cache, "attend", wrong)

@@ -228,7 +228,7 @@ def test_the_budget_sees_recorded_levels() -> None:
         engine = make_engine(tiny_pair(), on_device=True, draft=CONFIG, budget=times)
         runner = record_levels(engine, tree_counts=(1,))
         told: list[int] = []
-        runner.on_pass = lambda rows, *_, own=told: own.append(rows)  # type: ignore[misc]
+        runner.on_pass = lambda rows, *_, own=told: own.append(rows)
         replayed = watch_levels(runner)
         requests = [make_request("r", random_prompt(20), max_tokens=12)]
         assert texts(serve(engine, requests)) == plainly(tiny_pair(), requests)

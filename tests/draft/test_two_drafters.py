@@ -35,7 +35,7 @@ def engine_with(*, head_pass_s: float, small_pass_s: float) -> Engine:
 
 def drafted(engine: Engine) -> dict[str, int]:
     by_source = engine.stats().drafted_by_source
-    return {source: sum(by_source.get(source, ())) for source in ("head", "model")}  # type: ignore[call-overload]
+    return {source: sum(by_source.get(source, ())) for source in ("head", "model")}
 
 
 def requests(**options: object) -> list[EngineRequest]:

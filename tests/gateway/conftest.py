@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from uvicorn._types import ASGIApplication
 
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -103,7 +104,7 @@ class Server:
     engine: ScriptedClient
     encode: Callable[[str], list[int]]
 
-    def says(self, text: str, *, group: int = 1, **script: object) -> None:
+    def says(self, text: str, *, group: int = 1, **script: Any) -> None:
         """Make every answer this text, `group` tokens a step, all but the last of them drafted."""
         ids = self.encode(text)
         steps = [
@@ -114,7 +115,7 @@ class Server:
             )
             for part in (ids[i : i + group] for i in range(0, len(ids), group))
         ]
-        self.engine.script = lambda _: Script(steps=steps, **script)  # type: ignore[arg-type]
+        self.engine.script = lambda _: Script(steps=steps, **script)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -125,12 +126,12 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def serve(app: object) -> tuple[uvicorn.Server, threading.Thread, str]:
+def serve(app: ASGIApplication) -> tuple[uvicorn.Server, threading.Thread, str]:
     """Run an app in a thread until its `should_exit` is set."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         loop="uvloop",
         http=connection_class(HTTP, None),
         log_level="error",

@@ -25,6 +25,7 @@ from outrider.engine.events import (
     EngineInfo,
     EngineStats,
     Finished,
+    FinishReason,
     PrefillDone,
     RequestStats,
     TierInfo,
@@ -203,12 +204,12 @@ class ScriptedEngine:
         running.is_held = True
         return AnswerHeld(request_id=request.request_id, finish_reason="length")
 
-    def _finish(self, running: _Running, reason: str) -> Finished:
+    def _finish(self, running: _Running, reason: FinishReason) -> Finished:
         del self.running[running.request.request_id]
         return Finished(
             request_id=running.request.request_id,
             tier=running.tier,
-            finish_reason=reason,  # type: ignore[arg-type]
+            finish_reason=reason,
             stats=RequestStats(
                 num_prompt_tokens=len(running.request.prompt_token_ids),
                 num_output_tokens=len(running.token_ids),

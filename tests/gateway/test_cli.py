@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -50,8 +51,8 @@ def taken_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def invoke(*arguments: str, **options: object) -> Result:
-    return runner.invoke(app, list(arguments), **options)  # type: ignore[arg-type]
+def invoke(*arguments: str, **options: Any) -> Result:
+    return runner.invoke(app, list(arguments), **options)
 
 
 def test_help_names_the_commands() -> None:

@@ -288,9 +288,9 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     compute_as_well(COMPUTED)
     zeros: Any = torch.zeros
-    torch.empty, torch.empty_like = zeros, torch.zeros_like  # type: ignore[assignment]
+    torch.empty, torch.empty_like = zeros, torch.zeros_like
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
-    schemes.MIN_ROUNDED_SIDE = 32  # type: ignore[misc]
+    schemes.MIN_ROUNDED_SIDE = 32  # type: ignore[attr-defined]
     triton_support._assumed_architecture.set(90)
     with torch.inference_mode():
         for name in names:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ SPECIMENS = (
 """
 
 
-def a_usage(**changes: object) -> Usage:
+def a_usage(**changes: Any) -> Usage:
     fields: dict[str, object] = {
         "stem": "rope",
         "kernel": "_rope_kernel",
@@ -92,7 +93,7 @@ def a_usage(**changes: object) -> Usage:
         "registers": 64,
         "shared_bytes": 1024,
     }
-    return Usage(**{**fields, **changes})  # type: ignore[arg-type]
+    return Usage(**{**fields, **changes})
 
 
 def usages_of(*arguments: str) -> list[Usage]:

@@ -40,8 +40,8 @@ def head_case(name: str) -> HeadCase:
     """The case of a name in NAMES."""
     weights, kind = name.split("-")
     if weights == "random":
-        return HeadCase(name=name, pair=random_pair(), head=random_head(kind))  # type: ignore[arg-type]
-    taught = taught_head(kind)  # type: ignore[arg-type]
+        return HeadCase(name=name, pair=random_pair(), head=random_head(kind))
+    taught = taught_head(kind)
     return HeadCase(name=name, pair=taught.pair, head=taught.head)
 
 

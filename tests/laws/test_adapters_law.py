@@ -6,6 +6,7 @@ Adapters are random, with A and B so large that every text differs from the base
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -331,9 +332,9 @@ def test_steps_go_on_while_an_adapter_is_read(
     may_read = threading.Event()
     read = adapter_queue.read_adapter
 
-    def slow_read(*args: object, **options: object) -> object:
+    def slow_read(*args: Any, **options: Any) -> object:
         assert may_read.wait(60)
-        return read(*args, **options)  # type: ignore[arg-type]
+        return read(*args, **options)
 
     monkeypatch.setattr(adapter_queue, "read_adapter", slow_read)
     engine = make_engine(pair, config=EngineConfig(max_sequences=4))

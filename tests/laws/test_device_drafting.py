@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_trees import DeviceTrees
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.protocols import Trees
 from outrider.engine.request import EngineRequest, GrammarSpec, SpeculationParams
 from outrider.kernels.triton_support import use_kernels
@@ -35,7 +37,7 @@ from tests.laws.predicted import requests_with_predictions
 from tests.recorded_levels import record_levels, watch_levels
 from tests.sizes import slow_but
 
-COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
 
 
 def budget(*, target: float = 1.0, row: float = 0.01, draft: float = 0.05) -> TreeBudget:
@@ -51,9 +53,9 @@ def watch_forests(engine: Engine) -> list[int]:
     launch = engine._large.launch
     sizes: list[int] = []
 
-    def watched(plan: object, trees: Trees) -> object:
+    def watched(plan: Any, trees: Trees) -> object:
         sizes.append(trees.forest.num_trees if trees.forest is not None else 0)
-        return launch(plan, trees)  # type: ignore[arg-type]
+        return launch(plan, trees)
 
     engine._large.launch = watched  # type: ignore[assignment, method-assign]
     return sizes

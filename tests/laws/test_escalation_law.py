@@ -16,7 +16,9 @@ import torch
 from outrider.draft.training.tasks.families import stream
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.request import EngineRequest, GrammarSpec
+from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     assert_idle,
@@ -42,7 +44,7 @@ SAMPLING: dict[str, dict[str, float]] = {
 }
 WHOLE = 10**6  # more than any answer has: it is given up when it is held
 POSITIONS = (*range(21), WHOLE)
-COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
 
 
 def stops() -> tuple[int, ...]:

@@ -112,7 +112,7 @@ def test_a_measured_budget() -> None:
     engine = make_engine(pair(), on_device=True, draft=SMALL)
     runners = engine._runners
     record(engine)
-    times = {tier: follow_step_times(runner) for tier, runner in runners.items()}  # type: ignore[arg-type]
+    times = {tier: follow_step_times(runner) for tier, runner in runners.items()}
     budget = TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
     drafter = engine._drafter
     assert isinstance(drafter, TreeDrafter)

@@ -13,7 +13,9 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.chaos.fuzzed_schemas import random_schema
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.request import EngineRequest, GrammarSpec
+from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     assert_idle,
@@ -29,7 +31,7 @@ from tests.engines import (
 from tests.grammars import schema_spec, shipped_compiler, text_of
 from tests.sizes import repeats
 
-COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
 SAMPLINGS: tuple[dict[str, float], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8},

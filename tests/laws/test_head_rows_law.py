@@ -101,7 +101,7 @@ def defined(taught: Taught, text: tuple[int, ...], path: tuple[int, ...]) -> Ten
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_a_head_computes_what_it_was_trained_to(kind: TrainedKind) -> None:
-    taught = taught_head(kind)  # type: ignore[arg-type]
+    taught = taught_head(kind)
     engine = make_head_engine(
         taught.pair,
         taught.head,
@@ -177,7 +177,7 @@ def accepted_shares(engine: Engine, requests: list[EngineRequest]) -> tuple[list
 @pytest.mark.parametrize("kind", KINDS)
 def test_acceptance_does_not_decay_over_prefix_hits(kind: str) -> None:
     """Hundreds of requests in one engine, whose cache drops blocks now and then."""
-    taught = taught_head(kind)  # type: ignore[arg-type]
+    taught = taught_head(kind)
     # A step takes the same prompts, however slow the machine: shares of steps are compared.
     in_one_pass = EngineConfig(min_prefill_tokens=EngineConfig().max_tokens_per_step)
     engine = make_head_engine(

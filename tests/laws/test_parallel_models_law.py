@@ -8,7 +8,7 @@ import pytest
 
 from outrider.draft.heads.protocol import HeadKind
 from outrider.engine.config import EngineConfig
-from outrider.engine.model.quantised.formats import Rounding
+from outrider.engine.model.quantised.formats import Rounding, SchemeName
 from outrider.kernels.triton_support import use_kernels
 from tests.adapters import ALL_MODULES, adapter_ref, make_adapter
 from tests.engines import (
@@ -121,8 +121,8 @@ def test_every_kind_of_model_says_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
-def test_speculation_changes_no_answer_of_rounded_parts(scheme: str, tmp_path: Path) -> None:
-    rounding = Rounding(scheme=scheme, keep_in=tmp_path)  # type: ignore[arg-type]
+def test_speculation_changes_no_answer_of_rounded_parts(scheme: SchemeName, tmp_path: Path) -> None:
+    rounding = Rounding(scheme=scheme, keep_in=tmp_path)
     said = []
     for _ in range(1 + (scheme == "int4")):  # the second time with the weights that were kept
         with parted(PAIR_FOLDER / "large", 2, rounding=rounding, deterministic=True) as found:

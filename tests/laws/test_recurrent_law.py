@@ -18,6 +18,7 @@ from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.request import EngineRequest
+from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     Pair,
@@ -40,14 +41,14 @@ MAX_TOKENS = 40
 BLOCKS = 26
 
 
-def requests_of(*, max_tokens: int = MAX_TOKENS, tier: str = "large") -> list[EngineRequest]:
+def requests_of(*, max_tokens: int = MAX_TOKENS, tier: Tier = "large") -> list[EngineRequest]:
     """Two of each length, the second one longer by a few tokens; half of the texts are sampled."""
     return [
         make_request(
             f"{length}-{more}",
             random_prompt(220, seed=length)[: length + 9 * more],
             max_tokens=max_tokens,
-            tier=tier,  # type: ignore[arg-type]
+            tier=tier,
             temperature=0.8 * (length % 2),
             seed=length,
         )

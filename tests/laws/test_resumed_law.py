@@ -6,6 +6,7 @@ come to the same tokens, reasons and log-probabilities behind it. On the bundled
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidRequestError, QueueFullError
 from outrider.engine.events import AnswerHeld
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.request import EngineRequest, GrammarSpec, LatencyObjective
 from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import (
@@ -31,7 +33,7 @@ from tests.grammars import schema_spec, shipped_compiler
 from tests.laws.options import OPTIONS
 
 LOGPROB_ERROR = 1e-4
-COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
 CALL = schema_spec(
     {
         "type": "object",
@@ -79,8 +81,8 @@ def requests_of() -> list[EngineRequest]:
     return requests
 
 
-def engine_of(**options: object) -> Engine:
-    return make_engine(shipped_pair(), grammars=COMPILERS, **options)  # type: ignore[arg-type]
+def engine_of(**options: Any) -> Engine:
+    return make_engine(shipped_pair(), grammars=COMPILERS, **options)
 
 
 def cut(request: EngineRequest, answer: Answer, at: int) -> EngineRequest:

@@ -12,6 +12,7 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.chaos.fuzzed_schemas import random_schema
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.reasoning_formats import PLAIN
 from outrider.gateway.answering.text.tool_formats import (
@@ -25,6 +26,7 @@ from outrider.gateway.answering.text.tool_formats import (
 from outrider.gateway.answering.text.tool_parser import ToolParser
 from outrider.gateway.answering.text.tools import ToolPlan
 from outrider.gateway.contract.schema.tools import FunctionDefinition, Tool
+from outrider.verifier.params import Tier
 from tests.engines import (
     heldout_prompts,
     make_engine,
@@ -35,7 +37,7 @@ from tests.engines import (
 from tests.grammars import shipped_compiler, text_of
 from tests.sizes import repeats
 
-COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
 FORMS = (HERMES, MISTRAL11, COHERE, QWEN3_CODER, GLM45)
 NAMES = ("name", "age", "größe", "tags", "x-y")
 

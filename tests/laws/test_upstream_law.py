@@ -443,11 +443,15 @@ def test_whoever_the_router_chooses_gives_its_own_answer(clouds: Clouds) -> None
 
 
 def test_a_second_try_gives_the_same_answer(clouds: Clouds, front: Gateway) -> None:
-    tries = (("cloud", "reset", HOT), ("cloud", "close", GREEDY), ("text", "reset", GREEDY))
+    tries: tuple[tuple[str, How, dict[str, Any]], ...] = (
+        ("cloud", "reset", HOT),
+        ("cloud", "close", GREEDY),
+        ("text", "reset", GREEDY),
+    )
     for home, way in itertools.product((PLAIN, DRAFTING), ({}, STREAMED)):
         for model, how, options in tries:
             document = {**chat(clouds.prompts[home][0]), **options}
-            clouds.proxies.cut(Cut(0, how=how), Cut(0, how=how))  # type: ignore[arg-type]
+            clouds.proxies.cut(Cut(0, how=how), Cut(0, how=how))
             told = front.ask(model=model, **document, **way)
             front.heal()
             told.check(clouds.right(**document))

@@ -15,6 +15,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from benchmarks.shared.mock_script import UsageReport
 from benchmarks.shared.mock_upstream import MockRequest, MockScript
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
@@ -38,7 +39,11 @@ MANY_LINES: Final = 10_000
 NUM_ENDLESS: Final = 3
 ENDLESS: Final = ["never written"]
 """Marks streams without a bound, whose answers only a limit can end."""
-REPORTS: Final = (("never", None), ("as_asked", None), ("always", (0, 0)))
+REPORTS: Final[tuple[tuple[UsageReport, tuple[int, int] | None], ...]] = (
+    ("never", None),
+    ("as_asked", None),
+    ("always", (0, 0)),
+)
 
 
 def encode(text: str) -> list[int]:
@@ -62,7 +67,7 @@ def gateway(
             num_pieces = MANY_PIECES
         if is_obedient:
             num_pieces = min(num_pieces, most_pieces(request.document))
-        return MockScript(num_pieces=num_pieces, usage=usage, reported_usage=claimed)  # type: ignore[arg-type]
+        return MockScript(num_pieces=num_pieces, usage=usage, reported_usage=claimed)
 
     tokenizer = ChatTokenizer.load(str(PAIR_FOLDER / "small"))
     options: dict[str, Any] = {"limits": limits, "tier": {"price": PRICE}, "clouds": [answer]}

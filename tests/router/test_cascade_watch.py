@@ -20,7 +20,7 @@ def watch(
 ) -> WatchedAnswer:
     values = {name: getattr(RULES, name) for name in RULES.__slots__} | rules
     on_verdict = None if told is None else lambda quality, bad: told.append((quality, bad))
-    return WatchedAnswer(stages, WatchRules(**values), TEXT, on_verdict)  # type: ignore[arg-type]
+    return WatchedAnswer(stages, WatchRules(**values), TEXT, on_verdict)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -291,6 +292,6 @@ def test_too_little_to_learn_from_is_refused(training_data: LabelledPrompts) -> 
         ("hold_back_tokens", 0),
     ],
 )
-def test_a_wrong_training_setting_names_itself(field: str, value: object) -> None:
+def test_a_wrong_training_setting_names_itself(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
-        TrainConfig(**{field: value})  # type: ignore[arg-type]
+        TrainConfig(**{field: value})

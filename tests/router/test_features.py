@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,6 +114,6 @@ def test_length_beyond_what_is_read_counts() -> None:
         ("statistic_scale", float("nan")),
     ],
 )
-def test_a_wrong_size_names_itself(field: str, value: float) -> None:
+def test_a_wrong_size_names_itself(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
-        FeatureConfig(**{field: value})  # type: ignore[arg-type]
+        FeatureConfig(**{field: value})

@@ -1,5 +1,6 @@
 import logging
 import random
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,12 @@ DECILES = [i / 10 for i in range(11)]
 
 
 def guard_of(
-    share: float | None = 0.5, *, autopilot: Autopilot | None = None, deciles: object = DECILES
+    share: float | None = 0.5, *, autopilot: Autopilot | None = None, deciles: Any = DECILES
 ) -> RouteGuard:
     setting = Setting(threshold=0.5, strong_share=share)
     return RouteGuard(
         current_setting=lambda: setting if autopilot is None else autopilot.setting,
-        deciles=deciles,  # type: ignore[arg-type]
+        deciles=deciles,
         autopilot=autopilot,
         clock=lambda: 0.0,
     )

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ def bare_folder(tmp_path: Path) -> Path:
     return tmp_path / "bare"
 
 
-def load(folder: Path, typical: TypicalRequest | None = None, **wanted: object) -> LoadedRouter:
-    options = RoutingOptions(**wanted)  # type: ignore[arg-type]
+def load(folder: Path, typical: TypicalRequest | None = None, **wanted: Any) -> LoadedRouter:
+    options = RoutingOptions(**wanted)
     return load_router(folder, BOTH, options, typical or TypicalRequest())
 
 

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,10 @@ from outrider.router.scorer import LinearStage, RouterFileError, RouterScorer
 from tests.router.routers import scorer_that_says, table
 
 
-def policy_of(
-    scorer: RouterScorer, setting: Setting | None = None, **more: object
-) -> TrainedPolicy:
+def policy_of(scorer: RouterScorer, setting: Setting | None = None, **more: Any) -> TrainedPolicy:
     chosen = setting or own_setting(scorer)
     dial = None if scorer.calibration is None else Dial(scorer.calibration)
-    return TrainedPolicy(scorer=scorer, current_setting=lambda: chosen, dial=dial, **more)  # type: ignore[arg-type]
+    return TrainedPolicy(scorer=scorer, current_setting=lambda: chosen, dial=dial, **more)
 
 
 @pytest.mark.parametrize(

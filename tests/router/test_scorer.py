@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,14 +59,14 @@ def edit_arrays(folder: Path, **changes: np.ndarray | None) -> None:
     write_files(folder, RouterFiles(config=files.config, arrays=kept))
 
 
-def text_scorer(**changes: object) -> RouterScorer:
-    values: dict[str, object] = {
+def text_scorer(**changes: Any) -> RouterScorer:
+    values: dict[str, Any] = {
         "features": SMALL,
         "weight": np.zeros((2, SMALL.num_features)),
         "bias": np.array([0.5, 1.5]),
         "threshold": 0.5,
     }
-    return RouterScorer(**(values | changes))  # type: ignore[arg-type]
+    return RouterScorer(**(values | changes))
 
 
 def linear(num_inputs: int, num_heads: int = 2) -> LinearStage:

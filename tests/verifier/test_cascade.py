@@ -286,7 +286,7 @@ def test_the_kernels_give_the_same_verdicts() -> None:
     ]
     verdicts = {}
     for choice in ("reference", "triton"):
-        with use_kernels(choice):  # type: ignore[arg-type]
+        with use_kernels(choice):
             verdicts[choice] = CoupledVerifier().verify(sequences, trees, large.to(device))
     assert verdicts["triton"] == verdicts["reference"]
     assert sum(verdict.num_accepted_tokens for verdict in verdicts["triton"]) > 3

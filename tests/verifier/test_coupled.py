@@ -19,7 +19,7 @@ from outrider.engine.trees.forest import Forest
 from outrider.kernels.sampling import sample, truncation_floor
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
 from outrider.kernels.sampling.sample import log_target
-from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 from outrider.verifier.coupled import CoupledVerifier
 from outrider.verifier.noise import SequenceNoise
 from outrider.verifier.params import SamplingParams
@@ -243,11 +243,11 @@ def test_the_kernels_judge_a_forest_so(cases: list[Case], seed: int, padding: in
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_plain_decoding_is_a_tree_of_one_node(choice: str) -> None:
+def test_plain_decoding_is_a_tree_of_one_node(choice: KernelChoice) -> None:
     sampling = SamplingParams(max_tokens=5, temperature=1.0, seed=3)
     sequence = make_sequence(sampling, 6)
     logits = torch.randn(1, VOCAB_SIZE)
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         (verdict,) = CoupledVerifier().verify(
             [sequence], [TokenTree.root_only(5)], logits.to(DEVICE)
         )
@@ -256,10 +256,10 @@ def test_plain_decoding_is_a_tree_of_one_node(choice: str) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_the_target_is_judged_on_its_own_logits_not_changed(choice: str) -> None:
+def test_the_target_is_judged_on_its_own_logits_not_changed(choice: KernelChoice) -> None:
     sequences = [make_sequence(SamplingParams(max_tokens=5, temperature=t), 4) for t in (0.0, 1.0)]
     logits = torch.randn(2, VOCAB_SIZE, device=DEVICE)
     before = logits.clone()
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         CoupledVerifier().verify(sequences, [TokenTree.root_only(1)] * 2, logits)
     assert torch.equal(logits, before)  # log-probabilities are reported from them afterwards

@@ -126,7 +126,7 @@ def test_kernels_and_torch_say_the_same_of_watched_answers() -> None:
         pytest.skip("there is no triton for this system")
     found = []
     for choice in ("reference", "triton"):
-        with use_kernels(choice):  # type: ignore[arg-type]
+        with use_kernels(choice):
             engine = make_engine(tiny_pair(), on_device=True)
             answers = serve(engine, [request(number) for number in range(4)])
             found.append(answers)

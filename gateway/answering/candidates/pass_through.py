@@ -17,7 +17,6 @@ from outrider.gateway.answering.candidates.passed_work import (
     number_of_images,
     work_of,
 )
-from outrider.gateway.answering.candidates.upstream_responder import redact
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
@@ -44,6 +43,7 @@ from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.passing import PassedRequest
+from outrider.gateway.upstream.redaction import redact
 from outrider.gateway.upstream.tier import UpstreamTier
 
 _MAX_HOPS: Final = 8

@@ -15,7 +15,6 @@ from outrider.gateway.contract.answers.responder import (
     Place,
     RouteReason,
 )
-from outrider.gateway.contract.errors.tree import UpstreamRefusalError
 from outrider.gateway.contract.schema.kinds import FallbackKind
 from outrider.gateway.contract.schema.responses import UpstreamReport
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
@@ -24,6 +23,7 @@ from outrider.gateway.upstream.attempts import AttemptKind
 from outrider.gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from outrider.gateway.upstream.dialects.rewriting import id_of, splice, with_id
 from outrider.gateway.upstream.event_stream import event_data
+from outrider.gateway.upstream.redaction import redact
 from outrider.gateway.upstream.tally import Tally
 from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
@@ -31,7 +31,6 @@ from outrider.gateway.upstream.usage import cost_usd, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
-_BLOT: Final = "***"
 _CONTEXT_SLACK: Final = 16
 """Tokens that servers leave free at the end of a context."""
 
@@ -375,15 +374,6 @@ class UpstreamResponder:
             num_prompt_tokens=answer.usage.num_prompt_tokens if self._is_over else 0,
             is_cut_by_limit=self._is_cut_by_limit,
         )
-
-
-def redact(error: Exception, secrets: Collection[str]) -> None:
-    """Remove this gateway's keys from a server's error message: some repeat what they were sent."""
-    for secret in secrets:
-        if isinstance(error, UpstreamRefusalError):
-            for spelt in (secret.encode(), _encode(secret)[1:-1]):
-                error.body = error.body.replace(spelt, _BLOT.encode())
-        error.args = tuple(str(part).replace(secret, _BLOT) for part in error.args)
 
 
 def _behind(chunk: Chunk, answer_id: str) -> bytes:

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.reading.placement import Named
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
+from outrider.gateway.contract.schema.model_cards import TierCard, UpstreamCard
 from outrider.gateway.settings.tiers import RESERVED_NAMES
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Scopes
 from outrider.verifier.params import TIERS, Tier
 
 AUTO: Final = "auto"
-# Clients sort models by age; local and upstream models have no meaningful one.
-_CREATED: Final = 1_762_000_000
-_LOCAL_FIELDS: Final = ("tier", "model_id", "max_context", "num_parameters", "dtype", "device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +23,21 @@ class LocalFormats:
     tool_format: str
     may_think: bool = False
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of a tier's card."""
+    def card(self, info: TierInfo) -> TierCard:
+        """Describe the tier."""
         capabilities: list[ModelCapability] = ["structured_outputs", "tools"]
         if self.may_think:
             capabilities.append("reasoning")
-        return {"capabilities": capabilities, "tool_format": self.tool_format}
+        return TierCard(
+            tier=info.tier,
+            model_id=info.model_id,
+            max_context=info.max_context,
+            num_parameters=info.num_parameters,
+            dtype=info.dtype,
+            device=info.device,
+            capabilities=capabilities,
+            tool_format=self.tool_format,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,16 @@ class TierModels:
         """The model for requests that name the tier only; None where none is set or listed."""
         return self.model or next(iter(self.listed), None)
 
+    def card(self, model: str | None) -> UpstreamCard:
+        """Describe the tier as it answers requests for this model."""
+        return UpstreamCard(
+            tier=self.tier,
+            model_id=model,
+            max_context=self.max_context,
+            server=self.server,
+            capabilities=list(self.supports),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
@@ -65,6 +82,15 @@ class ResolvedModel:
     """The upstream tier."""
     model: str | None = None
     """What to request from the tier's server. None: no model's name is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """A name that `model` accepts, and the tiers that may answer."""
+
+    id: str
+    owned_by: str
+    behind: Sequence[TierCard | UpstreamCard]
 
 
 class ModelCatalog:
@@ -135,13 +161,13 @@ class ModelCatalog:
             raise ModelNotFoundError(model, scopes.usable(self._tiers_behind()))
         return meant if tier is None else self._narrowed(meant, tier, scopes)
 
-    def card(self, name: str, scopes: Scopes = ANONYMOUS.scopes) -> dict[str, Any]:
+    def listed(self, name: str, scopes: Scopes = ANONYMOUS.scopes) -> ListedModel:
         """Return a name as GET /v1/models/NAME shows it. Raises ModelNotFoundError."""
-        return self._card(self.resolve(name, scopes=scopes))
+        return self._listed(self.resolve(name, scopes=scopes))
 
-    def cards(self) -> list[dict[str, Any]]:
+    def all_listed(self) -> list[ListedModel]:
         """Return all names, as GET /v1/models lists them."""
-        return [self._card(meant) for meant in self._meant.values()]
+        return [self._listed(meant) for meant in self._meant.values()]
 
     def _add(self, found: Iterable[ResolvedModel | None]) -> None:
         for meant in found:
@@ -165,10 +191,8 @@ class ModelCatalog:
         return self._remote(name, self._tiers[tier], model)
 
     def _tiers_behind(self) -> dict[str, list[str]]:
-        """Return the tiers that each card tells."""
-        return {
-            card["id"]: [behind["tier"] for behind in card["outrider"]] for card in self.cards()
-        }
+        """Return the tiers behind each name."""
+        return {one.id: [behind.tier for behind in one.behind] for one in self.all_listed()}
 
     def _narrowed(self, meant: ResolvedModel, tier: str, scopes: Scopes) -> ResolvedModel:
         """Restrict a resolved name to a tier."""
@@ -183,23 +207,15 @@ class ModelCatalog:
         local = tuple(info for info in meant.local if info.tier == tier)
         return meant if meant.named == "cloud" else replace(meant, named="local", local=local)
 
-    def _card(self, meant: ResolvedModel) -> dict[str, Any]:
-        behind: list[dict[str, Any]] = [
-            {field: getattr(info, field) for field in _LOCAL_FIELDS}
-            | self._formats[info.tier].fields()
-            for info in meant.local
+    def _listed(self, meant: ResolvedModel) -> ListedModel:
+        behind: list[TierCard | UpstreamCard] = [
+            self._formats[info.tier].card(info) for info in meant.local
         ]
         if meant.tier is not None:
-            behind.append(_tier_card(self._tiers[meant.tier], meant.model))
+            behind.append(self._tiers[meant.tier].card(meant.model))
         elif meant.named == "auto" and self._handoff is not None:
-            behind.append(_tier_card(self._tiers[self._handoff], self.usual_model(self._handoff)))
-        return {
-            "id": meant.name,
-            "object": "model",
-            "created": _CREATED,
-            "owned_by": meant.tier or "outrider",
-            "outrider": behind,
-        }
+            behind.append(self._tiers[self._handoff].card(self.usual_model(self._handoff)))
+        return ListedModel(id=meant.name, owned_by=meant.tier or "outrider", behind=behind)
 
 
 def local_tiers(names: Mapping[str, Sequence[TierInfo]]) -> dict[str, list[str]]:
@@ -218,16 +234,6 @@ def _ids(models: TierModels) -> list[str]:
     """The ids of a tier's models, each once, the configured one first."""
     named = (models.model,) if models.model else ()
     return list(dict.fromkeys((*named, *models.listed)))
-
-
-def _tier_card(models: TierModels, model: str | None) -> dict[str, Any]:
-    return {
-        "tier": models.tier,
-        "model_id": model,
-        "max_context": models.max_context,
-        "server": models.server,
-        "capabilities": list(models.supports),
-    }
 
 
 def _bad_tier(complaint: str) -> BadRequestError:

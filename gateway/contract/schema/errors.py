@@ -22,10 +22,13 @@ class ErrorResponse(ResponseModel):
 
 
 class DeliveredReport(ResponseModel):
-    """Delivered part of an answer that broke off."""
+    """Delivered part of an answer that broke off.
 
-    tier: str
-    reason: str
+    Tier and reason are null where the key or the alias does not reveal them.
+    """
+
+    tier: str | None
+    reason: str | None
     hand_off: HandOffKind | None
     degraded: bool
     completion_tokens: int

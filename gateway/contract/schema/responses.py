@@ -6,7 +6,8 @@ them against these Structs, which allow no field that is not declared.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+import msgspec
+from pydantic import BaseModel, ConfigDict, GetPydanticSchema, JsonValue
 
 from outrider.engine.trace import NodeSource, TokenOrigin
 from outrider.gateway.contract.answers.responder import HandOffKind
@@ -84,6 +85,13 @@ class UpstreamReport(ResponseModel):
         float | None, says("At the operator's prices; null without prices or known tokens.")
     ]
     arm: Arm
+
+
+WrittenReport = Annotated[
+    msgspec.Raw | None,
+    GetPydanticSchema(lambda _, handler: handler(OutriderReport | UpstreamReport | None)),
+]
+"""A report as it came with a chat answer."""
 
 
 class TraceTree(ResponseModel):

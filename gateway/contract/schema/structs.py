@@ -1,6 +1,6 @@
 """What the gateway sends: Structs, encoded as they are and described in /openapi.json."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, get_type_hints
 
 import msgspec
@@ -8,6 +8,7 @@ from pydantic import Field, GetCoreSchemaHandler, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaMode
 from pydantic_core import CoreSchema, core_schema
+from starlette.responses import Response
 
 REF: Final = "#/components/schemas/{model}"
 
@@ -44,6 +45,11 @@ class ResponseModel(msgspec.Struct, omit_defaults=True):
 
 class CompleteModel(ResponseModel, omit_defaults=False):
     """Base of what is sent with all its fields, those with a default too."""
+
+
+def json_response(content: object, headers: Mapping[str, str] | None = None) -> Response:
+    """Encode `content` as a response with status 200."""
+    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")
 
 
 def schemas_of(models: Iterable[type]) -> dict[str, Any]:

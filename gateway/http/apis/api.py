@@ -1,10 +1,10 @@
 """The seam for other APIs: their request becomes a chat completion's, its answer theirs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from outrider.gateway.contract.errors.http import Problem
+from outrider.gateway.contract.schema.errors import DeliveredReport
 
 
 class AnswerWriter(Protocol):
@@ -19,7 +19,7 @@ class AnswerWriter(Protocol):
     def whole(self, body: bytes) -> bytes:
         """The JSON of a chat completion, as this API's JSON."""
 
-    def ending_badly(self, problem: Problem, delivered: Mapping[str, Any] | None) -> bytes:
+    def ending_badly(self, problem: Problem, delivered: DeliveredReport | None) -> bytes:
         """The events that end a stream which broke off; `delivered` is the report's last word."""
 
 

@@ -1,59 +1,71 @@
-"""Prices of the models that GET /v1/models lists."""
+"""The cards of GET /v1/models, with the prices of what answers."""
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
+from msgspec.structs import replace
+
+from outrider.gateway.answering.reading.model_catalog import ListedModel
+from outrider.gateway.contract.schema.model_cards import (
+    LongPromptPricing,
+    ModelCard,
+    Pricing,
+    TierCard,
+    UpstreamCard,
+)
 from outrider.gateway.settings.passed import UpstreamPriceSettings
-from outrider.gateway.settings.sections import TierPriceSettings
+from outrider.gateway.settings.routing import TierPriceSettings
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 
+# Clients sort models by age; local and upstream models have no meaningful one.
+_CREATED: Final = 1_762_000_000
 _TOKENS_PER_PRICE: Final = Decimal(10**6)
 
 
-def with_prices(card: dict[str, Any], prices: PriceBook) -> dict[str, Any]:
-    """A model's card with `tier`, `max_context` and `pricing`, which each of its tiers gets too.
+def card_of(model: ListedModel, prices: PriceBook) -> ModelCard:
+    """Return a model's card.
 
-    Where several tiers may answer, `tier` is null, and the others are the largest and the dearest:
-    a request cannot be longer, nor a token cost more. Null for unknown prices.
+    Where several tiers may answer, its context is the largest and its price the dearest:
+    a request cannot be longer, nor a token cost more.
     """
-    tiers = card["outrider"]
-    known = [prices.charge_of(tier["tier"]) for tier in tiers if prices.is_known(tier["tier"])]
-    contexts = [tier["max_context"] for tier in tiers]
-    is_priced = len(known) == len(tiers) and bool(tiers)
-    return {
-        **card,
-        "tier": tiers[0]["tier"] if len(tiers) == 1 else None,
-        "max_context": None if None in contexts else max(contexts, default=None),
-        "pricing": _pricing(known) if is_priced else None,
-        "outrider": [_priced(tier, prices) for tier in tiers],
-    }
-
-
-def _priced(tier: dict[str, Any], prices: PriceBook) -> dict[str, Any]:
-    name = tier["tier"]
-    return (
-        {**tier, "pricing": _pricing([prices.charge_of(name)])} if prices.is_known(name) else tier
+    tiers = model.behind
+    known = [prices.charge_of(tier.tier) for tier in tiers if prices.is_known(tier.tier)]
+    contexts = [tier.max_context for tier in tiers if tier.max_context is not None]
+    return ModelCard(
+        id=model.id,
+        object="model",
+        created=_CREATED,
+        owned_by=model.owned_by,
+        outrider=[_priced(tier, prices) for tier in tiers],
+        tier=tiers[0].tier if len(tiers) == 1 else None,
+        max_context=max(contexts, default=None) if len(contexts) == len(tiers) else None,
+        pricing=_pricing(known) if tiers and len(known) == len(tiers) else None,
     )
 
 
-def _pricing(prices: list[UpstreamPriceSettings]) -> dict[str, Any]:
-    """USD for one token, as texts: that is how other gateways list prices."""
+def _priced(tier: TierCard | UpstreamCard, prices: PriceBook) -> TierCard | UpstreamCard:
+    if not prices.is_known(tier.tier):
+        return tier
+    return replace(tier, pricing=_pricing([prices.charge_of(tier.tier)]))
+
+
+def _pricing(prices: Sequence[UpstreamPriceSettings]) -> Pricing:
     lengths = sorted({longer.above for price in prices for longer in price.long_prompts})
     longer = [
-        {"above": length, **_dearest([price.at(length + 1) for price in prices])}
+        LongPromptPricing(length, *_dearest([price.at(length + 1) for price in prices]))
         for length in lengths
     ]
-    pricing: dict[str, Any] = {"currency": "USD", **_dearest(prices)}
-    return {**pricing, "long_prompts": longer} if longer else pricing
+    return Pricing("USD", *_dearest(prices), long_prompts=longer or None)
 
 
-def _dearest(prices: Sequence[TierPriceSettings]) -> dict[str, str]:
-    return {
-        "prompt": _per_token(max(price.prompt for price in prices)),
-        "input_cache_read": _per_token(max(price.cached for price in prices)),
-        "completion": _per_token(max(price.completion for price in prices)),
-    }
+def _dearest(prices: Sequence[TierPriceSettings]) -> tuple[str, str, str]:
+    """USD for a token of a prompt, of one in the cache, of an answer, as texts."""
+    return (
+        _per_token(max(price.prompt for price in prices)),
+        _per_token(max(price.cached for price in prices)),
+        _per_token(max(price.completion for price in prices)),
+    )
 
 
 def _per_token(usd_per_million: float) -> str:

@@ -22,11 +22,15 @@ from outrider.gateway.answering.text.prompt_work import PromptWork
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.parsing import parse
+from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.contract.schema.turns import end_turn
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.reading import read_body
 from outrider.gateway.http.apis.tokenize_schema import (
+    Detokenized,
     DetokenizeRequest,
+    TokenCount,
+    Tokenized,
     TokenizeMessages,
     TokenizePrompt,
 )
@@ -43,7 +47,6 @@ _PASSED_ON: Final = (
     "add_generation_prompt",
     "continue_final_message",
 )
-_encode: Final = msgspec.json.Encoder().encode
 
 Made = TypeVar("Made")
 
@@ -79,17 +82,16 @@ class Tokenizing:
             chat = self._chat({"model": request.model or AUTO, **given})
             token_ids = (await chat_prompt(chat, tokenizer, work=work)).token_ids
 
-        def answer() -> dict[str, Any]:
-            texts = _texts(token_ids, tokenizer) if request.return_token_strs else None
-            return {
-                "count": len(token_ids),
-                "max_model_len": info.max_context,
-                "tokens": token_ids,
-                "token_strs": texts,
-                "tier": info.tier,
-            }
+        def answer() -> Tokenized:
+            return Tokenized(
+                count=len(token_ids),
+                max_model_len=info.max_context,
+                tokens=token_ids,
+                token_strs=_texts(token_ids, tokenizer) if request.return_token_strs else None,
+                tier=info.tier,
+            )
 
-        return _json(await _in_time(answer, len(token_ids)))
+        return json_response(await _in_time(answer, len(token_ids)))
 
     async def detokenize(self, body: bytes, principal: Principal) -> Response:
         """The text of tokens. Raises GatewayError or EngineError."""
@@ -102,7 +104,8 @@ class Tokenizing:
         def text() -> str:
             return tokenizer.decode(request.tokens, with_special=True)
 
-        return _json({"prompt": await _in_time(text, len(request.tokens)), "tier": info.tier})
+        prompt = await _in_time(text, len(request.tokens))
+        return json_response(Detokenized(prompt=prompt, tier=info.tier))
 
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
@@ -113,7 +116,7 @@ class Tokenizing:
         chat = self._chat(document)
         work = self.jobs.prompt_work(principal.tenant)
         prompt = await chat_prompt(chat, self._tokenizer(info), work=work)
-        return _json({"input_tokens": len(prompt.token_ids)})
+        return json_response(TokenCount(input_tokens=len(prompt.token_ids)))
 
     async def _info(self, model: str | None, principal: Principal) -> TierInfo:
         """Return the tier whose tokenizer applies. Raises GatewayError or EngineError."""
@@ -174,7 +177,3 @@ def _texts(token_ids: Sequence[int], tokenizer: ChatTokenizer) -> list[str]:
 async def _in_time(make: Callable[[], Made], num_tokens: int) -> Made:
     """Long ones in a thread, so that others' answers do not wait for them."""
     return make() if num_tokens <= _INLINE_TOKENS else await asyncio.to_thread(make)
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(_encode(content), media_type="application/json")

@@ -1,5 +1,6 @@
 """POST /v1/tokenize and /v1/detokenize: vLLM's fields, requests and answers."""
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -66,7 +67,7 @@ class Tokenized(ResponseModel):
 
     count: int
     max_model_len: Annotated[int, says("The model's context.")]
-    tokens: list[int]
+    tokens: Sequence[int]
     token_strs: Annotated[
         list[str] | None,
         says(

@@ -10,9 +10,10 @@ from typing import Final, Literal, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from outrider.gateway.contract.errors.tree import BadRequestError, IdempotencyKeyReusedError
+from outrider.gateway.http.edge.answer_recorder import AnswerRecorder
 from outrider.gateway.http.edge.cors import Header
 from outrider.gateway.http.edge.metrics import EdgeMetrics, Repeat
 from outrider.gateway.settings.http_bounds import HttpSettings
@@ -24,10 +25,6 @@ Make = Callable[[], Awaitable[Response]]
 HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[!-~]{1,255}")
 _REPLAYED: Final[Header] = (b"idempotent-replayed", b"true")
-_OF_THE_MOMENT: Final = b"x-ratelimit-"
-"""The limits left when the first answer was sent do not hold for a repetition."""
-_SLOT_BYTES: Final = 1024
-"""The approximate memory of one entry beside its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +190,7 @@ class IdempotentAnswers:
         slot = self._slots[name] = _Slot(body_hash=body_hash)
         return slot
 
-    def end(self, name: bytes, slot: _Slot, recorder: "_Recorder", *, is_good: bool) -> None:
+    def end(self, name: bytes, slot: _Slot, recorder: AnswerRecorder, *, is_good: bool) -> None:
         """Keep a whole and good answer, and wake the requests that wait for it."""
         if is_good and recorder.is_whole:
             self._tenants[recorder.tenant].kept[name] = None
@@ -211,7 +208,7 @@ class IdempotentAnswers:
         self.stop_recording(recorder)
         slot.ended.set()
 
-    def reserve(self, recorder: "_Recorder", num_bytes: int) -> bool:
+    def reserve(self, recorder: AnswerRecorder, num_bytes: int) -> bool:
         """Make room for more of an answer; False where its own tenant is the one to make it.
 
         Costs a look at each tenant that holds something, but only while memory is short.
@@ -231,13 +228,13 @@ class IdempotentAnswers:
         self._count(own, num_bytes)
         return True
 
-    def release(self, recorder: "_Recorder") -> None:
+    def release(self, recorder: AnswerRecorder) -> None:
         """Give back a recorder's reservation, and forget it."""
         if (holding := self._tenants.get(recorder.tenant)) is not None:
             self._count(holding, -recorder.num_bytes)
         self.stop_recording(recorder)
 
-    def stop_recording(self, recorder: "_Recorder") -> None:
+    def stop_recording(self, recorder: AnswerRecorder) -> None:
         """Stop recording: the answer is kept, or never will be."""
         if (holding := self._tenants.get(recorder.tenant)) is not None:
             holding.recorders.pop(recorder, None)
@@ -279,58 +276,7 @@ class _Holding:
 
     num_bytes: int = 0
     kept: dict[bytes, None] = field(default_factory=dict)
-    recorders: dict["_Recorder", None] = field(default_factory=dict)
-
-
-class _Recorder:
-    """Passes an answer on and remembers it, if it is one of success and memory allows."""
-
-    def __init__(self, answers: IdempotentAnswers, send: Send, tenant: str) -> None:
-        self.tenant = tenant
-        self.status = 0
-        self.headers: list[Header] = []
-        self.body = bytearray()
-        self.num_bytes = 0
-        self.is_whole = False
-        self._answers = answers
-        self._send = send
-        self._is_recording = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start(message)
-        elif message["type"] == "http.response.body" and self._is_recording:
-            self._add(message)
-        await self._send(message)
-
-    def _start(self, message: Message) -> None:
-        self.status = message["status"]
-        self.headers = [
-            header for header in message["headers"] if not header[0].startswith(_OF_THE_MOMENT)
-        ]
-        is_success = 200 <= self.status < 300
-        self._is_recording = is_success and self._reserve(_SLOT_BYTES)
-
-    def _add(self, message: Message) -> None:
-        part = message.get("body", b"")
-        if not self._reserve(len(part)):
-            self.give_up()
-            return
-        self.body += part
-        self.is_whole = not message.get("more_body", False)
-
-    def give_up(self) -> None:
-        """Stop recording the answer; it is passed on all the same."""
-        self._answers.release(self)
-        self.num_bytes = 0
-        self.body.clear()
-        self.is_whole = self._is_recording = False
-
-    def _reserve(self, num_bytes: int) -> bool:
-        has_room = self._answers.reserve(self, num_bytes)
-        if has_room:
-            self.num_bytes += num_bytes
-        return has_room
+    recorders: dict[AnswerRecorder, None] = field(default_factory=dict)
 
 
 class _RepeatableResponse(Response):
@@ -375,7 +321,9 @@ class _RepeatableResponse(Response):
 
     async def _lead(self, scope: Scope, receive: Receive, send: Send) -> None:
         slot = self._answers.begin(self._name, self._body_hash)
-        recorder = _Recorder(self._answers, send, self._tenant)
+        recorder = AnswerRecorder(
+            send, self._tenant, reserve=self._answers.reserve, release=self._answers.release
+        )
         is_good = False
         try:
             response = await self._make()

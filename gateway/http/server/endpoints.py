@@ -19,6 +19,7 @@ from outrider.gateway.contract.answers.outcomes import OutcomeSink
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.parsing import naming
+from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.contract.schema.turns import end_turn
 from outrider.gateway.http.apis.api import Api
 from outrider.gateway.http.apis.messages.api import MessagesApi
@@ -28,7 +29,6 @@ from outrider.gateway.http.edge.bodies import BodyBudget, read_form_body, read_j
 from outrider.gateway.http.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, principal_of, request_id_of
-from outrider.gateway.http.server.json_response import json_response
 from outrider.gateway.http.server.request_watch import RequestWatch, Watched
 from outrider.gateway.http.server.responses import AnswerForm, AnswerResponse, WorkResponse
 from outrider.gateway.http.server.veil import veil_of

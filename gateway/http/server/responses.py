@@ -23,6 +23,7 @@ from outrider.gateway.contract.errors.tree import (
     DeadlineExceededError,
     GatewayError,
 )
+from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.header_text import header_text
 from outrider.gateway.http.apis.api import AnswerWriter
 from outrider.gateway.http.edge.departure import watch_departure
@@ -136,7 +137,7 @@ class AnswerForm:
         delivered = None if facts is None else _delivered(facts)
         if self._veil is not None:
             problem = self._veil.problem(problem)
-            delivered = None if delivered is None else self._veil.report(delivered)
+            delivered = None if delivered is None else self._veil.delivered(delivered)
         if self._writer is not None:
             return self._writer.ending_badly(problem, delivered)
         body = problem.body()
@@ -366,15 +367,15 @@ def _log_end(request_id: str | None, facts: AnswerFacts, duration_s: float) -> N
     )
 
 
-def _delivered(facts: AnswerFacts) -> dict[str, Any]:
+def _delivered(facts: AnswerFacts) -> DeliveredReport:
     """Describe the answer that an error event ends."""
-    return {
-        "tier": facts.tier,
-        "reason": facts.reason,
-        "hand_off": facts.hand_off,
-        "degraded": facts.is_degraded,
-        "completion_tokens": facts.num_tokens,
-    }
+    return DeliveredReport(
+        tier=facts.tier,
+        reason=facts.reason,
+        hand_off=facts.hand_off,
+        degraded=facts.is_degraded,
+        completion_tokens=facts.num_tokens,
+    )
 
 
 def _headers(facts: AnswerFacts) -> dict[str, str]:

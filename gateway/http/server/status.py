@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -14,16 +14,18 @@ from outrider.engine.events import EngineStats
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
-from outrider.gateway.answering.reading.model_catalog import AUTO
+from outrider.gateway.answering.reading.model_catalog import AUTO, ListedModel
 from outrider.gateway.answering.reading.parsed_request import check_model, tier_not_allowed
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.contract.schema.model_cards import ModelCard, ModelList
 from outrider.gateway.contract.schema.openapi import LoadedLimits
+from outrider.gateway.contract.schema.responses import Health, Readiness, ReplicaCount
+from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.http.apis.prices import with_prices
+from outrider.gateway.http.apis.prices import card_of
 from outrider.gateway.http.server.auth_dispatcher import principal_of
-from outrider.gateway.http.server.json_response import json_response
 from outrider.gateway.http.server.veil import veil_for, veiled_card
 from outrider.gateway.tenancy.keys.keys import Principal, Scopes
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics, engine_families
@@ -54,28 +56,28 @@ class StatusEndpoints:
         """List the names that `model` accepts, of this key."""
         names = await self.catalog.refreshed()
         principal = principal_of(request)
-        shown = (_card_for(principal.scopes, card) for card in names.cards())
-        cards = [self._visible(card, principal) for card in shown if card is not None]
-        return json_response({"object": "list", "data": cards})
+        shown = (_usable(principal.scopes, model) for model in names.all_listed())
+        cards = [self._card(model, principal) for model in shown if model is not None]
+        return json_response(ModelList(object="list", data=cards))
 
     async def model(self, model_id: str, request: Request) -> Response:
         """Describe one of the names that `model` accepts."""
         principal = principal_of(request)
         check_model(principal, model_id)
         names = await self.catalog.refreshed()
-        card = _card_for(principal.scopes, names.card(model_id, principal.scopes))
-        if card is None:
+        model = _usable(principal.scopes, names.listed(model_id, principal.scopes))
+        if model is None:
             raise tier_not_allowed(model_id)
-        return json_response(self._visible(card, principal))
+        return json_response(self._card(model, principal))
 
-    def _visible(self, card: dict[str, Any], principal: Principal) -> dict[str, Any]:
+    def _card(self, model: ListedModel, principal: Principal) -> ModelCard:
         """Return a card with prices, and the tiers that its model reveals to the key."""
-        veil = veil_for(self.chains, card["id"], principal)
-        return veiled_card(with_prices(card, self.tenancy.prices), veil)
+        veil = veil_for(self.chains, model.id, principal)
+        return veiled_card(card_of(model, self.tenancy.prices), veil)
 
     async def health(self) -> Response:
         """Report that the process is alive."""
-        return json_response({"status": "ok"})
+        return json_response(Health(status="ok"))
 
     async def ready(self) -> Response:
         """Report whether a request would be served now, or once an engine was started for it."""
@@ -93,13 +95,13 @@ class StatusEndpoints:
         if not has_upstream and not is_asleep:
             self.jobs.models.require_ready()
             await self.jobs.models.engine_info()
-        ready: dict[str, Any] = {"ready": True}
+        workers = replicas = None
         if self.siblings is not None:
-            ready["workers"] = {"up": self.siblings.num_up, "of": self.siblings.num_workers}
+            workers = ReplicaCount(up=self.siblings.num_up, of=self.siblings.num_workers)
         if self.fleet is not None:
             states = self.fleet.states()
-            ready["replicas"] = {"up": sum(state.is_up for state in states), "of": len(states)}
-        return json_response(ready)
+            replicas = ReplicaCount(up=sum(state.is_up for state in states), of=len(states))
+        return json_response(Readiness(ready=True, workers=workers, replicas=replicas))
 
     async def expose_metrics(self, request: Request) -> Response:
         """Return Prometheus text, for keys with the metrics scope where keys are required."""
@@ -142,10 +144,8 @@ class StatusEndpoints:
         )
 
 
-def _card_for(scopes: Scopes, card: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a name's card with the tiers that a key may use; None where it may use none."""
-    tiers = [tier for tier in card["outrider"] if scopes.allows_tier(tier["tier"])]
-    is_hidden = bool(card["outrider"]) and not tiers
-    if is_hidden or not scopes.allows_model(card["id"]):
-        return None
-    return {**card, "outrider": tiers}
+def _usable(scopes: Scopes, model: ListedModel) -> ListedModel | None:
+    """Return a name with the tiers that a key may use; None where it may use none."""
+    tiers = [tier for tier in model.behind if scopes.allows_tier(tier.tier)]
+    is_hidden = bool(model.behind) and not tiers
+    return None if is_hidden or not scopes.allows_model(model.id) else replace(model, behind=tiers)

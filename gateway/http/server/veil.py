@@ -10,6 +10,8 @@ import msgspec
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.streaming import sse
 from outrider.gateway.contract.errors.http import Problem
+from outrider.gateway.contract.schema.errors import DeliveredReport
+from outrider.gateway.contract.schema.model_cards import ModelCard
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
@@ -85,6 +87,10 @@ class Veil:
     def _is_hidden(self, name: str) -> bool:
         return name.startswith("cost") or (self.hides_tiers and name in _TIER_FIELDS)
 
+    def delivered(self, report: DeliveredReport) -> DeliveredReport:
+        """Return the same of an answer that broke off."""
+        return DeliveredReport(**self.report(msgspec.structs.asdict(report)))
+
     def route(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Return a route report, and what it says of other tiers."""
         shown = self.report(report)
@@ -137,8 +143,8 @@ def veil_for(chains: ChainBook, model: str, principal: Principal) -> Veil | None
     return None if shown == "costs" else Veil(model=model, hides_tiers=shown == "nothing")
 
 
-def veiled_card(card: dict[str, Any], veil: Veil | None) -> dict[str, Any]:
+def veiled_card(card: ModelCard, veil: Veil | None) -> ModelCard:
     """Return a model's card without the tiers behind it, where these are hidden."""
     if veil is None or not veil.hides_tiers:
         return card
-    return {**card, "owned_by": "outrider", "tier": None, "outrider": []}
+    return msgspec.structs.replace(card, owned_by="outrider", tier=None, outrider=[])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Final, Literal, TypeVar, get_type_hints
 
-import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.errors.validation import bad_request
 from outrider.gateway.contract.schema.openapi import failures, json_content, success
+from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
 from outrider.gateway.tenancy.keys.keys import Principal
 
@@ -25,8 +25,6 @@ HttpMethod = Literal["GET", "POST", "PATCH", "DELETE"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 _FAILURES: Final[Mapping[int, str]] = {
-    400: "The request is malformed; `param` names the field.",
-    401: "Missing or unknown key.",
     403: "The key has not the admin scope.",
     404: "Unknown key, team or experiment, or no database.",
     429: "Too many wrong keys came from this address.",
@@ -187,10 +185,10 @@ class AdminHandlers:
         async def answer(request: Request, principal: Principal) -> Response:
             self._authenticator.require_admin(principal)
             if route.body is None:
-                return _json(await handler(AdminCall(request=request, principal=principal)))
+                return _answer(await handler(AdminCall(request=request, principal=principal)))
             body = await self._read_body(request)
             call = AdminCall(request=request, principal=principal, body=body)
-            return _json(await handler(call, parsed(route.body, body)))
+            return _answer(await handler(call, parsed(route.body, body)))
 
         return answer
 
@@ -206,10 +204,9 @@ def parsed(model: type[Parsed], body: bytes) -> Parsed:
         raise bad_request(error, body) from None
 
 
-def _json(answer: object) -> Response:
+def _answer(content: object) -> Response:
     """Return a response that no cache may keep: it may hold a key."""
-    headers = {"cache-control": "no-store"}
-    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+    return json_response(content, {"cache-control": "no-store"})
 
 
 # ---- the description ----------------------------------------------------------------------------

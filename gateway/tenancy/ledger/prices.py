@@ -10,7 +10,7 @@ import msgspec
 
 from outrider.gateway.contract.schema.kinds import PassedUnit, Units
 from outrider.gateway.settings.passed import LongPromptPrice, UpstreamPriceSettings
-from outrider.gateway.settings.sections import TierPriceSettings
+from outrider.gateway.settings.routing import TierPriceSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
 
 STRONG: Final = "large"

@@ -16,6 +16,7 @@ from outrider.gateway.contract.errors.tree import (
     StorageError,
 )
 from outrider.gateway.contract.schema.openapi import failures, success
+from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.ledger.book import Ledger
@@ -60,8 +61,6 @@ _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 _FAILURES: Final = {
-    400: "A parameter is unknown, or has a value that it cannot have; `param` names it.",
-    401: "No key, or none that is valid.",
     403: "The key may see its own usage only, or does not see tiers.",
     404: "This gateway keeps no ledger.",
     503: "The ledger is unavailable.",
@@ -80,7 +79,8 @@ USAGE_OPERATION: Final[dict[str, Any]] = {
         }
         for name, (description, schema) in _PARAMETERS.items()
     ],
-    "responses": {"200": success(UsageReport, "Usage.")} | failures(*_FAILURES, words=_FAILURES),
+    "responses": {"200": success(UsageReport, "Usage.")}
+    | failures(400, 401, *_FAILURES, words=_FAILURES),
 }
 """The operation for the OpenAPI document."""
 
@@ -127,7 +127,7 @@ class UsageApi:
             report = await asyncio.to_thread(usage_report, self._database, question)
         # Others must not find it in a shared cache.
         headers = {"cache-control": "private, no-store"}
-        return Response(report.model_dump_json(), media_type="application/json", headers=headers)
+        return json_response(report, headers)
 
     async def flush(self, _: object = None) -> None:
         """Store what this process has booked, if the database takes it soon."""

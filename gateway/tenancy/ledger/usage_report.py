@@ -1,11 +1,9 @@
 """Usage as JSON: for /v1/usage and for `outrider usage --json`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from outrider.gateway.contract.schema.structs import CompleteModel, says
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.ledger.dimensions import Dimension
 from outrider.gateway.tenancy.ledger.queries import (
@@ -18,15 +16,11 @@ from outrider.gateway.tenancy.ledger.queries import (
     usage_by,
 )
 
-_Usd = Annotated[float, Field(description="USD.")]
-Nanos = Annotated[int, Field(description="Billionths of a USD.")]
+_Usd = Annotated[float, says("USD.")]
+Nanos = Annotated[int, says("Billionths of a USD.")]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class UsageSums(_Model):
+class UsageSums(CompleteModel):
     """Sums over attempts. Costs are null for principals that may not read them.
 
     Cached tokens are part of the prompt's, reasoning and discarded ones of the completion's.
@@ -59,7 +53,7 @@ class UsageGroup(UsageSums):
     name: str | None
 
 
-class SavingsReport(_Model):
+class SavingsReport(CompleteModel):
     """The total cost, compared with one tier answering everything."""
 
     tier: str
@@ -69,7 +63,7 @@ class SavingsReport(_Model):
     saved_share: float | None
 
 
-class UsageReport(_Model):
+class UsageReport(CompleteModel):
     """Usage between two times, seconds since 1970; `until` is exclusive.
 
     `has_more`: there are more groups than requested; `totals` are over all of them.
@@ -108,36 +102,34 @@ def usage_report(database: Database, question: UsageQuestion) -> UsageReport:
         by=question.by,
         since=wanted.since_s,
         until=wanted.until_s,
-        data=[_group(usage, names, question) for usage in groups[: question.limit]],
+        data=[
+            UsageGroup(
+                **_sums(usage, question), group=usage.group or "", name=names.get(usage.group or "")
+            )
+            for usage in groups[: question.limit]
+        ],
         has_more=len(groups) > question.limit,
-        totals=_sums(totals, question),
+        totals=UsageSums(**_sums(totals, question)),
         savings=None if saved is None else _savings(saved),
     )
 
 
-def _group(usage: UsageTotals, names: Mapping[str, str], question: UsageQuestion) -> UsageGroup:
-    group = usage.group or ""
-    sums = _sums(usage, question).model_dump()
-    return UsageGroup(group=group, name=names.get(group), **sums)
-
-
-def _sums(usage: UsageTotals, question: UsageQuestion) -> UsageSums:
+def _sums(usage: UsageTotals, question: UsageQuestion) -> dict[str, Any]:
+    """Return the fields of UsageSums."""
     costs: dict[str, float | None] = {
         "cost_usd": _usd(usage.cost_nanos),
         "cost_nanos": usage.cost_nanos,
         "cost_usd_per_million_tokens": usage.cost_per_million,
         "cost_usd_per_million_charged_tokens": usage.cost_per_million_charged,
     }
-    return UsageSums.model_validate(
-        {
-            "requests": usage.requests,
-            "attempts": usage.attempts,
-            **{f"{kind}_tokens": count for kind, count in usage.tokens.items()},
-            "charge_usd": _usd(usage.charge_nanos),
-            "charge_nanos": usage.charge_nanos,
-            **(costs if question.with_costs else dict.fromkeys(costs)),
-        }
-    )
+    return {
+        "requests": usage.requests,
+        "attempts": usage.attempts,
+        **{f"{kind}_tokens": count for kind, count in usage.tokens.items()},
+        "charge_usd": _usd(usage.charge_nanos),
+        "charge_nanos": usage.charge_nanos,
+        **(costs if question.with_costs else dict.fromkeys(costs)),
+    }
 
 
 def _savings(saved: Savings) -> SavingsReport:

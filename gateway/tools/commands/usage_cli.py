@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import msgspec
 import typer
 
 from outrider.gateway.settings.tree import SettingsError
@@ -90,7 +91,7 @@ def usage(flags: UsageFlags, opened: DatabaseFlags) -> None:
         question = UsageQuestion(by=flags.by, wanted=wanted, limit=_MAX_GROUPS, with_costs=True)
         report = usage_report(database, question)
     if flags.as_json:
-        typer.echo(report.model_dump_json(indent=2))
+        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     elif flags.as_csv:
         typer.echo(_as_csv(report), nl=False)
     else:
@@ -168,11 +169,11 @@ def _as_csv(report: "UsageReport") -> str:
     from outrider.gateway.tenancy.ledger.usage_report import UsageSums
 
     text = io.StringIO()
-    fields = [report.by, "name", *UsageSums.model_fields]
+    fields = [report.by, "name", *UsageSums.__struct_fields__]
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
     for group in report.data:
-        cells: dict[str, Any] = group.model_dump()
+        cells: dict[str, Any] = msgspec.structs.asdict(group)
         cells[report.by] = cells.pop("group")
         writer.writerow({name: _tame(cell) for name, cell in cells.items()})
     return text.getvalue()

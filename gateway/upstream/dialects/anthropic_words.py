@@ -1,6 +1,9 @@
 """Terms of Anthropic's Messages API beside OpenAI's, for both ways between them."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal
+
+MessageStopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 FINISH_REASONS: Final = {
     "max_tokens": "length",
@@ -10,7 +13,7 @@ FINISH_REASONS: Final = {
 }
 """OpenAI's finish reason by stop reason; all others are a stop."""
 
-STOP_REASONS: Final = {
+STOP_REASONS: Final[Mapping[str, MessageStopReason]] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
     "function_call": "tool_use",

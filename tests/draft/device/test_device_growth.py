@@ -317,7 +317,7 @@ def test_scarce_blocks_are_shared() -> None:
     )  # fmt: skip
     _, sequences = proposed(engine)
     for tier in ("large", "small"):
-        pool = engine._runners[tier].pool  # type: ignore[index]
+        pool = engine._runners[tier].pool
         taken = [pool.allocate() for _ in range(pool.num_available - 4)]
         assert len(taken) > 100
     trees = drive(engine, sequences, reclaim_after=None)

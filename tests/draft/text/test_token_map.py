@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -51,13 +52,13 @@ def sentencepiece(texts: Iterable[str]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(document))
 
 
-def make_map(target: Tokenizer, draft: Tokenizer, padding: int = 0, **roles: object) -> TokenMap:
+def make_map(target: Tokenizer, draft: Tokenizer, padding: int = 0, **roles: Any) -> TokenMap:
     return TokenMap(
         target=target,
         draft=draft,
         target_vocab_size=target.get_vocab_size() + padding,
         draft_vocab_size=draft.get_vocab_size() + padding,
-        **roles,  # type: ignore[arg-type]
+        **roles,
     )
 
 

@@ -1,6 +1,7 @@
 """The tuner on a tiny pair, and its choice on figures made up for it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from outrider.draft.training.tune import (
 )
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
-from outrider.verifier.params import SamplingParams
+from outrider.verifier.params import SamplingParams, Tier
 from tests.engines import assert_idle, make_engine, random_prompt, shipped_tokenizer, tiny_pair
 
 TRAFFIC = Traffic(
@@ -54,7 +55,7 @@ def engine_of(choice: DraftLimits) -> Engine:
     )
 
 
-def runners_of(engine: Engine) -> dict[str, ModelRunner]:
+def runners_of(engine: Engine) -> dict[Tier, ModelRunner]:
     return dict(engine._runners)
 
 
@@ -70,9 +71,9 @@ def test_figures_by_depth() -> None:
 def test_a_run_counts_what_it_added_itself() -> None:
     engine = engine_of(DraftLimits(max_draft_depth=4, max_draft_nodes=8))
     runners = runners_of(engine)
-    first = run_traffic(engine, runners, TRAFFIC, salt="a", drafts=True)  # type: ignore[arg-type]
-    second = run_traffic(engine, runners, TRAFFIC, salt="b", drafts=True)  # type: ignore[arg-type]
-    plain = run_traffic(engine, runners, TRAFFIC, salt="c", drafts=False)  # type: ignore[arg-type]
+    first = run_traffic(engine, runners, TRAFFIC, salt="a", drafts=True)
+    second = run_traffic(engine, runners, TRAFFIC, salt="b", drafts=True)
+    plain = run_traffic(engine, runners, TRAFFIC, salt="c", drafts=False)
     assert first.num_tokens == second.num_tokens == plain.num_tokens
     assert first.num_drafts > 0
     assert first.num_accepted_tokens == sum(first.accepted_per_depth)
@@ -90,11 +91,11 @@ def test_all_values_and_plain_decoding_run_in_turn(monkeypatch: pytest.MonkeyPat
     order: list[tuple[int | None, str]] = []
     run = tune.run_traffic
 
-    def watched(engine: Engine, *args: object, salt: str, drafts: bool) -> RunFigures:
+    def watched(engine: Engine, *args: Any, salt: str, drafts: bool) -> RunFigures:
         drafter = engine._drafter
         depth = drafter._config.max_draft_depth if drafts else None  # type: ignore[union-attr]
         order.append((depth, salt))
-        return run(engine, *args, salt=salt, drafts=drafts)  # type: ignore[arg-type]
+        return run(engine, *args, salt=salt, drafts=drafts)
 
     monkeypatch.setattr(tune, "run_traffic", watched)
     tuner = Tuner(build=engine_of, runners={}, traffic=TRAFFIC, rounds=2)

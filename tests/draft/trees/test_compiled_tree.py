@@ -1,6 +1,7 @@
 """Trees in the compiled library against their reference: the same numbers, to the last bit."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def a_calibration(seed: int) -> EdgeCalibration:
 class Pair:
     """The same tree twice."""
 
-    def __init__(self, calibration: EdgeCalibration | None, **limits: int | bool) -> None:
+    def __init__(self, calibration: EdgeCalibration | None, **limits: Any | bool) -> None:
         known = None if calibration is None else calibration.of_requests(is_greedy=True)
         chance = {} if known is None else {"calibrate": known.chance}
         self.reference = GrowingTree(root_token_id=1, root_slot=20, **limits, **chance)  # type: ignore[arg-type]

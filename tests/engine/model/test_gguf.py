@@ -301,7 +301,7 @@ def test_settings_that_are_not_read_are_told(
     file = tmp_path / "odd.gguf"
     write_gguf(
         file,
-        {"model.embed_tokens.weight": hf_model.get_input_embeddings().weight.detach()},  # type: ignore[union-attr]
+        {"model.embed_tokens.weight": hf_model.get_input_embeddings().weight.detach()},  # type: ignore[operator]
         config,
         family="qwen2",
         kind=Kind.F32,

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.decoder import DecoderModel, DtypeName
 from outrider.engine.model.kv_cache import KVCache
 from outrider.engine.model.load import load_model
 from outrider.engine.model.quantised.formats import Rounding
@@ -222,11 +222,11 @@ def test_many_decoding_sequences_share_a_pass(pair: Pair, count: int) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])
 def test_half_precision_stays_as_close_as_transformers_own(
-    name: str, dtype: str, tmp_path: Path
+    name: str, dtype: DtypeName, tmp_path: Path
 ) -> None:
     """Rounding differs, so compare distances from the float32 model."""
     hf = save_hf_model(name, tmp_path)
-    model = DecoderModel.load(str(tmp_path), dtype=dtype)  # type: ignore[arg-type]
+    model = DecoderModel.load(str(tmp_path), dtype=dtype)
     assert model.dtype == getattr(torch, dtype)
     assert model.weight_bytes == model.num_parameters * 2
     token_ids = make_tokens(NUM_TOKENS)

@@ -112,7 +112,7 @@ def test_half_precision_checkpoints_compute_in_bfloat16_to_stay(tmp_path: Path) 
     stored = DecoderModel.load(str(tmp_path))
     assert (stored.dtype, stored.scheme) == (torch.bfloat16, "stored int4")
     for options in ({"dtype": "float16"}, {"rounding": DECODE}):
-        decoded = DecoderModel.load(str(tmp_path), **options)  # type: ignore[arg-type]
+        decoded = DecoderModel.load(str(tmp_path), **options)
         assert (decoded.dtype, decoded.scheme) == (torch.float16, "float16")
 
 

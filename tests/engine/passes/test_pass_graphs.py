@@ -54,9 +54,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     run = PassGraphs.run
 
-    def noting(self: PassGraphs, captured: CapturedPass, *rest: object) -> object:
+    def noting(self: PassGraphs, captured: CapturedPass, *rest: Any) -> object:
         sizes.append(captured.layout.num_rows)
-        return run(self, captured, *rest)  # type: ignore[arg-type]
+        return run(self, captured, *rest)
 
     monkeypatch.setattr(PassGraphs, "run", noting)
     return sizes
@@ -379,7 +379,7 @@ def test_passes_are_timed_and_told() -> None:
     for twin in (plain, staged):
         twin.runner.take_finished()
         told: list[tuple[int, float, float]] = []
-        twin.runner.on_pass = lambda *seen, told=told: told.append(seen)  # type: ignore[misc]
+        twin.runner.on_pass = lambda *seen, told=told: told.append(seen)
         twin.run([rows(0, 6), rows(1, 2)])
         [(num_rows, seconds, context)] = told
         assert num_rows == 8

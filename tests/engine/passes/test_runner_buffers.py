@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.runner import ModelRunner, PassOutput
-from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 from tests.engine.passes.twins import (
     Piece,
     Twin,
@@ -72,12 +72,12 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 def run_both(
-    plain: Twin, staged: Twin, pieces: list[Piece], choice: str
+    plain: Twin, staged: Twin, pieces: list[Piece], choice: KernelChoice
 ) -> tuple[PassOutput, PassOutput]:
     with use_kernels("reference"):
         expected = plain.run(pieces)
     poison(staged.runner)
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         found = staged.run(pieces)
     assert_close(found.logits, expected.logits)
     assert_close(found.hidden, expected.hidden)
@@ -158,7 +158,7 @@ def test_staged_device_rows_with_triton_equal_plain_ones(
 
 def check_device_rows(
     architecture: str,
-    choice: str,
+    choice: KernelChoice,
     is_recorded: bool,
     sizes: list[int],
     num_behind: int,
@@ -177,7 +177,7 @@ def check_device_rows(
         expected = plain.run(trees + behind)
     rows, real = device_rows(staged, trees, rng)
     poison(staged.runner)
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         found = staged.runner.forward([staged.slice_of(piece) for piece in behind], rows)
     total = rows.total_rows
     assert len(found.logits) == len(found.hidden) == total + len(behind)

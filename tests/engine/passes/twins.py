@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -85,14 +86,14 @@ class Twin:
             view.trim()
 
 
-def make_twin(model: CausalModel, **options: object) -> Twin:
+def make_twin(model: CausalModel, **options: Any) -> Twin:
     return Twin(
         ModelRunner(
             model=model,
             num_blocks=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
             prefix_caching=False,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
     )
 

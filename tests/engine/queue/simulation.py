@@ -203,8 +203,8 @@ class Simulation:
         assert all(cache.pool.num_used == 0 for cache in self.caches.values())
 
 
-def simulate(*, large: int = 10, small: int = 10, **config: object) -> Simulation:
+def simulate(*, large: int = 10, small: int = 10, **config: Any) -> Simulation:
     return Simulation(
         num_blocks={"large": large, "small": small},
-        config=EngineConfig(**{"min_prefill_tokens": 1, **config}),  # type: ignore[arg-type]
+        config=EngineConfig(**{"min_prefill_tokens": 1, **config}),
     )

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,11 +33,11 @@ from tests.laws.mixed import mixed_requests, plainly
 class Place(Simulation):
     """A simulated engine whose requests have tenants."""
 
-    def __init__(self, *, large: int = 400, small: int = 400, **config: object) -> None:
+    def __init__(self, *, large: int = 400, small: int = 400, **config: Any) -> None:
         self.queue = FairQueue(FairQueueConfig(aging_s=10.0, max_lead_tokens=200.0))
         super().__init__(
             num_blocks={"large": large, "small": small},
-            config=EngineConfig(**{"min_prefill_tokens": 1, **config}),  # type: ignore[arg-type]
+            config=EngineConfig(**{"min_prefill_tokens": 1, **config}),
             policy=self.queue,
         )
         self.num_asked = 0
@@ -487,6 +488,6 @@ def test_arrival_order_is_still_there() -> None:
     ("field", "value"),
     [("weight", 0.0), ("weight", float("inf")), ("weight", float("nan")), ("priority", 2)],
 )
-def test_a_weight_or_priority_that_no_queue_could_use(field: str, value: float) -> None:
+def test_a_weight_or_priority_that_no_queue_could_use(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
-        replace(make_request("a", (1,)), **{field: value})  # type: ignore[arg-type]
+        replace(make_request("a", (1,)), **{field: value})

@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,12 +33,12 @@ class Place(Simulation):
     """A simulated engine with a clock, whose requests have objectives. A step is `step_s`."""
 
     def __init__(
-        self, *, large: int = 400, small: int = 400, step_s: float = 0.1, **config: object
+        self, *, large: int = 400, small: int = 400, step_s: float = 0.1, **config: Any
     ) -> None:
         self.queue = SloQueue(CONFIG)
         super().__init__(
             num_blocks={"large": large, "small": small},
-            config=EngineConfig(**{"min_prefill_tokens": 1, **config}),  # type: ignore[arg-type]
+            config=EngineConfig(**{"min_prefill_tokens": 1, **config}),
             policy=self.queue,
         )
         self.now_s = 0.0
@@ -296,11 +297,10 @@ def test_the_prompt_with_the_least_time_left_is_computed_first(objective: Latenc
 # ---- who gives way ---------------------------------------------------------------------------
 
 
-def full_of_batch(num_places: int = 3, **more: object) -> tuple[Place, list[Sequence]]:
+def full_of_batch(num_places: int = 3, **more: Any) -> tuple[Place, list[Sequence]]:
     place = Place(max_sequences=num_places)
     batch = [
-        place.ask(BATCH, max_tokens=100, num_prompt=10 * (3 - n), **more)  # type: ignore[arg-type]
-        for n in range(num_places)
+        place.ask(BATCH, max_tokens=100, num_prompt=10 * (3 - n), **more) for n in range(num_places)
     ]
     place.step()
     assert all(sequence.status is SequenceStatus.RUNNING for sequence in batch)

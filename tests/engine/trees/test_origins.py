@@ -3,11 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from outrider.engine.core import Engine
 from outrider.engine.events import TokensEmitted
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.protocols import Trees
 from outrider.engine.request import EngineRequest, GrammarSpec, SpeculationParams
 from outrider.engine.trace import StepTrace
@@ -28,7 +30,7 @@ from tests.grammars import shipped_compiler, text_of
 
 MAX_TOKENS = 32
 GRAMMAR = GrammarSpec(kind="regex", text=r"\{ü{4}[a-z ]{1,20}ü{4}\}")
-COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
 
 
 def engine_of(*, on_device: bool = False) -> Engine:
@@ -36,9 +38,9 @@ def engine_of(*, on_device: bool = False) -> Engine:
 
 
 def traced(request_id: str = "r", number: int = 0, **options: object) -> EngineRequest:
-    settings: dict[str, object] = {"max_tokens": MAX_TOKENS, "seed": 3, **options}
+    settings: dict[str, Any] = {"max_tokens": MAX_TOKENS, "seed": 3, **options}
     prompt = heldout_prompts(6)[number]
-    return replace(make_request(request_id, prompt, **settings), traces=True)  # type: ignore[arg-type]
+    return replace(make_request(request_id, prompt, **settings), traces=True)
 
 
 def answered(request: EngineRequest, engine: Engine | None = None) -> Answer:
@@ -231,9 +233,9 @@ def test_traced_and_untraced_answers_are_equal(on_device: bool) -> None:
     forests: list[int] = []
     launch = engine._large.launch
 
-    def watched(plan: object, trees: Trees) -> object:
+    def watched(plan: Any, trees: Trees) -> object:
         forests.append(trees.forest.num_trees if trees.forest is not None else 0)
-        return launch(plan, trees)  # type: ignore[arg-type]
+        return launch(plan, trees)
 
     engine._large.launch = watched  # type: ignore[assignment, method-assign]
     answers = serve(engine, requests)

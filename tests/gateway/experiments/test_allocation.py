@@ -5,7 +5,7 @@ import pytest
 from outrider.gateway.contract.answers.outcomes import ArmRef
 from outrider.gateway.experiments.allocation import next_weights
 from outrider.gateway.experiments.totals import ArmTotals
-from outrider.gateway.settings.experiment_rules import AllocationRule
+from outrider.gateway.settings.experiment_rules import AllocationKind, AllocationRule
 from tests.gateway.experiments.measuring import counted, outcome
 
 _EVEN = {"a": 0.5, "b": 0.5}
@@ -28,8 +28,8 @@ def _totals(**late: tuple[int, int]) -> dict[str, ArmTotals]:
 
 
 @pytest.mark.parametrize("kind", ["thompson", "track_and_stop"])
-def test_weights_are_shares_within_their_bounds(kind: str) -> None:
-    rule = AllocationRule(kind=kind, min_share=0.2, min_requests=20)  # type: ignore[arg-type]
+def test_weights_are_shares_within_their_bounds(kind: AllocationKind) -> None:
+    rule = AllocationRule(kind=kind, min_share=0.2, min_requests=20)
     totals = _totals(a=(200, 100), b=(200, 10), c=(200, 150))
     weights = next_weights(rule, {"a": 1.0, "b": 1.0, "c": 1.0}, totals, is_independent=True)
     assert weights is not None

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
@@ -59,8 +60,8 @@ def _batch(*outcomes: RequestOutcome) -> dict[tuple[str, int, str], object]:
     return measures.take()
 
 
-def _said(number: int, **changes: object) -> FeedbackRow:
-    facts: dict[str, object] = {
+def _said(number: int, **changes: Any) -> FeedbackRow:
+    facts: dict[str, Any] = {
         "request_id": f"row-{number}",
         "name": "score",
         "experiment": "budget",
@@ -71,7 +72,7 @@ def _said(number: int, **changes: object) -> FeedbackRow:
         "value": float(number),
         "given_at": NOON,
     }
-    return FeedbackRow(**facts | changes)  # type: ignore[arg-type]
+    return FeedbackRow(**facts | changes)
 
 
 def test_totals_are_read_again_to_the_last_bit() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -31,9 +32,9 @@ def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def complaint(**sources: object) -> str:
+def complaint(**sources: Any) -> str:
     with pytest.raises(SettingsError) as caught:
-        load_settings(**({"environ": {}} | sources))  # type: ignore[arg-type]
+        load_settings(**({"environ": {}} | sources))
     return str(caught.value)
 
 
@@ -613,9 +614,9 @@ def test_a_tier_without_prices_is_not_written_as_a_free_one(empty_folder: Path) 
 def test_the_tree_is_frozen() -> None:
     settings = load_settings(environ={})
     with pytest.raises(ValidationError, match="frozen"):
-        settings.log_level = "DEBUG"  # type: ignore[misc]
+        settings.log_level = "DEBUG"
     with pytest.raises(ValidationError, match="frozen"):
-        settings.engine.device = "cpu"  # type: ignore[misc]
+        settings.engine.device = "cpu"
 
 
 def test_the_engine_process_gets_the_settings_whatever_its_environment(

@@ -32,7 +32,7 @@ REQUEST = SignedRequest(method="POST", url="https://host/v1/x", headers={}, body
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 async def answered(under_test: Bench) -> None:

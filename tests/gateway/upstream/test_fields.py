@@ -54,7 +54,7 @@ LEFT_OUT: Final[dict[str, Any]] = {
 
 
 def filter_of(server: ServerKind = "openai", **settings: Any) -> FieldFilter:
-    return FieldFilter("cloud", UpstreamSettings(url="http://a/v1", server=server, **settings))  # type: ignore[arg-type]
+    return FieldFilter("cloud", UpstreamSettings(url=("http://a/v1",), server=server, **settings))
 
 
 @pytest.mark.parametrize("server", TRAITS)
@@ -123,7 +123,7 @@ def test_templates_are_sent_switches_only(variables: object) -> None:
 def test_a_salt_is_another_for_each_tenant_and_tier() -> None:
     one, other = "a" * 32, "b" * 32
     salts = [
-        FieldFilter(tier, UpstreamSettings(url="http://a/v1", server=server)).outgoing(  # type: ignore[arg-type]
+        FieldFilter(tier, UpstreamSettings(url=("http://a/v1",), server=server)).outgoing(
             PLAIN, cache_salt=salt
         )["cache_salt"]
         for tier, server, salt in [

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,8 +23,8 @@ def metrics(registry: CollectorRegistry) -> UpstreamMetrics:
     return UpstreamMetrics(registry)
 
 
-def attempt(**changes: object) -> Attempt:
-    whole: dict[str, object] = {
+def attempt(**changes: Any) -> Attempt:
+    whole: dict[str, Any] = {
         "request_id": "r",
         "tier": "cloud",
         "replica": "127.0.0.1:1",
@@ -33,7 +34,7 @@ def attempt(**changes: object) -> Attempt:
         "ended_s": 12.0,
         "first_token_s": 10.25,
     }
-    return Attempt(**(whole | changes))  # type: ignore[arg-type]
+    return Attempt(**(whole | changes))
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:

@@ -186,7 +186,7 @@ def test_a_revoked_account_is_told_without_its_key(account: tuple[Endpoint, Path
         google_fetch(time.monotonic, file), name="t", as_headers=bearer, clock=time.monotonic
     )
     with pytest.raises(CredentialError) as raised:
-        asyncio.run(credential.headers(REQUEST))  # type: ignore[arg-type]
+        asyncio.run(credential.headers(REQUEST))
     assert "PRIVATE" not in str(raised.value)
 
 
@@ -220,5 +220,5 @@ def test_what_entra_refuses_is_a_credential_error(monkeypatch: pytest.MonkeyPatc
             entra_fetch(time.monotonic), name="t", as_headers=bearer, clock=time.monotonic
         )
         with pytest.raises(CredentialError) as raised:
-            asyncio.run(credential.headers(REQUEST))  # type: ignore[arg-type]
+            asyncio.run(credential.headers(REQUEST))
         assert "header-secret" not in str(raised.value)

@@ -30,6 +30,7 @@ from outrider.kernels.cpu import product_library
 from outrider.kernels.cpu.product_library import product_support
 from outrider.kernels.layers import row_invariant_linear
 from outrider.kernels.triton_support import use_kernels
+from outrider.verifier.params import Tier
 
 QUICK = {
     "engine.device": "cpu",
@@ -45,7 +46,7 @@ def settings_of(**flags: Any) -> Settings:
     return load_settings(environ={}, flags=QUICK | changed)
 
 
-def runners_of(**flags: Any) -> dict[str, ModelRunner]:
+def runners_of(**flags: Any) -> dict[Tier, ModelRunner]:
     return dict(engine_wiring.load_runners(settings_of(**flags), no_progress))
 
 
@@ -208,7 +209,7 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
             settings_of(
                 engine__max_context=None, engine__cuda_graphs=on, engine__small_kv_ratio=1.0
             ),
-            models,  # type: ignore[arg-type]
+            models,
             torch.device("cuda"),
         ).num_blocks["large"]
         for on in (True, False)
@@ -234,7 +235,7 @@ def test_the_rank_with_the_least_room_decides(monkeypatch: pytest.MonkeyPatch) -
         )
         sizes = cache_sizes(
             settings_of(engine__max_context=None, engine__cuda_graphs=False),
-            models,  # type: ignore[arg-type]
+            models,
             torch.device("cuda"),
         )
         found.append(sizes.num_blocks)

@@ -28,7 +28,7 @@ from outrider.gateway.wiring import start
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.label_free import LabelFreePolicy
 from outrider.router.policy import CascadeOptions, TrainedPolicy
-from outrider.verifier.params import SamplingParams
+from outrider.verifier.params import SamplingParams, Tier
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
 
@@ -87,13 +87,13 @@ def build(flags: dict[str, Any], **more: Any) -> Engine:
     return wiring.build_engine(load_settings(environ={}, flags=quick | flags | more), no_progress)
 
 
-def answer(engine: Engine, tier: str = "large") -> tuple[list[int], Finished]:
+def answer(engine: Engine, tier: Tier = "large") -> tuple[list[int], Finished]:
     sampling = SamplingParams(max_tokens=20)
     engine.submit(
         EngineRequest(
             request_id="r",
             prompt_token_ids=(5, 6, 7),
-            tier=tier,  # type: ignore[arg-type]
+            tier=tier,
             sampling=sampling,
         )
     )

@@ -100,7 +100,7 @@ def moved(thing: object, device: torch.device) -> object:
     """The same dataclass on a device; tensors that are one stay one."""
     copies = {
         id(getattr(thing, f.name)): getattr(thing, f.name).clone().to(device) for f in fields(thing)
-    }  # type: ignore[arg-type]
+    }
     return replace(thing, **{f.name: copies[id(getattr(thing, f.name))] for f in fields(thing)})  # type: ignore
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import outrider.kernels.kv.compact_kv as module
 from outrider.kernels.kv.compact_kv import compact_kv
-from outrider.kernels.triton_support import record_launches, use_kernels
+from outrider.kernels.triton_support import KernelChoice, record_launches, use_kernels
 
 BLOCK_SIZE = 4
 NUM_SLOTS = 20
@@ -32,14 +32,16 @@ def moved(cache: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
     return result
 
 
-def check(cache: Tensor, pairs: list[tuple[int, int]], kind: str, device: torch.device) -> None:
+def check(
+    cache: Tensor, pairs: list[tuple[int, int]], kind: KernelChoice, device: torch.device
+) -> None:
     scales = torch.randn(cache.shape[:-1]) if cache.dtype == torch.float8_e4m3fn else None
     expected = moved(cache, pairs).float()
     expected_scales = None if scales is None else moved(scales, pairs)
     slots = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
     cache, slots = cache.to(device), slots.to(device)
     scales = None if scales is None else scales.to(device)
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         compact_kv(cache, slots[:, 0].contiguous(), slots[:, 1].contiguous(), scales)
     assert torch.equal(cache.float().cpu(), expected)
     if scales is not None:

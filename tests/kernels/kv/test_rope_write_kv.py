@@ -10,7 +10,7 @@ from outrider.kernels.kv.rope_write_kv import rope_write_kv
 from outrider.kernels.kv.write_kv import quantise_fp8, write_kv
 from outrider.kernels.layers.rms_norm import RmsNorm
 from outrider.kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
-from outrider.kernels.triton_support import record_launches, use_kernels
+from outrider.kernels.triton_support import KernelChoice, record_launches, use_kernels
 from tests.sizes import compiled_sizes
 
 BLOCK_SIZE = 4
@@ -31,7 +31,7 @@ NUM_SLOTS = NUM_BLOCKS * BLOCK_SIZE
 )
 def test_is_its_parts_in_one(  # noqa: PLR0913
     device: torch.device,
-    kind: str,
+    kind: KernelChoice,
     slots: list[int],
     groups: tuple[int, int],
     head_dim: int,
@@ -60,7 +60,7 @@ def test_is_its_parts_in_one(  # noqa: PLR0913
     scales = torch.full(shape[:-1], -1.0, device=device) if is_fp8 else None
     expected = caches.clone()
     expected_scales = None if scales is None else scales.clone()
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         query_key = norm_and_rotate(heads[:, :num_rotated], positions, table, norm=norm)
         write_kv(
             query_key[:, num_query_heads:],

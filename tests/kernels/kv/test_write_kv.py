@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.kernels.kv.write_kv import quantise_fp8, write_kv
-from outrider.kernels.triton_support import use_kernels
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 from tests.sizes import compiled_sizes
 
 BLOCK_SIZE = 5
@@ -43,7 +43,7 @@ def with_gaps(slots: list[int], data: st.DataObject) -> Tensor:
 )
 def test_rows_land_in_their_slots_and_nowhere_else(
     device: torch.device,
-    kind: str,
+    kind: KernelChoice,
     slots: list[int],
     heads: int,
     head_dim: int,
@@ -59,7 +59,7 @@ def test_rows_land_in_their_slots_and_nowhere_else(
             expected[0, slot // BLOCK_SIZE, slot % BLOCK_SIZE] = key[row]
             expected[1, slot // BLOCK_SIZE, slot % BLOCK_SIZE] = value[row]
     written = caches.to(device)
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         write_kv(key.to(device), value.to(device), written[0], written[1], mapping.to(device))
     assert torch.equal(written.cpu(), expected)
 
@@ -119,7 +119,7 @@ def test_quantised_heads_are_the_nearest_values(head: list[float], power: int) -
 )
 def test_an_fp8_cache_gets_bits_and_scales(  # noqa: PLR0913
     device: torch.device,
-    kind: str,
+    kind: KernelChoice,
     slots: list[int],
     heads: int,
     head_dim: int,
@@ -144,7 +144,7 @@ def test_an_fp8_cache_gets_bits_and_scales(  # noqa: PLR0913
                 expected_scales[place] = scale[row]
     written, written_scales = caches.to(device), scales.to(device)
     k_cache, v_cache = written.view(torch.float8_e4m3fn)
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         write_kv(
             key.to(device),
             value.to(device),
@@ -177,14 +177,14 @@ def test_every_rounding_of_fp8(device: torch.device) -> None:
 
 @pytest.mark.parametrize("kind", ["reference", "triton"])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1])  # the CPU's, a GPU's, a negative one
-def test_nan_stays_nan(device: torch.device, kind: str, bits: int) -> None:
+def test_nan_stays_nan(device: torch.device, kind: KernelChoice, bits: int) -> None:
     row = torch.tensor([[[1.0, 0.0, -2.0, 0.5]]])
     row.view(torch.int32)[..., 1] = bits
     row = row.to(device)
     caches = torch.zeros(2, 1, 1, 1, 4, dtype=torch.float8_e4m3fn, device=device)
     scales = torch.ones(2, 1, 1, 1, device=device)
     slot = torch.zeros(1, dtype=torch.int64, device=device)
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         write_kv(row, row, caches[0], caches[1], slot, scales[0], scales[1])
     for cache in caches.float().view(2, 4).cpu():
         assert cache[1].isnan()
@@ -196,7 +196,7 @@ def test_an_almost_empty_head_becomes_zeros(device: torch.device) -> None:
         caches = torch.ones(2, 1, 1, 1, 3, dtype=torch.float8_e4m3fn, device=device)
         scales = torch.zeros(2, 1, 1, 1, device=device)
         slot = torch.zeros(1, dtype=torch.int64, device=device)
-        with use_kernels(kind):  # type: ignore[arg-type]
+        with use_kernels(kind):
             write_kv(row, row, caches[0], caches[1], slot, scales[0], scales[1])
         assert (caches.float() == 0).all()
         assert (scales == 1).all()

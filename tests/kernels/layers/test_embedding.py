@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.layers.embedding import embed_tokens
-from outrider.kernels.triton_support import use_kernels
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 
 
 @pytest.mark.parametrize("kind", ["reference", "triton"])
@@ -14,11 +14,11 @@ from outrider.kernels.triton_support import use_kernels
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_takes_rows(
-    device: torch.device, kind: str, ids: list[int], width: int, dtype: torch.dtype
+    device: torch.device, kind: KernelChoice, ids: list[int], width: int, dtype: torch.dtype
 ) -> None:
     table = torch.randn(13, width, device=device).to(dtype)
     index = torch.tensor(ids, dtype=torch.int64, device=device)
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         result = embed_tokens(table, index)
     assert result.dtype == dtype
     assert torch.equal(result, table[index])

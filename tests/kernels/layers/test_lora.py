@@ -13,7 +13,7 @@ from outrider.kernels.layers.lora import (
     TorchLoraRows,
     gather_lora,
 )
-from outrider.kernels.triton_support import use_kernels
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 
 WIDTHS = st.sampled_from([1, 8, 33, 64, 200])
 RANKS = st.sampled_from([1, 3, 8, 16, 21, 40])
@@ -48,8 +48,8 @@ def expected_sums(
     return result
 
 
-def gathered(adapters: list[LoraWeights], slots: list[int], kind: str) -> LoraRows:
-    with use_kernels(kind):  # type: ignore[arg-type]
+def gathered(adapters: list[LoraWeights], slots: list[int], kind: KernelChoice) -> LoraRows:
+    with use_kernels(kind):
         found = gather_lora(adapters, slots)
     assert found is not None
     return found
@@ -75,7 +75,9 @@ def test_so_it_does_by_the_kernels(
     check_sums(device, "triton", dtype, data)
 
 
-def check_sums(device: torch.device, kind: str, dtype: torch.dtype, data: st.DataObject) -> None:
+def check_sums(
+    device: torch.device, kind: KernelChoice, dtype: torch.dtype, data: st.DataObject
+) -> None:
     width, size = data.draw(WIDTHS), data.draw(WIDTHS)
     sizes = [size, 5, 17]
     adapters = [
@@ -88,7 +90,7 @@ def check_sums(device: torch.device, kind: str, dtype: torch.dtype, data: st.Dat
     expected = expected_sums(x, y, adapters, slots)
     rows = gathered(adapters, slots, kind)
     before = y.clone()
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         rows.add(0, x, y)
         assert torch.equal(y, before), "a site without parts adds nothing"
         rows.add(1, x, y)
@@ -103,13 +105,13 @@ def check_sums(device: torch.device, kind: str, dtype: torch.dtype, data: st.Dat
     ("auto", torch.float32),
 ])  # fmt: skip
 def test_a_row_keeps_its_bits_in_any_company(
-    device: torch.device, kind: str, dtype: torch.dtype
+    device: torch.device, kind: KernelChoice, dtype: torch.dtype
 ) -> None:
     adapters = [make_weights([16, 7, 33], 72, [40, 24, 40], dtype, device) for _ in range(3)]
     slots = [0, 1, -1, 0, 2, 1, 0, 2, 0]
     x = torch.randn(len(slots), 72, device=device).to(dtype)
     y = torch.randn(len(slots), 104, device=device).to(dtype)
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         together = gather_lora(adapters, slots, deterministic=True)
         assert together is not None
         result = y.clone()

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
-from outrider.kernels.triton_support import use_kernels
+from outrider.kernels.triton_support import KernelChoice, use_kernels
 from tests.sizes import compiled_sizes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -78,13 +78,13 @@ def test_kernel_rounds_once(
 @settings(max_examples=20)
 @given(rows=st.integers(0, 5), width=compiled_sizes([1, 33, 256, 1000], [33, 256]))
 def test_the_sum_that_is_normalised_is_the_one_that_is_kept(
-    device: torch.device, kind: str, dtype: torch.dtype, rows: int, width: int
+    device: torch.device, kind: KernelChoice, dtype: torch.dtype, rows: int, width: int
 ) -> None:
     x = torch.randn(rows, width, device=device).to(dtype)
     residual = torch.randn(rows, width, device=device).to(dtype)
     weight = torch.randn(width, device=device).to(dtype)
     before, total = x.clone(), residual + x
-    with use_kernels(kind):  # type: ignore[arg-type]
+    with use_kernels(kind):
         normed = add_rms_norm(x, residual, weight, 1e-6)
         alone = rms_norm(total, weight, 1e-6)
     assert torch.equal(residual, total)

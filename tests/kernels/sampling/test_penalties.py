@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.sampling.penalties import apply_penalties
-from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 
 pytestmark = pytest.mark.parametrize(
     "choice",
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.parametrize(
 
 
 @contextmanager
-def kernels(choice: str) -> Iterator[None]:
+def kernels(choice: KernelChoice) -> Iterator[None]:
     """Run these; what is allocated without a value is not a number."""
     torch.use_deterministic_algorithms(choice == "triton")
     try:
-        with use_kernels(choice):  # type: ignore[arg-type]
+        with use_kernels(choice):
             yield
     finally:
         torch.use_deterministic_algorithms(False)

@@ -20,7 +20,7 @@ from outrider.kernels.sampling import sample as module
 from outrider.kernels.sampling import truncation_floor
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
 from outrider.kernels.sampling.sample import SamplingRows, log_target, perturb, top_tokens
-from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 
 Row = tuple[float, int, float, float]  # temperature, top_k, top_p, min_p
 
@@ -153,11 +153,11 @@ def small_chunks(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def kernels(choice: str) -> Iterator[None]:
+def kernels(choice: KernelChoice) -> Iterator[None]:
     """Run these; what is allocated without a value is not a number."""
     torch.use_deterministic_algorithms(choice == "triton")
     try:
-        with use_kernels(choice):  # type: ignore[arg-type]
+        with use_kernels(choice):
             yield
     finally:
         torch.use_deterministic_algorithms(False)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
-from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 from outrider.kernels.upload import upload
 
 needs_triton = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
@@ -38,7 +38,7 @@ def make_table(num_sequences: int, num_depths: int, device: torch.device) -> Sam
 )
 def test_rows_are_the_tables(
     device: torch.device,
-    choice: str,
+    choice: KernelChoice,
     nodes: list[tuple[int, int]],
     num_sequences: int,
     num_depths: int,
@@ -47,7 +47,7 @@ def test_rows_are_the_tables(
     index = torch.tensor(nodes, dtype=torch.int64, device=device).reshape(-1, 2)
     torch.use_deterministic_algorithms(True)  # what is allocated is poisoned
     try:
-        with use_kernels(choice):  # type: ignore[arg-type]
+        with use_kernels(choice):
             rows = table.rows(index[:, 0].contiguous(), index[:, 1].contiguous())
     finally:
         torch.use_deterministic_algorithms(False)

@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.kernels.sampling import truncation_floor as module
 from outrider.kernels.sampling.sampling_rows import SamplingRows
 from outrider.kernels.sampling.truncation_floor import truncation_floor
-from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 
 needs_triton = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
 
@@ -196,7 +196,7 @@ def test_a_row_is_the_same_alone_and_between_others(device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("choice", ["reference", pytest.param("triton", marks=needs_triton)])
-def test_nothing_is_cut_where_the_host_says_so(device: torch.device, choice: str) -> None:
+def test_nothing_is_cut_where_the_host_says_so(device: torch.device, choice: KernelChoice) -> None:
     rows = rows_of([(1.0, 0, 1.0, 0.0)] * 2, device)
     plain = SamplingRows.of_words(
         torch.zeros(24, dtype=torch.int32, device=device),
@@ -205,7 +205,7 @@ def test_nothing_is_cut_where_the_host_says_so(device: torch.device, choice: str
         has_truncation=False,
     )
     logits = torch.randn(2, 9, device=device)
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         assert truncation_floor(logits, plain).tolist() == [-torch.inf] * 2
         assert truncation_floor(logits, rows).tolist() == [-torch.inf] * 2
         assert truncation_floor(logits[:0], rows_of([(1.0, 2, 1.0, 0.0)], device)).shape == (0,)

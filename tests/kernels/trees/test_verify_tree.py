@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.kernels.trees.verify_tree import ForestPaths, verify_forest
-from outrider.kernels.triton_support import triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 
 CHOICES = [
     "reference",
@@ -94,10 +94,10 @@ class Case:
             for part in (chosen, token_ids, parent_index, depth, tree_index)
         ]
 
-    def run(self, choice: str, device: torch.device, *, slack: int) -> ForestPaths:
+    def run(self, choice: KernelChoice, device: torch.device, *, slack: int) -> ForestPaths:
         torch.use_deterministic_algorithms(choice == "triton")  # what is allocated is poisoned
         try:
-            with use_kernels(choice):  # type: ignore[arg-type]
+            with use_kernels(choice):
                 return verify_forest(
                     *(part.to(device) for part in self.tensors),
                     num_trees=len(self.paths),
@@ -170,9 +170,9 @@ def test_256_nodes_a_tree(device: torch.device, choice: str, sizes: list[int]) -
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_chain_is_accepted_to_its_end(device: torch.device, choice: str) -> None:
+def test_a_chain_is_accepted_to_its_end(device: torch.device, choice: KernelChoice) -> None:
     tokens = torch.arange(256, device=device)
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         paths = verify_forest(
             tokens + 1, tokens, tokens - 1, tokens, tokens * 0, num_trees=1, max_depth=255
         )
@@ -181,7 +181,9 @@ def test_a_chain_is_accepted_to_its_end(device: torch.device, choice: str) -> No
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_right_guess_below_a_wrong_one_is_not_accepted(device: torch.device, choice: str) -> None:
+def test_a_right_guess_below_a_wrong_one_is_not_accepted(
+    device: torch.device, choice: KernelChoice
+) -> None:
     # 0 -> 1 (wrong) -> 2 (what the target would choose at 1), and 0 -> 3 (right)
     parts: list[Tensor] = [
         torch.tensor([7, 5, 6, 8]),
@@ -190,17 +192,17 @@ def test_a_right_guess_below_a_wrong_one_is_not_accepted(device: torch.device, c
         torch.tensor([0, 1, 2, 1]),
         torch.tensor([0, 0, 0, 0]),
     ]
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         verdicts = verify_forest(*(part.to(device) for part in parts), num_trees=1, max_depth=2)
     assert verdicts.is_accepted.tolist() == [True, False, False, True]
     assert verdicts.next_token.tolist() == [8]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_place_without_a_token_ends_the_path(device: torch.device, choice: str) -> None:
+def test_a_place_without_a_token_ends_the_path(device: torch.device, choice: KernelChoice) -> None:
     # a cascade that cannot say chooses -1; the node below it is not accepted
     parts = ([5, -1, 3], [4, 5, 6], [-1, 0, 1], [0, 1, 2], [0, 0, 0])
-    with use_kernels(choice):  # type: ignore[arg-type]
+    with use_kernels(choice):
         paths = verify_forest(
             *(torch.tensor(part, device=device) for part in parts), num_trees=1, max_depth=2
         )

@@ -1,21 +1,18 @@
-"""Answers of /v1/messages: the shapes of /openapi.json.
+"""Answers of /v1/messages: the Structs that are sent, and described in /openapi.json.
 
-Answers are written by hand (gateway/http/apis/messages/writer.py); tests hold them against these
-models, which allow no field that is not declared.
+The deltas of texts are written by hand for speed (gateway/http/apis/messages/writer.py).
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import Field, JsonValue
 
 from outrider.gateway.contract.schema.errors import DeliveredReport
-from outrider.gateway.contract.schema.responses import OutriderReport, UpstreamReport
+from outrider.gateway.contract.schema.responses import WrittenReport
 from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.gateway.http.apis.messages.schema import CountTokensRequest, MessagesRequest
 from outrider.gateway.http.apis.tokenize_schema import TokenCount
-from outrider.gateway.upstream.dialects.anthropic_words import ERROR_STATUS
-
-MessageStopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+from outrider.gateway.upstream.dialects.anthropic_words import ERROR_STATUS, MessageStopReason
 
 
 class AnswerText(ResponseModel):
@@ -88,7 +85,7 @@ class MessageAnswer(ResponseModel):
     stop_reason: MessageStopReason
     stop_sequence: str | None
     usage: MessageUsage
-    outrider: OutriderReport | UpstreamReport | None = None
+    outrider: WrittenReport = None
 
 
 class BegunMessage(ResponseModel):
@@ -177,7 +174,7 @@ class MessageDelta(ResponseModel):
     type: Literal["message_delta"]
     delta: EndDelta
     usage: DeltaUsage
-    outrider: OutriderReport | UpstreamReport | None = None
+    outrider: WrittenReport = None
 
 
 class MessageStop(ResponseModel):
@@ -212,16 +209,17 @@ class MessagesErrorEvent(MessagesError):
     outrider: DeliveredReport | None = None
 
 
-MESSAGE_EVENTS: Final[tuple[type, ...]] = (
-    MessageStart,
-    BlockStart,
-    BlockDelta,
-    BlockStop,
-    MessageDelta,
-    MessageStop,
-    PingEvent,
-    MessagesErrorEvent,
+MessageEvent = (
+    MessageStart
+    | BlockStart
+    | BlockDelta
+    | BlockStop
+    | MessageDelta
+    | MessageStop
+    | PingEvent
+    | MessagesErrorEvent
 )
+MESSAGE_EVENTS: Final[tuple[type, ...]] = get_args(MessageEvent)
 MESSAGES_MODELS: Final[tuple[type, ...]] = (
     MessagesRequest,
     CountTokensRequest,

@@ -8,7 +8,8 @@ from outrider.gateway.answering.reading.misplaced_options import refuse_misplace
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.schema.turns import end_turn
 from outrider.gateway.http.apis.api import TranslatedRequest
-from outrider.gateway.http.apis.messages.problems import problem_object
+from outrider.gateway.http.apis.messages.answers import MessagesError
+from outrider.gateway.http.apis.messages.problems import error_detail
 from outrider.gateway.http.apis.messages.request import (
     chat_fields,
     chat_prompt_fields,
@@ -53,4 +54,4 @@ class MessagesApi:
 
     def problem_body(self, problem: Problem) -> bytes:
         """The JSON of an error."""
-        return _encode(problem_object(problem))
+        return _encode(MessagesError(type="error", error=error_detail(problem)))

@@ -1,8 +1,9 @@
 """Errors in the words of the Messages API."""
 
-from typing import Any, Final
+from typing import Final
 
 from outrider.gateway.contract.errors.http import Problem
+from outrider.gateway.http.apis.messages.answers import MessagesErrorDetail
 from outrider.gateway.upstream.dialects.anthropic_words import error_type
 
 # Clients look for these words to know that they have to shorten the conversation.
@@ -20,12 +21,9 @@ _NAMES: Final = {
 }
 
 
-def problem_object(problem: Problem) -> dict[str, Any]:
-    """The error object."""
-    return {
-        "type": "error",
-        "error": {"type": error_type(problem.status), "message": _message(problem)},
-    }
+def error_detail(problem: Problem) -> MessagesErrorDetail:
+    """Describe an error."""
+    return MessagesErrorDetail(type=error_type(problem.status), message=_message(problem))
 
 
 def _message(problem: Problem) -> str:

@@ -1,12 +1,14 @@
 """Chat answers in the words of the Messages API: a message, or the events of its stream."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import msgspec
 
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.errors.tree import GenerationError
+from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.http.apis.chat_chunks import (
     CallPiece,
     ChatChunkParser,
@@ -15,8 +17,9 @@ from outrider.gateway.http.apis.chat_chunks import (
     read_completion,
 )
 from outrider.gateway.http.apis.events import named_event, one_line
-from outrider.gateway.http.apis.messages.problems import problem_object
-from outrider.gateway.upstream.dialects.anthropic_words import STOP_REASONS
+from outrider.gateway.http.apis.messages import answers
+from outrider.gateway.http.apis.messages.problems import error_detail
+from outrider.gateway.upstream.dialects.anthropic_words import STOP_REASONS, MessageStopReason
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.decode
@@ -24,8 +27,8 @@ _decode: Final = msgspec.json.decode
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 # Thoughts that are not shown are silence; some clients take a long one for a lost connection.
 _HIDDEN_PER_PING: Final = 32
-
-_Fields = dict[str, Any]
+_EMPTY_TEXT: Final = answers.AnswerText("text", "")
+_EMPTY_THOUGHT: Final = answers.AnswerThinking("thinking", "", "")
 
 
 class MessageWriter:
@@ -55,26 +58,29 @@ class MessageWriter:
     def whole(self, body: bytes) -> bytes:
         """A chat completion as a message."""
         piece = read_completion(body)
-        blocks = [*self._thought_blocks(piece), *_text_blocks(piece), *_call_blocks(piece.calls)]
-        message: _Fields = {
-            **_head(piece),
-            "content": blocks or [_text_block("")],
-            "stop_reason": _stop_reason(
-                piece.finish_reason, piece.stop, has_calls=bool(piece.calls)
-            ),
-            "stop_sequence": piece.stop,
-            "usage": _usage(piece.usage or ChatUsage()) | _service_tier(piece),
-        }
-        if piece.report is not None:
-            message["outrider"] = piece.report
+        text = piece.content or piece.refusal
+        texts = [answers.AnswerText("text", text)] if text else []
+        message = answers.MessageAnswer(
+            id=_message_id(piece),
+            type="message",
+            role="assistant",
+            model=piece.model,
+            content=[*self._thought_blocks(piece), *texts, *_call_blocks(piece.calls)]
+            or [_EMPTY_TEXT],
+            stop_reason=_stop_reason(piece.finish_reason, piece.stop, has_calls=bool(piece.calls)),
+            stop_sequence=piece.stop,
+            usage=_message_usage(piece, piece.usage),
+            outrider=piece.report,
+        )
         return _encode(message)
 
-    def ending_badly(self, problem: Problem, delivered: Mapping[str, Any] | None) -> bytes:
+    def ending_badly(self, problem: Problem, delivered: DeliveredReport | None) -> bytes:
         """An error event; nothing follows it."""
-        document = problem_object(problem)
-        if delivered is not None:
-            document["outrider"] = delivered
-        return named_event("error", document)
+        return _event(
+            answers.MessagesErrorEvent(
+                type="error", error=error_detail(problem), outrider=delivered
+            )
+        )
 
     def _written(self, piece: ChatPiece) -> bytes:
         if piece.comment:
@@ -88,7 +94,7 @@ class MessageWriter:
         if piece.thoughts:
             out += b"".join(map(self._signed, piece.thoughts))
         if text := piece.content or piece.refusal:
-            out += self._in_block("text", _text_block("")) + _text_delta(self._last, text)
+            out += self._in_block(_EMPTY_TEXT) + _text_delta(self._last, text)
         if piece.calls:
             out += b"".join(map(self._call, piece.calls))
         return out
@@ -110,49 +116,49 @@ class MessageWriter:
     def _begin(self, piece: ChatPiece) -> bytes:
         """Return the first event; the number of prompt tokens follows at the end of the stream."""
         self._has_begun = True
-        message: _Fields = {
-            **_head(piece),
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(ChatUsage()) | _service_tier(piece),
-        }
-        return named_event("message_start", {"type": "message_start", "message": message}) + PING
+        message = answers.BegunMessage(
+            id=_message_id(piece),
+            type="message",
+            role="assistant",
+            model=piece.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=_message_usage(piece, None),
+        )
+        return _event(answers.MessageStart("message_start", message)) + PING
 
-    def _in_block(self, kind: str, block: _Fields) -> bytes:
-        """Go on in the open block where it is of this kind, else end it and begin another."""
-        return b"" if self._open == kind else self._new_block(kind, block)
+    def _in_block(self, block: answers.AnswerText | answers.AnswerThinking) -> bytes:
+        """Go on in the open block where it is of this type, else end it and begin another."""
+        return b"" if self._open == block.type else self._new_block(block.type, block)
 
-    def _new_block(self, kind: str, block: _Fields) -> bytes:
+    def _new_block(self, kind: str, block: answers.AnswerBlock) -> bytes:
         before = self._close()
         self._open = kind
         self._num_blocks += 1
-        begun = {"type": "content_block_start", "index": self._last, "content_block": block}
-        return before + named_event("content_block_start", begun)
+        return before + _event(answers.BlockStart("content_block_start", self._last, block))
 
     def _close(self) -> bytes:
         if self._open is None:
             return b""
         self._open = self._call_index = None
-        return named_event(
-            "content_block_stop", {"type": "content_block_stop", "index": self._last}
-        )
+        return _event(answers.BlockStop("content_block_stop", self._last))
 
     def _thought(self, text: str) -> bytes:
         if not self._tells_thoughts:
             self._num_hidden += 1
             return PING if self._num_hidden % _HIDDEN_PER_PING == 0 else b""
-        return self._in_block("thinking", _thinking_block("")) + self._delta(
-            {"type": "thinking_delta", "thinking": text}
+        return self._in_block(_EMPTY_THOUGHT) + self._delta(
+            answers.ThinkingDelta("thinking_delta", text)
         )
 
     def _signed(self, thought: Mapping[str, Any]) -> bytes:
         """A thought of an upstream tier that is whole: its text was told before, if at all."""
         if thought.get("type") != "thinking":
-            return self._new_block("redacted_thinking", dict(thought)) + self._close()
-        out = self._in_block("thinking", _thinking_block(""))
-        signature = {"type": "signature_delta", "signature": thought.get("signature") or ""}
-        return out + self._delta(signature) + self._close()
+            hidden = cast(answers.AnswerRedactedThinking, thought)  # passed on as it came
+            return self._new_block("redacted_thinking", hidden) + self._close()
+        signature = answers.SignatureDelta("signature_delta", thought.get("signature") or "")
+        return self._in_block(_EMPTY_THOUGHT) + self._delta(signature) + self._close()
 
     def _call(self, call: CallPiece) -> bytes:
         """Raise GenerationError for a call that goes on after its block, or has no name."""
@@ -163,56 +169,53 @@ class MessageWriter:
                     "The model's server sent a part of a call out of turn.",
                     code="unreadable_answer",
                 )
-            out = self._new_block("tool_use", _call_block(call.call_id, call.name, {}))
+            block = answers.AnswerToolUse("tool_use", call.call_id, call.name, {})
+            out = self._new_block("tool_use", block)
             self._call_index = call.index
             self._has_calls = True
         if call.arguments:
-            out += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            out += self._delta(answers.InputJsonDelta("input_json_delta", call.arguments))
         return out
 
-    def _delta(self, delta: _Fields) -> bytes:
-        document = {"type": "content_block_delta", "index": self._last, "delta": delta}
-        return named_event("content_block_delta", document)
+    def _delta(
+        self, delta: answers.ThinkingDelta | answers.SignatureDelta | answers.InputJsonDelta
+    ) -> bytes:
+        return _event(answers.BlockDelta("content_block_delta", self._last, delta))
 
     def _ending(self) -> bytes:
         out = b"" if self._has_begun else self._begin(ChatPiece())
         if self._num_blocks == 0:
-            out += self._new_block("text", _text_block(""))
-        out += self._close()
+            out += self._new_block("text", _EMPTY_TEXT)
         reason = _stop_reason(self._finish_reason, self._stop, has_calls=self._has_calls)
-        document: _Fields = {
-            "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": self._stop},
-            "usage": _usage(self._usage),
-        }
-        if self._report is not None:
-            document["outrider"] = self._report
-        out += named_event("message_delta", document)
-        return out + named_event("message_stop", {"type": "message_stop"})
+        end = answers.MessageDelta(
+            type="message_delta",
+            delta=answers.EndDelta(stop_reason=reason, stop_sequence=self._stop),
+            usage=answers.DeltaUsage(*_usage(self._usage)),
+            outrider=self._report,
+        )
+        return out + self._close() + _event(end) + _event(answers.MessageStop("message_stop"))
 
-    def _thought_blocks(self, piece: ChatPiece) -> list[_Fields]:
+    def _thought_blocks(self, piece: ChatPiece) -> list[answers.AnswerBlock]:
         """Thoughts of an upstream tier with their signatures; local ones have none."""
         if not piece.thoughts:
             shown = self._tells_thoughts and piece.reasoning
-            return [_thinking_block(piece.reasoning)] if shown else []
-        blocks = [dict(thought) for thought in piece.thoughts]
+            return [answers.AnswerThinking("thinking", piece.reasoning, "")] if shown else []
+        blocks = piece.thoughts
         if not self._tells_thoughts:
             blocks = [
                 block | {"thinking": ""} if block.get("type") == "thinking" else block
                 for block in blocks
             ]
-        return blocks
+        return cast(list[answers.AnswerBlock], blocks)  # passed on as they came
 
 
-def _head(piece: ChatPiece) -> _Fields:
-    """Return the fields that a message has from its beginning on."""
+def _event(document: answers.MessageEvent) -> bytes:
+    return named_event(document.type, document)
+
+
+def _message_id(piece: ChatPiece) -> str:
     answer_id = piece.answer_id.removeprefix("chatcmpl-")
-    return {
-        "id": answer_id if answer_id.startswith("msg_") else f"msg_{answer_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": piece.model,
-    }
+    return answer_id if answer_id.startswith("msg_") else f"msg_{answer_id}"
 
 
 def _text_delta(index: int, text: str) -> bytes:
@@ -225,37 +228,18 @@ def _text_delta(index: int, text: str) -> bytes:
     )
 
 
-def _text_block(text: str) -> _Fields:
-    return {"type": "text", "text": text}
-
-
-def _thinking_block(text: str) -> _Fields:
-    return {"type": "thinking", "thinking": text, "signature": ""}
-
-
-def _call_block(call_id: str, name: str, arguments: _Fields) -> _Fields:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
-
-
-def _text_blocks(piece: ChatPiece) -> list[_Fields]:
-    text = piece.content or piece.refusal
-    return [_text_block(text)] if text else []
-
-
-def _call_blocks(calls: Sequence[CallPiece]) -> list[_Fields]:
+def _call_blocks(calls: Sequence[CallPiece]) -> Iterator[answers.AnswerToolUse]:
     """A call that max_tokens has cut off is left out: it could not be run."""
-    blocks = []
     for call in calls:
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = _decode(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(arguments, dict):
-            blocks.append(_call_block(call.call_id, call.name, arguments))
-    return blocks
+            if isinstance(arguments, dict):
+                yield answers.AnswerToolUse("tool_use", call.call_id, call.name, arguments)
 
 
-def _stop_reason(finish_reason: str | None, stop: str | None, *, has_calls: bool) -> str:
+def _stop_reason(
+    finish_reason: str | None, stop: str | None, *, has_calls: bool
+) -> MessageStopReason:
     """Return the stop reason; OpenAI reports "stop" for a forced tool call, here it is tool_use."""
     if finish_reason == "stop" and has_calls:
         return "tool_use"
@@ -264,17 +248,20 @@ def _stop_reason(finish_reason: str | None, stop: str | None, *, has_calls: bool
     return STOP_REASONS.get(finish_reason or "stop", "end_turn")
 
 
-def _usage(usage: ChatUsage) -> _Fields:
-    """Tokens read from the cache are counted apart here."""
+def _usage(usage: ChatUsage) -> tuple[int, int, int, int, answers.ThinkingTokens]:
+    """Return the fields of DeltaUsage. Tokens read from the cache are counted apart here."""
     num_cached = min(usage.num_cached_tokens, usage.num_prompt_tokens)
-    return {
-        "input_tokens": usage.num_prompt_tokens - num_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": num_cached,
-        "output_tokens": usage.num_completion_tokens,
-        "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
-    }
+    return (
+        usage.num_prompt_tokens - num_cached,
+        0,
+        num_cached,
+        usage.num_completion_tokens,
+        answers.ThinkingTokens(usage.num_reasoning_tokens),
+    )
 
 
-def _service_tier(piece: ChatPiece) -> _Fields:
-    return {"service_tier": "priority" if piece.service_tier == "priority" else "standard"}
+def _message_usage(piece: ChatPiece, usage: ChatUsage | None) -> answers.MessageUsage:
+    return answers.MessageUsage(
+        *_usage(usage or ChatUsage()),
+        "priority" if piece.service_tier == "priority" else "standard",
+    )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from outrider.gateway.contract.errors.http import Problem
+from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.http.apis.chat_chunks import (
     ChatChunkParser,
     ChatPiece,
@@ -73,7 +74,7 @@ class ResponseWriter:
         answer.add(piece)
         return one_line(answer.finish())
 
-    def ending_badly(self, problem: Problem, delivered: Mapping[str, Any] | None) -> bytes:
+    def ending_badly(self, problem: Problem, delivered: DeliveredReport | None) -> bytes:
         """`response.failed`, with what there is of the output."""
         answer = self._answer or self._begin(ChatPiece())
         answer.fail(in_own_words(problem), delivered)
@@ -147,7 +148,7 @@ class _Answer:
         self._end(status, response)
         return response
 
-    def fail(self, problem: Problem, delivered: Mapping[str, Any] | None) -> None:
+    def fail(self, problem: Problem, delivered: DeliveredReport | None) -> None:
         """The answer broke off."""
         error = {
             "code": "rate_limit_exceeded" if problem.status == _RATE_LIMITED else "server_error",
@@ -155,7 +156,8 @@ class _Answer:
             "type": problem.type,
             "param": problem.param,
         }
-        fields = {"error": error, "outrider": {**(delivered or {}), "code": problem.code}}
+        known = {} if delivered is None else msgspec.structs.asdict(delivered)
+        fields = {"error": error, "outrider": {**known, "code": problem.code}}
         items = self._output.items(is_broken=True)
         self._end("failed", self._response("failed", items, fields))
 

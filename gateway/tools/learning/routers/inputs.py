@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.gateway.settings.sections import TierPriceSettings
+from outrider.gateway.settings.routing import TierPriceSettings
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
 from outrider.gateway.tools.commands.terminal import make_console

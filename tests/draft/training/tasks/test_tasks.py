@@ -16,6 +16,7 @@ from outrider.draft.training.tasks.families import (
     DIFFICULTIES,
     FAMILIES,
     PLAIN_FAMILIES,
+    Split,
     Task,
     check,
     expected_by,
@@ -140,9 +141,9 @@ def test_difficulty_lengthens_the_answers() -> None:
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_same_seed_same_tasks(split: str) -> None:
+def test_same_seed_same_tasks(split: Split) -> None:
     def first(seed: int) -> list[Task]:
-        return list(itertools.islice(stream(seed, split, FAMILIES), 100))  # type: ignore[arg-type]
+        return list(itertools.islice(stream(seed, split, FAMILIES), 100))
 
     assert first(1) == first(1)
     assert first(1) != first(2)

@@ -39,7 +39,7 @@ BEFORE: Final = {
     "error event": Toxic(kind="error_event"),
 }
 AMID: Final = {
-    f"{kind} after {after}": Toxic(kind=kind, after_events=after, delay_s=30.0)  # type: ignore[arg-type]
+    f"{kind} after {after}": Toxic(kind=kind, after_events=after, delay_s=30.0)
     for kind in (
         "reset",
         "stall",

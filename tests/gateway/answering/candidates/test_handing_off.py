@@ -118,7 +118,7 @@ def test_a_whole_answer_has_the_report_and_is_otherwise_the_servers_own(make: Ma
 def test_usage_is_told_once_where_it_was_asked_for(make: Make) -> None:
     with make() as world:
         for usage in ("as_asked", "never"):
-            world.cloud.script = MockScript(pieces=CLOUD.pieces, usage=usage)  # type: ignore[arg-type]
+            world.cloud.script = MockScript(pieces=CLOUD.pieces, usage=usage)
             streamed = world.stream(model="cloud", stream_options={"include_usage": True})
             told = [chunk for chunk in streamed.chunks if chunk.get("usage")]
             assert len(told) == 1

@@ -1,5 +1,6 @@
 """Meaning of a model's name among local models, upstream tiers and their servers' lists."""
 
+import msgspec
 import pytest
 
 from outrider.engine.events import TierInfo
@@ -11,17 +12,18 @@ from outrider.gateway.answering.reading.model_catalog import (
 )
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
-from outrider.gateway.contract.schema.model_cards import ModelCard
-from outrider.gateway.http.apis.prices import with_prices
+from outrider.gateway.contract.schema.model_cards import ModelCard, UpstreamCard
+from outrider.gateway.http.apis.prices import card_of
 from outrider.gateway.tenancy.ledger.prices import PriceBook
+from outrider.verifier.params import Tier
 from tests.gateway.answers import read_answer
 
 FREE = PriceBook.free()
 
 
-def info(tier: str, model_id: str) -> TierInfo:
+def info(tier: Tier, model_id: str) -> TierInfo:
     return TierInfo(
-        tier=tier,  # type: ignore[arg-type]
+        tier=tier,
         model_id=model_id,
         path="test",
         num_parameters=10,
@@ -205,7 +207,10 @@ def test_without_a_local_model() -> None:
 
 
 def test_cards() -> None:
-    cards = {card["id"]: read_answer(ModelCard, with_prices(card, FREE)) for card in BOTH.cards()}
+    cards = {
+        model.id: read_answer(ModelCard, msgspec.json.encode(card_of(model, FREE)))
+        for model in BOTH.all_listed()
+    }
     assert tuple(cards) == BOTH.all()
     assert [card.tier for card in cards["auto"].outrider] == ["small", "large", "cloud"]
     (large,) = cards["large"].outrider
@@ -214,33 +219,25 @@ def test_cards() -> None:
     assert large.tool_format == "mistral"
     assert cards["large"].owned_by == "outrider"
     assert cards["mine"].owned_by == "spare"
-    assert BOTH.card("cloud")["outrider"] == [
-        {
-            "tier": "cloud",
-            "model_id": "meta/llama",
-            "max_context": 8192,
-            "server": "vllm",
-            "capabilities": ["tools", "images"],
-        }
+    assert BOTH.listed("cloud").behind == [
+        UpstreamCard(
+            tier="cloud",
+            model_id="meta/llama",
+            max_context=8192,
+            server="vllm",
+            capabilities=["tools", "images"],
+        )
     ]
-    assert BOTH.card("mine")["outrider"] == [
-        {
-            "tier": "spare",
-            "model_id": "mine",
-            "max_context": None,
-            "server": "outrider",
-            "capabilities": [],
-        }
+    assert BOTH.listed("mine").behind == [
+        UpstreamCard(
+            tier="spare", model_id="mine", max_context=None, server="outrider", capabilities=[]
+        )
     ]
-    assert BOTH.card("cloud/unlisted")["outrider"][0]["model_id"] == "unlisted"
+    assert BOTH.listed("cloud/unlisted").behind[0].model_id == "unlisted"
     with pytest.raises(ModelNotFoundError):
-        BOTH.card("x")
+        BOTH.listed("x")
 
 
 def test_auto_without_hand_offs_means_local_models() -> None:
-    (card,) = [
-        card
-        for card in ModelCatalog(LOCAL, (CLOUD,), formats=FORMATS).cards()
-        if card["id"] == "auto"
-    ]
-    assert [behind["tier"] for behind in card["outrider"]] == ["small", "large"]
+    auto = ModelCatalog(LOCAL, (CLOUD,), formats=FORMATS).listed("auto")
+    assert [behind.tier for behind in auto.behind] == ["small", "large"]

@@ -27,6 +27,7 @@ from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
 from outrider.router.guard import RouteGuard
 from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
+from outrider.verifier.params import Tier
 from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.router.routers import scorer_that_says, table
@@ -43,7 +44,7 @@ PRICES = {
 class World:
     """A gateway's routing without HTTP; the engine is never asked to answer."""
 
-    tokenizers: dict[str, ChatTokenizer]
+    tokenizers: dict[Tier, ChatTokenizer]
     quality: float = 0.5
     calibration: Calibration | None = None
     now_s: float = 0.0
@@ -65,11 +66,11 @@ class World:
             vocab_size=420,
             script=lambda _: Script(),
             tiers=self.tiers,
-            change=self.change,  # type: ignore[arg-type]
+            change=self.change,
         )
         parts = GatewayParts(
             engine=self.engine,
-            tokenizers=self.tokenizers,  # type: ignore[arg-type]
+            tokenizers=self.tokenizers,
             router=policy,
             limits=GatewayLimits(default_max_tokens=32),
             routing=RoutingParts(**{"guard": self.guard, **self.parts}),
@@ -324,8 +325,8 @@ CALL = {
 }
 
 
-def answer(tier: str, text: str = "Yes.", **more: Any) -> Answer:
-    return Answer(tier=tier, text=text, num_tokens=500, **more)  # type: ignore[arg-type]
+def answer(tier: Tier, text: str = "Yes.", **more: Any) -> Answer:
+    return Answer(tier=tier, text=text, num_tokens=500, **more)
 
 
 def learnt(job: Job, said: Answer) -> None:

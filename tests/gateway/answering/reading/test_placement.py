@@ -7,11 +7,13 @@ import pytest
 
 from outrider.gateway.answering.reading.parsed_request import PlacementConstraints, constraints_of
 from outrider.gateway.answering.reading.placement import Named, PlacementPolicy
+from outrider.gateway.contract.answers.responder import Place
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Policy
 from outrider.gateway.settings.tiers import HandoffSettings
+from outrider.verifier.params import Tier
 
 BOTH = PlacementPolicy(upstream="cloud")
 LOCAL_ONLY = PlacementPolicy()
@@ -83,11 +85,11 @@ def test_private_requests_never_name_the_cloud(
     named: Named,
     policy: Policy | None,
     default: Policy,
-    strong: str,
+    strong: Place,
     has_local: bool,
     cloud: str | None,
 ) -> None:
-    rules = PlacementPolicy(policy=default, upstream=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
+    rules = PlacementPolicy(policy=default, upstream=cloud, has_local=has_local, strong=strong)
     if not has_local or named == "cloud" or policy == "cloud_only":
         assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.privacy"
         return
@@ -132,7 +134,7 @@ def test_upstream_policies_are_refused_without_an_upstream_tier(policy: Policy) 
     for named in ("auto", "local"):
         if (named, policy) == ("local", "cloud_only"):
             continue
-        error = refusal(LOCAL_ONLY, named, policy=policy)  # type: ignore[arg-type]
+        error = refusal(LOCAL_ONLY, named, policy=policy)
         assert error.param == "outrider.policy"
         assert "no upstream tier" in str(error)
     for policy in ("local_only", "prefer_local"):
@@ -147,7 +149,7 @@ def test_without_a_local_model(policy: Policy) -> None:
     assert "no model is loaded" in str(error)
     assert constraints(CLOUD_ONLY).places == ("cloud",)
     for named in ("auto", "cloud"):
-        assert constraints(CLOUD_ONLY, named, policy="prefer_cloud").places == ("cloud",)  # type: ignore[arg-type]
+        assert constraints(CLOUD_ONLY, named, policy="prefer_cloud").places == ("cloud",)
 
 
 @pytest.mark.parametrize("default", get_args(Policy))
@@ -232,7 +234,7 @@ def test_rules_of_the_settings() -> None:
     ],
 )
 def test_settings_that_cannot_be_met(
-    settings: dict[str, str], tiers: list[str], local: list[str], words: str
+    settings: dict[str, str], tiers: list[str], local: list[Tier], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        PlacementPolicy.of(HandoffSettings.model_validate(settings), tiers=tiers, local=local)  # type: ignore[arg-type]
+        PlacementPolicy.of(HandoffSettings.model_validate(settings), tiers=tiers, local=local)

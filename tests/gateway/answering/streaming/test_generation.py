@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -246,10 +247,10 @@ def test_thinking_that_never_ends_is_no_answer(
 
 
 def generation_of(
-    tokenizer: ChatTokenizer, script: Script, **job: object
+    tokenizer: ChatTokenizer, script: Script, **job: Any
 ) -> tuple[Generation, ScriptedClient]:
     engine = ScriptedClient(vocab_size=420, script=lambda _: script)
-    return Generation(engine, job_of(tokenizer, **job), GatewayMetrics()), engine  # type: ignore[arg-type]
+    return Generation(engine, job_of(tokenizer, **job), GatewayMetrics()), engine
 
 
 async def test_a_stop_string_aborts_before_the_client_is_served(

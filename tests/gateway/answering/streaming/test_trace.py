@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from outrider import draft
-from outrider.engine.trace import StepTrace, TokenOrigin, TraceNode
+from outrider.engine.trace import NodeSource, StepTrace, TokenOrigin, TraceNode
 from outrider.gateway.answering.streaming.trace import ChoiceTrace, DeltaTrace, as_reused
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
@@ -25,12 +25,12 @@ def other() -> ChatTokenizer:
     return ChatTokenizer.load(Path(draft.__file__).parent / "pair" / "large")
 
 
-def tree(ids: tuple[int, ...], *sources: str) -> tuple[TraceNode, ...]:
+def tree(ids: tuple[int, ...], *sources: NodeSource) -> tuple[TraceNode, ...]:
     """A root and a right guess below it."""
     root, guess = ids
     return (
         TraceNode(token_id=root, parent=-1, is_accepted=True),
-        TraceNode(token_id=guess, parent=0, sources=sources, is_accepted=True),  # type: ignore[arg-type]
+        TraceNode(token_id=guess, parent=0, sources=sources, is_accepted=True),
     )
 
 

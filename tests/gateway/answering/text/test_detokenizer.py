@@ -157,7 +157,7 @@ def test_the_cost_is_linear(byte_table: TokenTable) -> None:
     lookups = 0
 
     class Counting(tuple[bytes, ...]):
-        def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
             nonlocal lookups
             lookups += 1
             return super().__getitem__(index)

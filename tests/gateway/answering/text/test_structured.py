@@ -159,8 +159,8 @@ def test_thinking_comes_before_the_grammar(
     assert found is not None
     token = {text: index for index, text in enumerate(shipped_token_bytes()) if len(text) == 1}
 
-    def accepts(text: str, thinking: str) -> bool:
-        spec = found.grammar(thinking)  # type: ignore[arg-type]
+    def accepts(text: str, thinking: Thinking) -> bool:
+        spec = found.grammar(thinking)
         matcher = shipped_compiler().compile(spec).result(20).matcher()
         return all(matcher.accept(token[bytes([byte])]) for byte in text.encode())
 

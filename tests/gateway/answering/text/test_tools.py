@@ -362,7 +362,7 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
         model="large",
         messages=[HELLO],
         tools=TOOLS,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 
@@ -434,7 +434,7 @@ def test_stream_helper_of_the_client(server: Server, client: openai.OpenAI) -> N
     with client.chat.completions.stream(
         model="large",
         messages=[HELLO],
-        tools=TOOLS,  # type: ignore[arg-type]
+        tools=TOOLS,
     ) as stream:
         events = list(stream)
     done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
@@ -456,7 +456,7 @@ def test_round_trip(server: Server, client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="large",
         messages=[HELLO, message, *results],
-        tools=TOOLS,  # type: ignore[list-item]
+        tools=TOOLS,
     )
     assert answer.choices[0].message.content == "It rains."
     assert answer.choices[0].finish_reason == "stop"

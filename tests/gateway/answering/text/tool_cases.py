@@ -28,7 +28,7 @@ WEATHER = {
     },
 }
 CLOCK = {"type": "function", "function": {"name": "clock"}}
-TOOLS = [WEATHER, CLOCK]
+TOOLS: list[Any] = [WEATHER, CLOCK]
 
 
 def request(**fields: Any) -> ChatRequest:

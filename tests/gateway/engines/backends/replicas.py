@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from outrider.gateway.engines.backends.connected_gateway import ListenerBounds
 from outrider.gateway.engines.backends.engine_listener import EngineListener
@@ -14,6 +15,7 @@ from outrider.gateway.engines.backends.fleet_keys import (
 )
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.step_loop import serve_loaded
+from outrider.verifier.params import Tier
 from tests.gateway import scripted_engine
 
 ANY_PORT = "tcp://127.0.0.1:0"
@@ -34,12 +36,12 @@ class Replica:
         endpoint: str = ANY_PORT,
         keys: FleetKeys | None = None,
         bounds: ListenerBounds = ListenerBounds(),  # noqa: B008 - it is frozen
-        tokenizers: dict[str, str] | None = None,
+        tokenizers: dict[Tier, str] | None = None,
     ) -> None:
         self.listener = EngineListener(endpoint, keys, bounds)
         self.endpoint = self.listener.endpoint
         self.engine = scripted_engine.build(arguments, lambda *_: None)
-        self.tokenizers = {"large": "a" * 64} if tokenizers is None else tokenizers
+        self.tokenizers: dict[Tier, str] = {"large": "a" * 64} if tokenizers is None else tokenizers
         self.exit_status: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -48,7 +50,7 @@ class Replica:
         return self
 
     def _run(self) -> None:
-        self.listener.open(self.engine.info(), self.tokenizers)  # type: ignore[arg-type]
+        self.listener.open(self.engine.info(), self.tokenizers)
         try:
             self.exit_status = serve_loaded(self.engine, self.listener)
         finally:
@@ -65,8 +67,8 @@ class Replica:
 
 
 @contextmanager
-def replica(arguments: str = "{}", **options: object) -> Iterator[Replica]:
-    found = Replica(arguments, **options)  # type: ignore[arg-type]
+def replica(arguments: str = "{}", **options: Any) -> Iterator[Replica]:
+    found = Replica(arguments, **options)
     try:
         yield found.start()
     finally:

@@ -166,7 +166,7 @@ async def test_answers_go_on_with_the_next_engine_at_the_address(ends: str) -> N
         events = [await anext(stream) for _ in range(5)]
         if ends == "crashed":
             crash = client.submit(make_request("b", prompt=(CRASH_IN_STEP,)))
-            crashing = asyncio.create_task(anext(crash))  # type: ignore[arg-type]
+            crashing = asyncio.create_task(anext(crash))  # type: ignore[arg-type, var-annotated]
             await becomes(lambda: first.exit_status is not None)
             crashing.cancel()
             await asyncio.gather(crashing, return_exceptions=True)

@@ -1,6 +1,7 @@
 """Sizes before the start: they are those that simulated experiments took (docs/experiments.md)."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,6 @@ def test_requests_that_are_alike_count_for_less() -> None:
         ({"control": 0.8, "arm": 0.9, "weight": 1.0}, "weight"),
     ],
 )
-def test_what_no_experiment_has_is_refused(changes: dict[str, float], said: str) -> None:
+def test_what_no_experiment_has_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        SizeQuestion(**({"kind": "share"} | changes))  # type: ignore[arg-type]
+        SizeQuestion(**{"kind": "share", **changes})

@@ -63,7 +63,7 @@ def test_whole_answer(server: Server, claude: anthropic.Anthropic) -> None:
     assert message.usage.cache_read_input_tokens == 4
     assert message.usage.output_tokens == len(server.encode("Hello there, how are you?"))
     assert message._request_id
-    assert message.outrider["tier"] == "small"  # type: ignore[attr-defined]
+    assert message.outrider["tier"] == "small"
 
 
 def test_stream(server: Server, claude: anthropic.Anthropic) -> None:
@@ -113,7 +113,7 @@ def test_a_tool_loop(server: Server, claude: anthropic.Anthropic) -> None:
     assert call.type == "tool_use"
     assert (call.name, call.input) == ("get_weather", {"city": "Oslo"})
     assert asked.stop_reason == "tool_use"
-    assert claude.messages.create(**fields).content[1].input == {"city": "Oslo"}  # type: ignore[union-attr]
+    assert claude.messages.create(**fields).content[1].input == {"city": "Oslo"}
 
     server.says("It is raining.")
     answer = claude.messages.create(
@@ -129,7 +129,7 @@ def test_a_tool_loop(server: Server, claude: anthropic.Anthropic) -> None:
             ],
         }
     )
-    assert answer.content[0].text == "It is raining."  # type: ignore[union-attr]
+    assert answer.content[0].text == "It is raining."
     prompt = server.engine.submitted[-1].prompt_token_ids
     assert len(prompt) > len(server.engine.submitted[0].prompt_token_ids)
 
@@ -137,8 +137,8 @@ def test_a_tool_loop(server: Server, claude: anthropic.Anthropic) -> None:
 def test_thoughts(server: Server, claude: anthropic.Anthropic) -> None:
     server.says("Let me see.</think>\nFine.")
     fields: dict[str, Any] = {**HELLO, "model": "large"}
-    thinking = {"type": "enabled", "budget_tokens": 1024}
-    with claude.messages.stream(**fields, thinking=thinking) as stream:  # type: ignore[arg-type]
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    with claude.messages.stream(**fields, thinking=thinking) as stream:
         thought, answer = stream.get_final_message().content
     assert thought.type == "thinking"
     assert thought.thinking == "Let me see."
@@ -153,7 +153,7 @@ def test_a_begun_answer_goes_on(server: Server, claude: anthropic.Anthropic) -> 
     server.says(" fine.")
     begun = {"role": "assistant", "content": "I am"}
     message = claude.messages.create(**{**HELLO, "messages": [*HELLO["messages"], begun]})
-    assert message.content[0].text == " fine."  # type: ignore[union-attr]
+    assert message.content[0].text == " fine."
     (request,) = server.engine.submitted
     assert list(request.prompt_token_ids[-len(server.encode("I am")) :]) == server.encode("I am")
 

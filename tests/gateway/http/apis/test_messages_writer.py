@@ -5,10 +5,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from anthropic.types import RawMessageStreamEvent
+from msgspec.structs import asdict
 from pydantic import TypeAdapter
 
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.errors.tree import GenerationError
+from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.http.apis.messages.answers import (
     MESSAGE_EVENTS,
     MessageAnswer,
@@ -293,20 +295,16 @@ def test_the_service_tier_is_told() -> None:
 
 def test_a_stream_that_breaks_off() -> None:
     problem = Problem(status=503, message="It is gone.", type="server_error")
-    delivered = {
-        "tier": "small",
-        "reason": "requested",
-        "hand_off": None,
-        "degraded": False,
-        "completion_tokens": 2,
-    }
+    delivered = DeliveredReport(
+        tier="small", reason="requested", hand_off=None, degraded=False, completion_tokens=2
+    )
     writer = MessageWriter(shows_thinking=False)
     writer.part(chunk(content="Yes"))
     (told,) = events(writer.ending_badly(problem, delivered))
     assert told == {
         "type": "error",
         "error": {"type": "overloaded_error", "message": "It is gone."},
-        "outrider": delivered,
+        "outrider": asdict(delivered),
     }
     (bare,) = events(writer.ending_badly(problem, None))
     assert "outrider" not in bare

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.errors.tree import GenerationError
+from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.http.apis.api import AnswerWriter
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from tests.gateway.http.apis.chat_answers import (
@@ -237,13 +239,9 @@ def test_the_trace_goes_with_the_deltas() -> None:
 def test_a_stream_that_breaks_off() -> None:
     writer = new_writer(stream=True)
     stream = writer.part(chunk(reasoning_content="hm") + chunk(content="Hel"))
-    delivered = {
-        "tier": "small",
-        "reason": "router: short",
-        "hand_off": None,
-        "degraded": False,
-        "completion_tokens": 2,
-    }
+    delivered = DeliveredReport(
+        tier="small", reason="router: short", hand_off=None, degraded=False, completion_tokens=2
+    )
     stream += writer.ending_badly(FAILURE, delivered)
     events = read_events(stream)
     assert events[-1]["type"] == "response.failed"
@@ -255,7 +253,7 @@ def test_a_stream_that_breaks_off() -> None:
         "type": "server_error",
         "param": None,
     }
-    assert response["outrider"] == {**delivered, "code": "engine_died"}
+    assert response["outrider"] == {**asdict(delivered), "code": "engine_died"}
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert response["output"][1]["content"][0]["text"] == "Hel"
 

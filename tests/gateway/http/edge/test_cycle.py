@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from outrider.gateway.http.edge.bounds import ConnectionBounds
 from tests.gateway.http.edge.serving import Served, served
@@ -21,7 +22,7 @@ HEADERS: dict[str, list[tuple[bytes, bytes]]] = {
 }
 
 
-async def application(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})

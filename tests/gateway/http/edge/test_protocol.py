@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from outrider.gateway.http.edge.bounds import ConnectionBounds, usable_connections
 from tests.gateway.http.edge.serving import (
@@ -46,7 +47,7 @@ class Application:
         self.let_go: asyncio.Event | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             self.loop = asyncio.get_running_loop()
             self.let_go = asyncio.Event()
@@ -75,7 +76,7 @@ class Application:
             echo = {"path": scope["path"], "body": body.decode("latin-1"), "headers": headers}
             await respond(send, 200, json.dumps(echo).encode())
 
-    async def _body(self, scope, receive) -> bytes | None:  # type: ignore[no-untyped-def]
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         body = b""
         while True:
             message = await receive()
@@ -86,7 +87,7 @@ class Application:
             if not message["more_body"]:
                 return body
 
-    async def _hold(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As an endpoint does: a client that leaves ends the work."""
         assert self.let_go is not None
         going = asyncio.ensure_future(self.let_go.wait())
@@ -110,7 +111,7 @@ class Application:
         self.loop.call_soon_threadsafe(self.let_go.set)
 
 
-async def respond(send, status: int, body: bytes) -> None:  # type: ignore[no-untyped-def]
+async def respond(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -30,7 +30,7 @@ from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.backends.seen_work import SeenWork
 from outrider.gateway.engines.backends.streams import EventStreams
 from outrider.gateway.engines.backends.wire import Abort, Command, Submit
-from outrider.verifier.params import CascadeParams
+from outrider.verifier.params import CascadeParams, Tier
 from tests.gateway import scripted_engine
 from tests.gateway.engines.backends.clients import (
     STEP_MS,
@@ -49,10 +49,8 @@ Ending = Finished | Failed | None
 Stream = AsyncGenerator[EngineEvent, None]
 
 
-def submit(
-    client: EngineClient, endings: list[Ending], request_id: str, **options: object
-) -> Stream:
-    request = make_request(request_id, **options)  # type: ignore[arg-type]
+def submit(client: EngineClient, endings: list[Ending], request_id: str, **options: Any) -> Stream:
+    request = make_request(request_id, **options)
     return cast(Stream, client.submit(request, endings.append))
 
 
@@ -289,10 +287,10 @@ async def test_the_scripted_client_does_as_the_real_ones() -> None:
 def test_seen_work_follows_a_change_of_tier() -> None:
     seen = SeenWork(make_request("a", (1,) * 20, may_escalate=True))
 
-    def prefill(tier: str, num_cached: int) -> PrefillDone:
+    def prefill(tier: Tier, num_cached: int) -> PrefillDone:
         return PrefillDone(
             request_id="a",
-            tier=tier,  # type: ignore[arg-type]
+            tier=tier,
             num_prompt_tokens=20,
             num_cached_tokens=num_cached,
             queue_s=0.0,

@@ -33,7 +33,7 @@ def test_paths(path: str, meant: str, model: str | None) -> None:
     assert meant_path(path) == (meant, model)
 
 
-CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 
 def azure(world: World, **options: Any) -> openai.AzureOpenAI:
@@ -47,13 +47,13 @@ def test_azures_clients_get_answers(tokenizer: ChatTokenizer, encode: Any) -> No
     with hybrid(tokenizer, encode) as world:
         with azure(world) as client:
             assert "small" in [each.id for each in client.models.list()]
-            made = client.chat.completions.create(model="small", **CHAT)  # type: ignore[call-overload]
+            made = client.chat.completions.create(model="small", **CHAT)
             assert made.choices[0].message.content
-            with client.chat.completions.create(model="small", stream=True, **CHAT) as events:  # type: ignore[call-overload]
+            with client.chat.completions.create(model="small", stream=True, **CHAT) as events:
                 assert list(events)
         with azure(world, azure_deployment="small") as client:
             # The deployment is the model, whatever the body says.
-            assert client.chat.completions.create(model="gpt-4o", **CHAT).model == made.model  # type: ignore[call-overload]
+            assert client.chat.completions.create(model="gpt-4o", **CHAT).model == made.model
         path = f"{world.url}/openai/deployments/small/chat/completions?api-version=1"
         assert httpx.post(path, json=CHAT).status_code == 200
         twice = json.dumps(CHAT)[:-1] + ', "max_tokens": 5}'

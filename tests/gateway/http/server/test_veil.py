@@ -11,7 +11,9 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.contract.schema.errors import ErrorEvent
 from outrider.gateway.tenancy.keys.keys import Scopes
+from tests.gateway.answers import read_answer
 from tests.gateway.hostile import hostile, piece, streamed
 from tests.gateway.hybrid import CHAT, Streamed
 from tests.gateway.tenancy.metering.tenants import Books, books
@@ -124,7 +126,7 @@ def test_an_error_in_mid_stream_and_the_messages_api_hide_as_much(opened: Any) -
         key = made.new_key("customer", scopes=SCOPED)
         stream = Streamed(ask(made, key, stream=True))
         assert stream.error is not None
-        assert stream.chunks[-1]["outrider"]["tier"] is None
+        assert read_answer(ErrorEvent, stream.chunks[-1]).outrider.tier is None
         made.world.cloud.script = MockScript()
         client = anthropic.Anthropic(base_url=made.world.url, auth_token=key, max_retries=0)
         with client:

@@ -1,5 +1,7 @@
 """Wrong keys are counted by address, in bounded memory."""
 
+from typing import Any
+
 import pytest
 
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
@@ -18,8 +20,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def throttle_of(clock: Clock, **options: float) -> AuthThrottle:
-    return AuthThrottle(clock, **({"burst": 3, "per_minute": 6} | options))  # type: ignore[arg-type]
+def throttle_of(clock: Clock, **options: Any) -> AuthThrottle:
+    return AuthThrottle(clock, **({"burst": 3, "per_minute": 6} | options))
 
 
 def test_after_the_burst_an_address_waits(clock: Clock) -> None:

@@ -4,6 +4,7 @@ import logging
 import random
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -16,10 +17,10 @@ from outrider.gateway.tenancy.keys.parts import build_key_parts, key_store
 from outrider.gateway.tenancy.keys.records import KeyOrder
 
 
-def settings(folder: Path, **keys: object) -> Settings:
+def settings(folder: Path, **keys: Any) -> Settings:
     return Settings(
         database_url=f"sqlite:///{folder}/keys.db",
-        keys=KeySettings(**keys),  # type: ignore[arg-type]
+        keys=KeySettings(**keys),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -36,10 +37,10 @@ def long_prompt_prices(*, above: int, dearer: int) -> PriceBook:
     return PriceBook.from_settings(load_settings(flags=flags, environ={}))
 
 
-def groups(database: Database, by: Dimension, **wanted: object) -> dict[str, tuple[int, ...]]:
+def groups(database: Database, by: Dimension, **wanted: Any) -> dict[str, tuple[int, ...]]:
     """Requests, attempts, prompt, charged tokens, cost, charge."""
     with database.read() as connection:
-        found = usage_by(connection, by, UsageFilter(**wanted), limit=100)  # type: ignore[arg-type]
+        found = usage_by(connection, by, UsageFilter(**wanted), limit=100)
     return {
         str(usage.group): (
             usage.requests,
@@ -192,11 +193,11 @@ def test_history_counts_what_was_charged(database: Database) -> None:
     )
     history = asyncio.run(usage_history(database, NOON))
 
-    def used(at_s: float, requests: int, nanos: int, **who: object) -> Used:
-        facts = {"key_id": "k", "team_id": None, "tier": "small"} | who
+    def used(at_s: float, requests: int, nanos: int, **who: Any) -> Used:
+        facts: dict[str, Any] = {"key_id": "k", "team_id": None, "tier": "small"} | who
         tokens = who.pop("tokens", 110)
         facts["tokens"] = tokens
-        return Used(at_s=int(at_s), requests=requests, usd_nanos=nanos, **facts)  # type: ignore[arg-type]
+        return Used(at_s=int(at_s), requests=requests, usd_nanos=nanos, **facts)
 
     other = {"key_id": "other", "tier": "large"}
     midnight = NOON - DAY_S / 2

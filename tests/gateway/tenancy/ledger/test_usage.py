@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import pytest
 import typer
-from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from typer.testing import CliRunner
 
@@ -28,8 +26,10 @@ from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal, Scopes
 from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.row import LedgerRow
 from outrider.gateway.tenancy.ledger.storing import RowStore
-from outrider.gateway.tenancy.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
+from outrider.gateway.tenancy.ledger.usage_api import USAGE_OPERATION, UsageApi
+from outrider.gateway.tenancy.ledger.usage_report import UsageReport
 from outrider.gateway.tools.commands.usage_cli import USAGE_HELP, usage
+from tests.gateway.answers import read_answer
 from tests.gateway.tenancy.ledger.ledgers import NOON, FrailDatabase, make_ledger, row
 from tests.gateway.tenancy.ledger.rows import DAY_S, PRICES, some_rows, store
 
@@ -50,11 +50,7 @@ async def asked(
     response = await api.usage(request, principal)
     assert response.headers["cache-control"] == "private, no-store"
     report: dict[str, Any] = json.loads(bytes(response.body))
-    _, definitions = models_json_schema(
-        [(model, "validation") for model in USAGE_MODELS], ref_template="#/$defs/{model}"
-    )
-    schema = {"$ref": "#/$defs/UsageReport", "$defs": definitions["$defs"]}
-    jsonschema_rs.validate(schema, report)
+    read_answer(UsageReport, report)
     return report
 
 

@@ -44,6 +44,8 @@ class Rig(Protocol):
 
 
 class _BaseRig:
+    limiter: Limiter
+
     def __init__(self, now_s: float = NOON_S) -> None:
         self.now_s = now_s
         self._runner = asyncio.Runner()
@@ -54,15 +56,15 @@ class _BaseRig:
     def turn(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def reserve(self, principal: Principal, **amounts: int) -> Reservation:
+    def reserve(self, principal: Principal, **amounts: Any) -> Reservation:
         """On the tier "large"."""
-        return self.run(self.limiter.reserve(principal, want(**amounts)))  # type: ignore[attr-defined]
+        return self.run(self.limiter.reserve(principal, want(**amounts)))
 
-    def settle(self, reservation: Reservation, **amounts: int) -> None:
+    def settle(self, reservation: Reservation, **amounts: Any) -> None:
         self.run(reservation.settle(want(**amounts).by_tier))
 
     def __enter__(self) -> Self:
-        self.run(self.limiter.start())  # type: ignore[attr-defined]
+        self.run(self.limiter.start())
         return self
 
     def __exit__(
@@ -71,7 +73,7 @@ class _BaseRig:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self.run(self.limiter.close())  # type: ignore[attr-defined]
+        self.run(self.limiter.close())
         self._runner.close()
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import redis
@@ -166,9 +167,9 @@ def test_a_request_cancelled_during_a_redis_call_leaves_nothing_behind(
 ) -> None:
     rig, store, limiter = flaky
 
-    async def leave_in(coroutine: object) -> None:
+    async def leave_in(coroutine: Coroutine[Any, Any, object]) -> None:
         store.held = asyncio.Event()
-        task = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(coroutine)
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -497,8 +498,8 @@ async def test_nothing_is_kept_for_ever(redis_url: str) -> None:
 
     limiter = RedisLimiter.from_url(redis_url)
     await limiter.start()
-    full = {name: 1000 for name in LimitSpec.model_fields if name != "models"}
-    principal = key(LimitSpec(**full))  # type: ignore[arg-type]
+    full: dict[str, Any] = {name: 1000 for name in LimitSpec.model_fields if name != "models"}
+    principal = key(LimitSpec(**full))
     one = await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
     await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
     await one.settle(want(tokens=5, usd_nanos=1).by_tier)

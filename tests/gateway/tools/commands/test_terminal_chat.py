@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
-from benchmarks.shared.toxics import Toxic
+from benchmarks.shared.toxics import Toxic, ToxicKind
 from outrider.gateway.tools.commands.chat_options import ChatOptions
 from outrider.gateway.tools.commands.terminal_chat import (
     ChatAnswer,
@@ -112,9 +112,9 @@ def test_a_stream_that_ends_badly_is_an_error(raw: RawGateway, body: bytes, comp
     ],
 )
 def test_a_connection_that_breaks_is_an_error(
-    mock: MockThread, kind: str, after_events: int, complaint: str
+    mock: MockThread, kind: ToxicKind, after_events: int, complaint: str
 ) -> None:
-    toxic = Toxic(kind=kind, after_events=after_events)  # type: ignore[arg-type]
+    toxic = Toxic(kind=kind, after_events=after_events)
     mock.script = MockScript(pieces=("One ", "two ", "three"), toxic=toxic)
     with pytest.raises(ChatError, match=complaint):
         answer_of(gateway_at(mock))

@@ -1,5 +1,6 @@
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from outrider.gateway.tools.measuring.bench.statistics import (
 from outrider.gateway.tools.measuring.bench.summary import BenchPrices, summarize
 
 
-def row(index: int, **more: object) -> RequestRow:
-    values: dict[str, object] = {
+def row(index: int, **more: Any) -> RequestRow:
+    values: dict[str, Any] = {
         "index": index,
         "scheduled_s": 1.0 * index,
         "sent_s": index + 0.1,
@@ -36,7 +37,7 @@ def row(index: int, **more: object) -> RequestRow:
         "num_completion_tokens": 4,
         "num_prompt_tokens": 10,
     }
-    return RequestRow(**(values | more))  # type: ignore[arg-type]
+    return RequestRow(**(values | more))
 
 
 def test_quantile_intervals_cover_as_often_as_they_say() -> None:

@@ -6,7 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from outrider.gateway.tools.measuring.bench.arrivals import LengthDistribution, arrival_times
+from outrider.gateway.tools.measuring.bench.arrivals import (
+    ArrivalKind,
+    LengthDistribution,
+    arrival_times,
+)
 from outrider.gateway.tools.measuring.bench.fields import FieldError, merge_fields, parse_fields
 from outrider.gateway.tools.measuring.bench.filler import Filler, TokenRatio
 from outrider.gateway.tools.measuring.bench.prompts import load_prompts
@@ -228,8 +232,9 @@ def test_every_prompt_is_asked_before_one_is_asked_again(tmp_path: Path) -> None
 
 
 def test_arrivals_have_their_rate_and_their_burstiness() -> None:
-    for kind, cv in (("poisson", 1.0), ("gamma", 3.0), ("constant", 0.0)):
-        times = arrival_times(20_000, kind=kind, cv=3.0, rng=np.random.default_rng(0))  # type: ignore[arg-type]
+    cases: list[tuple[ArrivalKind, float]] = [("poisson", 1.0), ("gamma", 3.0), ("constant", 0.0)]
+    for kind, cv in cases:
+        times = arrival_times(20_000, kind=kind, cv=3.0, rng=np.random.default_rng(0))
         gaps = np.diff(times)
         assert times[0] == 0.0
         assert gaps.mean() == pytest.approx(1.0, rel=0.1)
