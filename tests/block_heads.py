@@ -23,7 +23,8 @@ from tests.draft.heads.head_files import (
     specforge_names,
 )
 from tests.heads import random_pair, read_written
-from tests.laws.mixed import mixed_requests, plainly
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import plainly
 
 DEPTHS = 4
 _MASK = VOCAB - 1

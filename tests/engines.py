@@ -4,9 +4,10 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,6 +127,12 @@ def tiny_pair(
     )
 
 
+def twins() -> Pair:
+    """The small model is the large one: with the same noise, every guess of it is right."""
+    pair = tiny_pair()
+    return replace(pair, small=pair.large, small_reference=pair.large_reference)
+
+
 def engine_model(reference: PreTrainedModel, device: torch.device | str = "cpu") -> CausalModel:
     """The engine's model with the weights of a transformers one."""
     with tempfile.TemporaryDirectory() as folder:
@@ -144,6 +151,17 @@ class FixedTimes:
 
     def upto(self, num_rows: int, context: float = 0.0) -> np.ndarray:
         return np.array([self.seconds(rows) for rows in range(num_rows + 1)])
+
+
+def fixed_budget(
+    *, target: float = 1.0, row: float = 0.01, draft: float = 0.05, **options: Any
+) -> TreeBudget:
+    """A budget for a large pass and each of its rows, and for a small pass, of so many seconds."""
+    return TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: target + row * rows),
+        draft_pass_s=FixedTimes(lambda rows: draft),
+        **options,
+    )
 
 
 # ---- prompts --------------------------------------------------------------------------------
@@ -225,11 +243,13 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     calibration: EdgeCalibration | None = None,
     ranks: Ranks | None = None,
     policy: QueuePolicy | None = None,
+    drafter_clock: Callable[[], float] | None = None,
 ) -> Engine:
     """Both tiers; drafts with the small model unless another drafter is given.
 
     `on_device`: trees grow without the host where they can. `window_blocks`: of each model's
     layers with a window. `recurrent`: of recurrent layers. `ranks`: of a large model in parts.
+    `drafter_clock`: by which the drafter learns how long steps take.
     """
     given = {name: value for name, value in locals().items() if name != "pair"}
     make_runner = ModelRunner if ranks is None else partial(ParallelRunner, ranks=ranks)
@@ -258,6 +278,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
             budget=budget,
             calibration=calibration,
             device_target=large if on_device else None,
+            **({} if drafter_clock is None else {"clock": drafter_clock}),
         )
     engine = Engine(
         runners={"large": large, "small": small},
@@ -360,6 +381,18 @@ def step_once(engine: Engine, answers: dict[str, Answer], *, streams: bool = Fal
             answer.held = event
         elif isinstance(event, Finished):
             answer.finished = event
+
+
+def finish(engine: Engine, answers: dict[str, Answer]) -> None:
+    """Step until there is no work."""
+    while engine.has_work:
+        step_once(engine, answers)
+
+
+def drafter_of(engine: Engine) -> TreeDrafter:
+    """The engine's drafter, which grows trees."""
+    assert isinstance(engine._drafter, TreeDrafter)
+    return engine._drafter
 
 
 def watch_small_rows(engine: Engine) -> list[int]:

@@ -36,7 +36,7 @@ from tests.draft.heads.head_files import (
     specforge_names,
     write_head,
 )
-from tests.engines import Pair, engine_model, tiny_pair
+from tests.engines import Pair, drafter_of, engine_model, tiny_pair
 from tests.models import make_hf_model
 
 TextAndPath = tuple[tuple[int, ...], tuple[int, ...]]
@@ -199,8 +199,7 @@ def watch_head(engine: Engine) -> dict[TextAndPath, Tensor]:
 
     Rows of a block stand by their numbers in the place of a path.
     """
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     guesses = drafter._growths["head"]._model
     assert isinstance(guesses, HeadGuesses)
     receive, is_block = guesses.receive, guesses._model.block is not None

@@ -13,15 +13,9 @@ from outrider.engine.model.load import load_model
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.parallel.messages import ModelSource
 from outrider.engine.parallel.ranks import Ranks
-from tests.engines import (
-    Pair,
-    assert_idle,
-    heldout_prompts,
-    make_engine,
-    make_request,
-    serve,
-    texts,
-)
+from outrider.engine.request import EngineRequest
+from tests.engines import Pair, heldout_prompts, make_engine, make_request
+from tests.heads import make_head_engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +28,10 @@ class Parted:
     def engine(self, pair: Pair, **options: Any) -> Engine:
         """An engine with this model in the place of the pair's large one."""
         return make_engine(replace(pair, large=self.model), ranks=self.ranks, **options)
+
+    def head_engine(self, pair: Pair, **options: Any) -> Engine:
+        """The same with a head that drafts."""
+        return make_head_engine(replace(pair, large=self.model), ranks=self.ranks, **options)
 
 
 @contextmanager
@@ -55,21 +53,9 @@ def parted(folder: Path | str, count: int, **options: Any) -> Iterator[Parted]:
         ranks.close()
 
 
-def answers(engine: Engine, *, speculation: bool = True, turn: str = "") -> dict[str, list[int]]:
-    """What an engine with the shipped pair says to four prompts, greedy and sampled.
-
-    turn: in front of the requests' names, not of the answers'.
-    """
-    requests = [
-        make_request(
-            f"{turn}{number}",
-            prompt,
-            seed=number,
-            temperature=0.9 if number % 2 else 0.0,
-            speculation=speculation,
-        )
+def requests() -> list[EngineRequest]:
+    """Four prompts of the shipped pair, greedy and sampled."""
+    return [
+        make_request(str(number), prompt, seed=number, temperature=0.9 if number % 2 else 0.0)
         for number, prompt in enumerate(heldout_prompts(4))
     ]
-    found = texts(serve(engine, requests))
-    assert_idle(engine)
-    return {name.removeprefix(turn): tokens for name, tokens in found.items()}

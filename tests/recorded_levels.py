@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from outrider.draft.device.draft_levels import capture_levels
-from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.core import Engine
 from outrider.engine.passes.cuda_capture import CaptureFn
 from outrider.engine.passes.level_graphs import TREE_COUNTS, LevelGraphs
 from outrider.engine.passes.runner import ModelRunner
 from outrider.kernels.triton_support import KernelChoice, use_kernels
 from tests.engine.passes.twins import record_eagerly
+from tests.engines import drafter_of
 
 
 def record_levels(
@@ -23,8 +23,7 @@ def record_levels(
     tree_counts: tuple[int, ...] = TREE_COUNTS,
 ) -> ModelRunner:
     """Record what drafts, as at start-up; return the runner whose levels were recorded."""
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     head = drafter._head
     runner = engine._runners["small"] if head is None else head.runner
     counts = patch("outrider.engine.passes.level_graphs.TREE_COUNTS", tree_counts)

@@ -10,7 +10,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_trees import DeviceTrees
 from outrider.engine.core import Engine
@@ -21,8 +20,8 @@ from outrider.engine.passes.tile_plans import TilePlanner
 from outrider.engine.protocols import DraftLogits
 from tests.engines import (
     Answer,
-    FixedTimes,
     assert_idle,
+    fixed_budget,
     make_engine,
     make_request,
     random_prompt,
@@ -32,7 +31,7 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.heads import make_head_engine, random_head, random_pair
-from tests.laws.mixed import plainly
+from tests.laws.same_answers import plainly
 from tests.recorded_levels import record_levels, watch_levels
 
 CONFIG = DraftConfig(sources=("model",), max_draft_depth=5, min_path_prob=0.0)
@@ -221,10 +220,7 @@ def test_what_no_recorded_level_fits_is_launched_in_pieces(reason: str) -> None:
 def test_the_budget_sees_recorded_levels() -> None:
     """Their passes are told of like others, and a dear level ends a tree."""
     for draft_s, grows in ((0.01, True), (10.0, False)):
-        times = TreeBudget(
-            target_pass_s=FixedTimes(lambda rows: 1.0 + 0.01 * rows),
-            draft_pass_s=FixedTimes(lambda rows, own=draft_s: own),
-        )
+        times = fixed_budget(draft=draft_s)
         engine = make_engine(tiny_pair(), on_device=True, draft=CONFIG, budget=times)
         runner = record_levels(engine, tree_counts=(1,))
         told: list[int] = []

@@ -10,20 +10,21 @@ from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
-from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import Beside, DraftLogits
 from outrider.engine.request import SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.noise import SequenceNoise
 from outrider.verifier.params import CascadeParams, Source
-from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,
     FixedTimes,
     Pair,
     assert_idle,
+    drafter_of,
     engine_model,
+    finish,
+    fixed_budget,
     make_engine,
     make_request,
     random_prompt,
@@ -31,16 +32,13 @@ from tests.engines import (
     step_once,
     texts,
     tiny_pair,
+    twins,
     watch_small_rows,
 )
+from tests.laws.same_answers import Way, assert_same_answers, by, plainly
 from tests.models import make_hf_model
 
 MODEL: tuple[Source, ...] = ("model",)
-
-
-def drafter_of(engine: Engine) -> TreeDrafter:
-    assert isinstance(engine._drafter, TreeDrafter)
-    return engine._drafter
 
 
 # ---- what is drafted -----------------------------------------------------------------------
@@ -185,8 +183,7 @@ def test_reclaiming_takes_the_latest_views_and_no_more_than_needed() -> None:
     assert [state.view is None for state in drafter._states.values()] == [False, True, True]
     drafter.reclaim(10_000)
     assert pool.num_used == 0
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert_idle(engine)
     assert all(answer.emitted[-2].num_drafted_tokens > 0 for answer in answers.values())
 
@@ -202,13 +199,9 @@ def test_releasing_an_unknown_sequence_does_nothing() -> None:
 @pytest.mark.slow
 def test_too_few_small_blocks_mean_no_drafts_and_no_harm() -> None:
     request = make_request("r", random_prompt(40), max_tokens=30, temperature=0.8)
-    expected = texts(serve(make_engine(tiny_pair()), [request]))
     for small_blocks, drafts in ((1, False), (9, False), (13, True), (18, True)):
-        engine = make_engine(tiny_pair(), block_size=4, small_blocks=small_blocks)
-        answers = serve(engine, [request])
-        assert texts(answers) == expected
-        assert (answers["r"].stats.num_drafted_tokens > 0) == drafts
-        assert_idle(engine)
+        served = assert_same_answers([request], vary=by(block_size=4, small_blocks=small_blocks))
+        assert (served.total("num_drafted_tokens") > 0) == drafts
 
 
 # ---- models that do not match -----------------------------------------------------------------
@@ -231,8 +224,8 @@ def mismatched(**small: Any) -> Pair:
 def test_beyond_the_small_models_context_nothing_is_drafted(num_prompt: int) -> None:
     pair = mismatched(max_position_embeddings=64)
     request = make_request("r", random_prompt(num_prompt), max_tokens=80, temperature=0.8)
-    answer = serve(make_engine(pair, draft=DraftConfig(sources=MODEL)), [request])["r"]
-    assert answer.token_ids == texts(serve(make_engine(pair, speculates=False), [request]))["r"]
+    vary = by(draft=DraftConfig(sources=MODEL))
+    answer = assert_same_answers([request], of=pair, vary=vary).answers["r"]
     place = num_prompt
     for event in answer.emitted:
         if place > 64:
@@ -252,25 +245,11 @@ def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
         )
         for n in range(4)
     ]
-    answers = serve(make_engine(pair), requests)
-    assert texts(answers) == texts(serve(make_engine(pair, speculates=False), requests))
+    answers = assert_same_answers(requests, of=pair).answers
     if vocab_size < 131:  # the target says what the drafter cannot read
         assert any(max(answer.token_ids) >= vocab_size for answer in answers.values())
-    escalated = [
-        make_request(
-            str(n), random_prompt(20, seed=n, vocab_size=80), max_tokens=40, temperature=1.3,
-            seed=n, tier="small",
-        )
-        for n in range(4)
-    ]  # fmt: skip
-    engine = make_engine(pair)
-
-    def switch(number: int, _: dict[str, Answer]) -> None:
-        if number == 20:
-            for request in escalated:
-                engine.switch_tier(request.request_id, "large")
-
-    assert texts(serve(engine, escalated, on_step=switch)) == texts(answers)
+    escalated = [replace(each, tier="small", may_escalate=True) for each in requests]
+    assert_same_answers(escalated, of=pair, vary=Way(escalate=lambda _: 20))
 
 
 # ---- the budget -----------------------------------------------------------------------------
@@ -280,16 +259,8 @@ def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
 def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
     """The estimate of acceptance is learnt from drafts, so some have to be made."""
     pair = mismatched()  # a stranger's guesses are wrong at temperature 0
-    runner = ModelRunner(model=pair.small, num_blocks=128)
-    budget = TreeBudget(
-        target_pass_s=FixedTimes(lambda rows: 1.0 + 0.01 * rows),
-        draft_pass_s=FixedTimes(lambda r: 0.2),
-    )
-    engine = Engine(
-        runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
-        # A clock that stands still: steps are not compared by it.
-        drafter=TreeDrafter(runner=runner, budget=budget, clock=lambda: 0.0),
-    )
+    # A clock that stands still: steps are not compared by it.
+    engine = make_engine(pair, budget=fixed_budget(draft=0.2), drafter_clock=lambda: 0.0)
     requests = [make_request(str(n), random_prompt(9, seed=n), max_tokens=120) for n in range(3)]
     drafted = [
         event.num_drafted_tokens > 0
@@ -307,15 +278,11 @@ def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
 def test_a_request_behind_its_pace_gets_more_of_the_nodes() -> None:
     """Two like sequences, rows for few nodes: the one in a hurry has most of them."""
     pair = tiny_pair()
-    runner = ModelRunner(model=pair.small, num_blocks=128)
     budget = TreeBudget(
         target_pass_s=FixedTimes(lambda rows: 1.0 if rows <= 8 else float(rows)),
         draft_pass_s=FixedTimes(lambda rows: 0.01),
     )
-    engine = Engine(
-        runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
-        drafter=TreeDrafter(runner=runner, budget=budget, config=DraftConfig(sources=MODEL)),
-    )
+    engine = make_engine(pair, budget=budget, draft=DraftConfig(sources=MODEL))
     requests = [
         make_request(
             name,
@@ -326,7 +293,7 @@ def test_a_request_behind_its_pace_gets_more_of_the_nodes() -> None:
         for name, seed, inter_token_s in (("hurried", 1, 1e-9), ("patient", 2, 1e9))
     ]
     answers = serve(engine, requests)
-    assert texts(answers) == texts(serve(make_engine(pair, speculates=False), requests))
+    assert texts(answers) == plainly(pair, requests)
     steps = {name: answer.stats.num_steps for name, answer in answers.items()}
     hurried = answers["hurried"].emitted[1 : steps["hurried"] - 1]
     patient = answers["patient"].emitted[1 : len(hurried) + 1]
@@ -342,10 +309,7 @@ def test_a_cascade_always_knows_the_small_models_view_of_the_root(enabled: bool)
     """Whatever the budget and the request say about drafting."""
     pair = tiny_pair()
     runner = ModelRunner(model=pair.small, num_blocks=128)
-    never = TreeBudget(
-        target_pass_s=FixedTimes(lambda rows: float(rows)),
-        draft_pass_s=FixedTimes(lambda rows: 100.0),
-    )
+    never = fixed_budget(target=0.0, row=1.0, draft=100.0)
     drafter = TreeDrafter(runner=runner, budget=never)
     large = ModelRunner(model=pair.large, num_blocks=128)
     prompt = random_prompt(20)
@@ -376,10 +340,7 @@ def test_a_cascade_always_knows_the_small_models_view_of_the_root(enabled: bool)
 def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps() -> None:
     """It wants none of its own, so nothing pays it for a step that lasts longer."""
     pair = tiny_pair()
-    budget = TreeBudget(
-        target_pass_s=FixedTimes(lambda rows: 1.0 + rows / 100),
-        draft_pass_s=FixedTimes(lambda rows: 0.05),
-    )
+    budget = fixed_budget()
     large = ModelRunner(model=pair.large, num_blocks=128)
     drafter = TreeDrafter(runner=ModelRunner(model=pair.small, num_blocks=128), budget=budget)
     first, other = (

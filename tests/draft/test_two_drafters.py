@@ -9,7 +9,7 @@ from outrider.engine.core import Engine
 from outrider.engine.request import EngineRequest, SpeculationParams
 from tests.engines import make_request, random_prompt, serve, texts
 from tests.heads import head_runner, knowing_pair, make_head_engine
-from tests.laws.mixed import plainly
+from tests.laws.same_answers import plainly
 
 LARGE_PASS_S = 1.0
 DRAFT = DraftConfig(

@@ -25,6 +25,7 @@ from outrider.verifier.params import SamplingParams
 from tests.engines import (
     Answer,
     assert_idle,
+    finish,
     make_engine,
     make_request,
     random_prompt,
@@ -100,8 +101,7 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
     with pytest.raises(InvalidRequestError, match="'r' is in use"):
         engine.submit(request)
     answers: dict[str, Answer] = {}
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert len(answers["r"].token_ids) == 3
     assert len(serve(engine, [request])["r"].token_ids) == 3
 
@@ -126,8 +126,7 @@ def test_a_full_queue_is_refused_with_a_time() -> None:
     answers: dict[str, Answer] = {}
     step_once(engine, answers)  # one of them starts
     engine.submit(make_request("c", random_prompt(5)))
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert set(answers) == {"a", "b", "c"}
 
 

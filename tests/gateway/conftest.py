@@ -3,10 +3,10 @@
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,21 @@ import pytest
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-from uvicorn._types import ASGIApplication
 
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.engines.backends.client import EngineClient
+from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.http.edge.connection_class import connection_class
 from outrider.gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.serving import background_gateway
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.verifier.params import Tier
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
+from tests.gateway.waiting import wait_for as wait_for
 
 # As `outrider serve` reads it: tests/gateway/http/server/test_stock_uvicorn.py sets it.
 HTTP = HttpSettings(edge=os.environ.get("OUTRIDER_HTTP__EDGE") != "false")
@@ -118,16 +123,9 @@ class Server:
         self.engine.script = lambda _: Script(steps=steps, **script)
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for what happens in the server's thread."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.005)
-
-
-def serve(app: ASGIApplication) -> tuple[uvicorn.Server, threading.Thread, str]:
-    """Run an app in a thread until its `should_exit` is set."""
+@contextmanager
+def running(app: ASGIApplication) -> Iterator[str]:
+    """Serve an app in a thread; yields its address."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -143,7 +141,41 @@ def serve(app: ASGIApplication) -> tuple[uvicorn.Server, threading.Thread, str]:
     while not server.started:
         assert thread.is_alive(), "the server did not start"
         thread.join(0.01)
-    return server, thread, f"http://127.0.0.1:{sock.getsockname()[1]}"
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def parts_over(
+    engine: EngineClient,
+    tokenizer: ChatTokenizer,
+    *,
+    tiers: Iterable[Tier] = ("small", "large"),
+    **parts: Any,
+) -> GatewayParts:
+    """A gateway over this engine whose tiers have one tokenizer; parts: further fields."""
+    tokenizers = dict.fromkeys(tiers, tokenizer)
+    return GatewayParts(engine=engine, tokenizers=tokenizers, **{"router": LengthPolicy(), **parts})
+
+
+EXACT_ENGINE = {
+    "engine.process": False,
+    "engine.dtype": "float32",
+    "engine.device": "cpu",
+    "engine.num_threads": 1,
+    "engine.num_blocks": 600,
+    "speculation.adaptive": False,  # or the trees would follow the machine's mood
+}
+
+
+@contextmanager
+def real_gateway(**flags: Any) -> Iterator[str]:
+    """The address of a gateway on the bundled pair; flags: settings beside EXACT_ENGINE."""
+    settings = load_settings(flags={**EXACT_ENGINE, **flags}, environ={}, config_file=None)
+    with background_gateway(settings, no_progress) as url:
+        yield url
 
 
 @contextmanager
@@ -152,16 +184,9 @@ def scripted_server(
 ) -> Iterator[Server]:
     """Serve a gateway over a scripted engine, made with these options."""
     engine = ScriptedClient(vocab_size=420, script=lambda _: Script(), **options)
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-        limits=GatewayLimits(default_max_tokens=32, max_body_bytes=100_000),
-    )
-    server, thread, url = serve(build_app(parts))
-    yield Server(url, engine, encode)
-    server.should_exit = True
-    thread.join(10)
+    limits = GatewayLimits(default_max_tokens=32, max_body_bytes=100_000)
+    with running(build_app(parts_over(engine, tokenizer, limits=limits))) as url:
+        yield Server(url, engine, encode)
     assert engine.was_closed
 
 
@@ -195,3 +220,24 @@ def http(server: Server) -> Iterator[httpx.Client]:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+OpenWorld = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="session")
+def open_world(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> OpenWorld:
+    """Opens a gateway with upstream tiers: `hybrid` of tests/gateway/hybrid.py."""
+    from tests.gateway.hybrid import hybrid  # which is built on this file
+
+    return partial(hybrid, tokenizer, encode)
+
+
+@pytest.fixture
+def opened(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
+) -> OpenWorld:
+    """Opens a gateway with a key and a ledger: `books` of tests/gateway/tenancy."""
+    from tests.gateway.tenancy.metering.tenants import books  # which is built on this file
+
+    return partial(books, tokenizer, encode, tmp_path)

@@ -29,7 +29,7 @@ from outrider.gateway.wiring.upstream import build_upstream
 from outrider.router.cascade import CascadePlan
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from outrider.verifier.params import Tier
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import parts_over, running
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch
 
@@ -197,9 +197,10 @@ def hybrid(
         )
         router = policy or TestPolicy(tier=local[0] if local else "large")
         tenancy = build_tenancy(settings, metrics.registry) if settings.database_url else Tenancy()
-        parts = GatewayParts(
-            engine=engine,
-            tokenizers=dict.fromkeys(local, tokenizer),
+        parts = parts_over(
+            engine,
+            tokenizer,
+            tiers=local,
             router=router,
             limits=GatewayLimits(default_max_tokens=64),
             upstream=cloud,
@@ -220,13 +221,8 @@ def hybrid(
                 shows_texts=settings.telemetry.traces.content is True,
             ),
         )
-        server, thread, url = serve(build_app(parts))
-        try:
-            with httpx.Client(base_url=url, timeout=60) as http:
-                made = World(url, engine, mocks, parts, router, http, encode)
-                made.says(LOCAL_TEXT)
-                yield made
-        finally:
-            server.should_exit = True
-            thread.join(10)
+        with running(build_app(parts)) as url, httpx.Client(base_url=url, timeout=60) as http:
+            made = World(url, engine, mocks, parts, router, http, encode)
+            made.says(LOCAL_TEXT)
+            yield made
         assert not engine.running, "a local answer was left running"

@@ -19,7 +19,6 @@ from typer.testing import CliRunner, Result
 from benchmarks.shared.mock_upstream import MockScript
 from benchmarks.shared.toxics import Toxic
 from outrider.engine.events import EngineInfo
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.cli import app, main
 from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.tools.commands.chat_options import ChatOptions
@@ -31,8 +30,8 @@ from outrider.gateway.tools.commands.terminal import (
     token_text,
 )
 from outrider.gateway.tools.commands.terminal_chat import ChatAnswer
-from tests.gateway.conftest import Server
-from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
+from tests.gateway.conftest import OpenWorld, Server
+from tests.gateway.hybrid import LOCAL_TEXT, World
 
 runner = CliRunner()
 
@@ -314,10 +313,10 @@ Hybrid = Callable[[MockScript], AbstractContextManager[World]]
 
 
 @pytest.fixture
-def with_cloud(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Hybrid:
+def with_cloud(open_world: OpenWorld) -> Hybrid:
     """Makes a gateway with local models and an upstream tier that answers by a script."""
     price = {"prompt": 1.0, "completion": 2.0}
-    return lambda script: hybrid(tokenizer, encode, clouds=(script,), tier={"price": price})
+    return lambda script: open_world(clouds=(script,), tier={"price": price})
 
 
 def test_chat_names_the_upstream_tier_and_its_cost(with_cloud: Hybrid) -> None:

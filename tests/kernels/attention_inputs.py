@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.kernels.attention.attend_tiles import attend_tiles
 from outrider.kernels.attention.attention_plan import AttentionBatch
 from outrider.kernels.attention.attention_rows import plan_tiles
-from outrider.kernels.attention.attention_tiles import TileShape
+from outrider.kernels.attention.attention_tiles import TilePlan, TileShape
 from tests.kernels.attention.naive import naive_attention
 
 FP8 = torch.float8_e4m3fn
@@ -45,16 +45,19 @@ class Inputs:
 
 def make_inputs(  # noqa: PLR0913 - what attention is of
     batch: AttentionBatch,
-    *,
-    block_size: int,
-    num_blocks: int,
-    heads: tuple[int, int],
-    head_dim: int,
-    dtype: torch.dtype,
     device: torch.device,
+    *,
+    block_size: int = 16,
+    num_blocks: int | None = None,
+    heads: tuple[int, int] = (2, 1),
+    head_dim: int = 16,
+    dtype: torch.dtype = torch.float32,
     is_scaled: bool = False,
     seed: int = 0,
 ) -> Inputs:
+    """Random numbers; heads: query and key-value. `num_blocks`: the batch's own by default."""
+    if num_blocks is None:
+        num_blocks = 1 + max((block for table in batch.block_tables for block in table), default=0)
     generator = torch.Generator().manual_seed(seed)
     shape = (2, num_blocks, block_size, heads[1], head_dim)
     numbers = torch.randn(shape, generator=generator) * 2
@@ -100,20 +103,9 @@ def attend(  # noqa: PLR0913 - as `paged_attention`
     sinks: Tensor | None = None,
     scale: float = 0.3,
 ) -> Tensor:
-    num_kv_heads, head_dim = inputs.caches[0].shape[2:]
-    plan = plan_tiles(
-        batch,
-        num_query_heads=inputs.query.shape[1],
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        sliding_window=window,
-        deterministic=deterministic,
-        dtype=inputs.query.dtype,
-        device=inputs.query.device,
-        shape=shape,
-    )
+    plan = tile_plan(batch, inputs, sliding_window=window, deterministic=deterministic, shape=shape)
     plan.prepare()
-    result = attend_tiles(
+    return attend_tiles(
         inputs.query,
         *inputs.caches,
         plan,
@@ -123,7 +115,20 @@ def attend(  # noqa: PLR0913 - as `paged_attention`
         softcap=softcap,
         sinks=sinks,
     )
-    return result
+
+
+def tile_plan(batch: AttentionBatch, inputs: Inputs, **options: Any) -> TilePlan:
+    """The plan of a pass over these inputs; options: of `plan_tiles`."""
+    num_kv_heads, head_dim = inputs.caches[0].shape[2:]
+    return plan_tiles(
+        batch,
+        num_query_heads=inputs.query.shape[1],
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=inputs.query.dtype,
+        device=inputs.query.device,
+        **options,
+    )
 
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}

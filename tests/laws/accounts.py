@@ -27,6 +27,7 @@ from outrider.gateway.tenancy.ledger.writer import JournaledLedger
 from outrider.router.policy import RoutePolicy
 from outrider.verifier.params import TIERS
 from tests.databases import with_tables
+from tests.gateway.waiting import wait_for
 from tests.laws.gateways import Gateway, gateway
 
 Document = dict[str, Any]
@@ -140,10 +141,7 @@ def accounts(
 
 def until(condition: Callable[[], bool], timeout_s: float = _SETTLING_S) -> None:
     """Wait until the condition holds."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.02)
+    wait_for(condition, timeout_s)
 
 
 def flush(ledger: Ledger) -> None:

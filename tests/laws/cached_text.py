@@ -4,14 +4,20 @@ import torch
 from torch import Tensor
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.core import Engine
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import (
+    Answer,
+    drafter_of,
+    make_request,
+    random_prompt,
+    step_once,
+    texts,
     tiny_pair,
 )
+from tests.laws.same_answers import plainly
 
 # Many branches, so that the accepted path is seldom the first one.
 BUSHY = DraftConfig(max_branching=6, max_frontier=8, max_draft_nodes=60, min_path_prob=0.005)
@@ -37,8 +43,7 @@ def fresh_kv(model: DecoderModel, token_ids: list[int]) -> Tensor:
 def assert_caches_hold_the_text(engine: Engine, *, at_least: int = 0) -> None:
     """Both caches of every live large sequence equal a fresh prefill's."""
     pair = tiny_pair()
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     num_checked = 0
     for sequence in engine._sequences.values():
         state = drafter._states.get(sequence.request_id)
@@ -53,3 +58,21 @@ def assert_caches_hold_the_text(engine: Engine, *, at_least: int = 0) -> None:
             )
             num_checked += count
     assert num_checked >= at_least
+
+
+def assert_caches_always_hold_the_text(engine: Engine, temperature: float) -> None:
+    """After each step of four requests, whose answers are the plain ones."""
+    requests = [
+        make_request(
+            str(number), random_prompt(5 + 9 * number, seed=number), seed=number, max_tokens=60,
+            temperature=temperature,
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    answers: dict[str, Answer] = {}
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        step_once(engine, answers)
+        assert_caches_hold_the_text(engine)
+    assert texts(answers) == plainly(tiny_pair(), requests)

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.engines import tiny_pair
-from tests.laws.mixed import mixed_requests, plainly
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import plainly
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.policy import RoutePolicy
 from outrider.verifier.params import Tier
 from tests.engines import PAIR_FOLDER, shipped_pair
-from tests.gateway.conftest import serve, wait_for
+from tests.gateway.conftest import running, wait_for
 
 ENGINE = {
     "engine.process": False,
@@ -75,14 +75,9 @@ def gateway(
     parts = build_parts(settings, engine)
     if policy is not None:
         parts = replace(parts, router=policy)
-    server, thread, url = serve(build_app(parts))
-    try:
-        with httpx.Client(base_url=url, timeout=120) as http:
-            wait_for(lambda: engine.is_ready, 120)
-            yield Gateway(url, parts, http)
-    finally:
-        server.should_exit = True
-        thread.join(10)
+    with running(build_app(parts)) as url, httpx.Client(base_url=url, timeout=120) as http:
+        wait_for(lambda: engine.is_ready, 120)
+        yield Gateway(url, parts, http)
 
 
 def _runners(settings: Settings) -> dict[Tier, ModelRunner]:

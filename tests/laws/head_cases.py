@@ -7,10 +7,11 @@ from outrider.draft.heads.protocol import HeadModel
 from outrider.engine.core import Engine
 from outrider.engine.request import EngineRequest
 from outrider.verifier.params import Source
-from tests.engines import Pair, make_request, random_prompt
+from tests.engines import Pair, make_request, random_prompt, shipped_pair
 from tests.heads import random_head, random_pair
-from tests.laws.mixed import mixed_requests, plainly
+from tests.laws.mixed import mixed_requests
 from tests.laws.options import OPTIONS
+from tests.laws.same_answers import plainly
 from tests.sizes import repeats
 from tests.trained_heads import NUM_TOKENS, taught_head, taught_prompts
 
@@ -22,6 +23,11 @@ class HeadCase:
     name: str
     pair: Pair
     head: HeadModel
+
+    @property
+    def plain_pair(self) -> Pair:
+        """The pair that all cases with these weights have: its plain answers are computed once."""
+        return shipped_pair() if self.is_taught else random_pair()
 
     @property
     def is_taught(self) -> bool:
@@ -71,13 +77,6 @@ def taught_requests() -> list[EngineRequest]:
     ]  # fmt: skip
     predicted = make_request("predicted", prompts[1], max_tokens=NUM_TOKENS)
     return [*requests, replace(predicted, prediction_token_ids=prompts[1][-12:])]
-
-
-@cache
-def right_answers(is_taught: bool) -> dict[str, list[int]]:
-    """The mixed batch's answers: plain decoding, each request alone."""
-    case = head_case("taught-eagle3" if is_taught else "random-eagle3")
-    return plainly(case.pair, case_requests(case))
 
 
 Turn = tuple[list[EngineRequest], dict[str, list[int]]]

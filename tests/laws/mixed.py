@@ -1,10 +1,10 @@
-"""One mixed batch of requests, greedy and sampled, and the right answers to it."""
+"""Batches of requests, greedy and sampled, of many lengths."""
 
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterable
 
 from outrider.engine.request import EngineRequest, SpeculationParams
-from tests.engines import Answer, Pair, make_engine, make_request, random_prompt, serve, texts
+from outrider.verifier.params import Tier
+from tests.engines import make_request, random_prompt
 
 SAMPLINGS: tuple[dict[str, float], ...] = (
     {"temperature": 0.0},
@@ -19,6 +19,7 @@ LENGTHS = (1, 9, 15, 16, 17, 31, 32, 33, 48, 70, 95, 130)
 
 
 def mixed_requests(*, speculation: SpeculationParams | bool = True) -> list[EngineRequest]:
+    """Twelve requests with options of many kinds."""
     return [
         make_request(
             f"r{number}",
@@ -33,24 +34,22 @@ def mixed_requests(*, speculation: SpeculationParams | bool = True) -> list[Engi
     ]
 
 
-def plainly(pair: Pair, requests: list[EngineRequest]) -> dict[str, list[int]]:
-    """Each request alone, decoded token by token, nothing shared."""
-    return {
-        request.request_id: [*_plain(pair, replace(request, request_id="plain", **_OF_DRAFTS))]
-        for request in requests
-    }
+def long_requests(
+    lengths: Iterable[int], *, max_tokens: int = 40, tier: Tier = "large"
+) -> list[EngineRequest]:
+    """Two of each length, the second one longer by a few tokens, so that prefixes are found.
 
-
-# What only a drafter reads: the plain answer to a request is computed once for all of its values.
-_OF_DRAFTS = {"speculation": SpeculationParams(enabled=False), "prediction_token_ids": ()}
-
-
-@cache
-def _plain(pair: Pair, request: EngineRequest) -> tuple[int, ...]:
-    engine = make_engine(pair, speculates=False, prefix_caching=False)
-    (tokens,) = texts(serve(engine, [request])).values()
-    return tuple(tokens)
-
-
-def total(answers: dict[str, Answer], name: str) -> int:
-    return sum(getattr(answer.stats, name) for answer in answers.values())
+    Those with an odd length are sampled.
+    """
+    return [
+        make_request(
+            f"{length}-{more}",
+            random_prompt(220, seed=length)[: length + 9 * more],
+            max_tokens=max_tokens,
+            tier=tier,
+            temperature=0.8 * (length % 2),
+            seed=length,
+        )
+        for length in lengths
+        for more in (0, 1)
+    ]

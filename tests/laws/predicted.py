@@ -10,7 +10,7 @@ from tests.engines import (
     random_prompt,
     tiny_pair,
 )
-from tests.laws.mixed import plainly
+from tests.laws.same_answers import plainly
 
 
 def with_prediction(request: EngineRequest, prediction: list[int]) -> EngineRequest:

@@ -15,13 +15,11 @@ from transformers import PreTrainedModel
 from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
-from outrider.engine.core import Engine
 from outrider.engine.request import AdapterRef, EngineRequest
 from tests.adapters import adapter_ref, make_adapter, merged
 from tests.engines import (
     Answer,
     Pair,
-    assert_idle,
     engine_model,
     heldout_prompts,
     make_engine,
@@ -31,6 +29,16 @@ from tests.engines import (
     shipped_pair,
     texts,
     tiny_pair,
+)
+from tests.laws.same_answers import (
+    ACCEPTING,
+    PLAIN,
+    UNDRAFTED,
+    WARM,
+    Way,
+    assert_same_answers,
+    by,
+    plainly,
 )
 
 NUM_ADAPTERS = 3
@@ -75,7 +83,7 @@ def with_adapters(request: EngineRequest, *refs: AdapterRef | None) -> EngineReq
 
 
 def mixed_requests(
-    refs: Sequence[AdapterRef | None], *, speculation: bool = True, num_rounds: int = 2
+    refs: Sequence[AdapterRef | None], *, num_rounds: int = 2
 ) -> list[EngineRequest]:
     """Greedy and sampled requests of every adapter and of the base, on the same prompts."""
     return [
@@ -83,7 +91,6 @@ def mixed_requests(
             make_request(
                 f"{number}/{ref.name if ref else 'base'}/{mode}",
                 random_prompt(20 + 7 * number, seed=number),
-                speculation=speculation,
                 seed=number,
                 **options,
             ),
@@ -93,20 +100,6 @@ def mixed_requests(
         for ref in refs
         for mode, options in (("greedy", {}), ("sampled", SAMPLED))
     ]
-
-
-@pytest.fixture(scope="module")
-def expected(pair: Pair, large: list[AdapterRef]) -> dict[str, list[int]]:
-    return alone(pair, mixed_requests([*large, None]))
-
-
-def alone(pair: Pair, requests: Sequence[EngineRequest]) -> dict[str, list[int]]:
-    """Each request's text where nothing is drafted, cached or computed beside it."""
-    found: dict[str, list[int]] = {}
-    for request in requests:
-        engine = make_engine(pair, speculates=False, prefix_caching=False)
-        found |= texts(serve(engine, [request]))
-    return found
 
 
 def greedy_text(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -146,21 +139,25 @@ def test_text_is_pefts_own(pair: Pair, large: list[AdapterRef]) -> None:
         assert answer.token_ids == greedy_text(theirs, prompt, 24), ref.name
 
 
-def test_speculation_batches_and_prefix_hits_change_nothing(
-    pair: Pair, large: list[AdapterRef], expected: dict[str, list[int]]
-) -> None:
-    requests = mixed_requests([*large, None])
-    engine = make_engine(pair)
-    first = serve(engine, requests)
-    assert texts(first) == expected
-    assert any(answer.stats.num_accepted_tokens for answer in first.values())
-    again = serve(engine, [replace(request, request_id=f"{request.request_id}/2")
-                           for request in requests])  # fmt: skip
-    assert {name.removesuffix("/2"): text for name, text in texts(again).items()} == expected
-    assert all(answer.stats.num_cached_tokens > 0 for answer in again.values())
-    assert_idle(engine)
-    plain = serve(make_engine(pair), mixed_requests([*large, None], speculation=False))
-    assert texts(plain) == expected
+def test_batches_and_prefix_hits_change_nothing(pair: Pair, large: list[AdapterRef]) -> None:
+    served = assert_same_answers(mixed_requests([*large, None]), of=pair, vary=ACCEPTING | WARM)
+    assert all(answer.stats.num_cached_tokens > 0 for answer in served.answers.values())
+
+
+def test_a_batch_without_guesses_changes_nothing(pair: Pair, large: list[AdapterRef]) -> None:
+    assert_same_answers(mixed_requests([*large, None]), of=pair, vary=UNDRAFTED)
+
+
+def test_preempted_answers_go_on_as_they_were(pair: Pair, large: list[AdapterRef]) -> None:
+    """The second time with adapters in memory, so that all begin together."""
+    few = by(large_blocks=5, small_blocks=24) | Way(turns=2, shows=("num_preemptions",))
+    assert_same_answers(mixed_requests([*large, None]), of=pair, vary=few)
+
+
+def test_more_adapters_than_places_take_turns(pair: Pair, large: list[AdapterRef]) -> None:
+    vary = by(config=EngineConfig(max_adapters=1))
+    served = assert_same_answers(mixed_requests([*large, None]), of=pair, vary=vary)
+    assert served.engine.adapters.num_resident("large")[0] == 1
 
 
 def test_adapters_share_no_blocks(pair: Pair, large: list[AdapterRef]) -> None:
@@ -187,61 +184,22 @@ def test_an_adapter_with_other_weights_shares_no_blocks(tmp_path: Path, pair: Pa
     assert answers[0].token_ids == answers[2].token_ids != answers[1].token_ids
 
 
-def test_preempted_answers_go_on_as_they_were(
-    pair: Pair, large: list[AdapterRef], expected: dict[str, list[int]]
-) -> None:
-    requests = mixed_requests([*large, None])
-    engine = make_engine(pair, large_blocks=5, small_blocks=24)
-    assert texts(serve(engine, requests)) == expected
-    answers = serve(engine, requests)  # with adapters in memory now, so that all begin together
-    assert texts(answers) == expected
-    assert any(answer.stats.num_preemptions for answer in answers.values())
-    assert_idle(engine)
-
-
-def test_more_adapters_than_places_take_turns(
-    pair: Pair, large: list[AdapterRef], expected: dict[str, list[int]]
-) -> None:
-    engine = make_engine(pair, config=EngineConfig(max_adapters=1))
-    answers = serve(engine, mixed_requests([*large, None]))
-    assert texts(answers) == expected
-    assert engine.adapters.num_resident("large")[0] == 1
-    assert_idle(engine)
-
-
 @pytest.mark.parametrize("keeps_answer", [False, True])
 def test_escalation_from_the_small_base_to_a_large_adapter(
     pair: Pair, large: list[AdapterRef], small: AdapterRef, keeps_answer: bool
 ) -> None:
     """Of a small base and of a small adapter; the escalated answer is the large adapter's own."""
-    prompt = random_prompt(30)
-    wanted = make_request("w", prompt, seed=5, **SAMPLED)
-    (own_text,) = alone(pair, [with_adapters(wanted, large[0])]).values()
-    for number, own in enumerate((None, small)):
-        engine = make_engine(pair)
-        request = make_request("a", prompt, tier="small", may_escalate=True, seed=5, **SAMPLED)
-        request = with_adapters(request, own, large[0])
-        kept: list[int] = []
-
-        def escalate(
-            step: int,
-            answers: dict[str, Answer],
-            *,
-            engine: Engine = engine,
-            kept: list[int] = kept,
-        ) -> None:
-            answer = answers["a"]
-            if len(answer.token_ids) >= 4 and not answer.switches and not kept:
-                kept += answer.token_ids
-                engine.switch_tier("a", "large", keeps_answer=keeps_answer)
-
-        (answer,) = serve(engine, [request], on_step=escalate, streams=True).values()
-        assert kept, "it was never escalated"
+    request = make_request(
+        "a", random_prompt(30), tier="small", may_escalate=True, seed=5, **SAMPLED
+    )
+    vary = Way(escalate=lambda _: 4, keeps_answer=keeps_answer)
+    for own in (None, small):
+        asked = [with_adapters(request, own, large[0])]
+        like = vary | by(speculates=False) if keeps_answer else PLAIN
+        answer = assert_same_answers(asked, of=pair, vary=vary, like=like).answers["a"]
+        assert answer.switches
         if keeps_answer:
-            assert answer.token_ids[: len(kept)] == kept
-        else:
-            assert answer.token_ids == own_text, number
-        assert_idle(engine)
+            assert answer.token_ids[:4] == plainly(pair, asked)["a"][:4]
 
 
 def test_small_answers_with_adapters(
@@ -254,9 +212,7 @@ def test_small_answers_with_adapters(
         with_adapters(replace(base, request_id="little"), small),
         *mixed_requests([large[1]], num_rounds=1),
     ]
-    engine = make_engine(pair)
-    answers = texts(serve(engine, requests))
-    assert answers == alone(pair, requests)
+    answers = texts(assert_same_answers(requests, of=pair).answers)
     model = merged(pair.small_reference, Path(small.folder))
     assert answers["little"] == greedy_text(model, base.prompt_token_ids, 24) != answers["base"]
 
@@ -318,7 +274,7 @@ def test_the_shipped_pair(tmp_path: Path) -> None:
         for request in own:
             assert answers[request.request_id] == expected[request.request_id].token_ids
     half = shipped_pair("bfloat16")
-    assert texts(serve(make_engine(half), requests)) == alone(half, requests)
+    assert_same_answers(requests, of=half)
 
 
 def test_steps_go_on_while_an_adapter_is_read(
@@ -350,4 +306,4 @@ def test_steps_go_on_while_an_adapter_is_read(
             assert not answers["own"].token_ids
 
     answers = texts(serve(engine, requests, on_step=watch))
-    assert answers == alone(pair, requests)
+    assert answers == plainly(pair, requests)

@@ -2,7 +2,8 @@
 
 from benchmarks.shared.compare import compare_answers, runner_logits
 from outrider.engine.passes.runner import ModelRunner
-from tests.engines import heldout_prompts, make_engine, make_request, serve, shipped_pair
+from tests.engines import heldout_prompts, make_request, shipped_pair, texts
+from tests.laws.same_answers import ALONE, AS_USUAL, UNDRAFTED, Way, serve_in
 from tests.sizes import repeats
 
 # A bfloat16 number has 8 significant bits: the shipped pair's logits, up to 32 in magnitude, are
@@ -12,27 +13,21 @@ from tests.sizes import repeats
 LARGEST_GAP = 0.25
 
 
-def greedy_answers(*, speculation: bool, count: int, at_a_time: int) -> list[list[int]]:
-    engine = make_engine(shipped_pair("bfloat16"))
-    answers: list[list[int]] = []
-    prompts = heldout_prompts(count)
-    for start in range(0, count, at_a_time):
-        requests = [
-            make_request(str(number), prompts[number], max_tokens=32, speculation=speculation)
-            for number in range(start, start + at_a_time)
-        ]
-        done = serve(engine, requests)
-        answers.extend(done[request.request_id].token_ids for request in requests)
-    return answers
+def greedy_answers(vary: Way, count: int) -> list[list[int]]:
+    requests = [
+        make_request(str(number), prompt, max_tokens=32)
+        for number, prompt in enumerate(heldout_prompts(count))
+    ]
+    return [*texts(serve_in(vary, requests, shipped_pair("bfloat16")).answers).values()]
 
 
 def test_answers_part_only_where_two_tokens_are_nearly_tied() -> None:
     count = repeats(32, 16)
     prompts = heldout_prompts(count)
-    plain = greedy_answers(speculation=False, count=count, at_a_time=1)
+    plain = greedy_answers(ALONE | UNDRAFTED, count)
     exact_model = ModelRunner(model=shipped_pair().large, num_blocks=32)
     for at_a_time in (1, 16):
-        speculative = greedy_answers(speculation=True, count=count, at_a_time=at_a_time)
+        speculative = greedy_answers(Way(at_a_time=at_a_time), count)
         comparison = compare_answers(
             prompts, plain, speculative, next_logits=runner_logits(exact_model)
         )
@@ -42,5 +37,4 @@ def test_answers_part_only_where_two_tokens_are_nearly_tied() -> None:
 
 
 def test_the_same_batch_gives_the_same_answer_twice() -> None:
-    first = greedy_answers(speculation=True, count=8, at_a_time=8)
-    assert first == greedy_answers(speculation=True, count=8, at_a_time=8)
+    assert greedy_answers(AS_USUAL, 8) == greedy_answers(AS_USUAL, 8)

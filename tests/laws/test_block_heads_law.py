@@ -16,9 +16,10 @@ from outrider.engine.core import Engine
 from outrider.verifier.sampling import RowGroup, perturbed_scores
 from outrider.verifier.token_tree import SOURCE_BIT
 from tests.block_heads import DEPTHS, random_block, taught_head, taught_requests
-from tests.engines import assert_idle, make_engine, serve, texts
+from tests.engines import assert_idle, serve
 from tests.heads import head_runner, make_head_engine, random_head, random_pair
-from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import assert_same_answers, total, with_head
 
 KINDS = ("peagle", "dflash")
 
@@ -27,10 +28,9 @@ KINDS = ("peagle", "dflash")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_taught_is_accepted_block_by_block(kind: str, on_device: bool) -> None:
     """Greedy and sampled: rows, depths and noise belong together."""
-    right = plainly(random_pair(), taught_requests())
-    engine = make_head_engine(random_pair(), taught_head(kind), on_device=on_device)
-    answers = serve(engine, taught_requests())
-    assert texts(answers) == right
+    vary = with_head(head=taught_head(kind), on_device=on_device)
+    served = assert_same_answers(taught_requests(), of=random_pair(), vary=vary)
+    engine, answers = served.engine, served.answers
     accepted = engine.stats().accepted_by_source["head"]
     assert len(accepted) == DEPTHS
     assert sum(accepted) > 0.5 * total(answers, "num_output_tokens")
@@ -38,7 +38,6 @@ def test_what_was_taught_is_accepted_block_by_block(kind: str, on_device: bool) 
     assert head_runner(engine).times.num_passes <= max(
         answer.stats.num_steps for answer in answers.values()
     )
-    assert_idle(engine)
 
 
 @pytest.mark.parametrize("kind", ["peagle", pytest.param("dflash", marks=pytest.mark.slow)])
@@ -51,11 +50,9 @@ def test_rules_that_depend_on_the_path(kind: str) -> None:
         )
         for request in taught_requests()
     ]
-    wanted = texts(serve(make_engine(random_pair(), speculates=False), requests))
-    engine = make_head_engine(random_pair(), taught_head(kind))
-    assert texts(serve(engine, requests)) == wanted
+    vary = with_head(head=taught_head(kind))
+    engine = assert_same_answers(requests, of=random_pair(), vary=vary).engine
     assert sum(engine.stats().accepted_by_source["head"][1:]) > 0
-    assert_idle(engine)
 
 
 def check_first_choices(draft: Draft, logits: Tensor) -> None:

@@ -15,13 +15,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
-from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidRequestError, PromptTooLongError
-from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest, GrammarSpec, SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, row_key
@@ -29,10 +25,10 @@ from outrider.verifier.params import CascadeParams
 from outrider.verifier.token_tree import TokenTree
 from tests.engines import (
     Answer,
-    FixedTimes,
     Pair,
     ScriptedDrafter,
     assert_idle,
+    fixed_budget,
     heldout_prompts,
     make_engine,
     make_request,
@@ -44,8 +40,21 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.grammars import shipped_compiler, text_of
-from tests.laws.chi_square import VOCAB_SIZE, p_value, strangers
-from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.chi_square import NARROW, PROMPT, VOCAB_SIZE, draw, p_value, strangers
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import (
+    ACCEPTING,
+    AS_USUAL,
+    UNDRAFTED,
+    WARM,
+    Served,
+    Way,
+    assert_same_answers,
+    by,
+    plainly,
+    serve_in,
+    total,
+)
 from tests.sizes import slow_but
 from tests.verifier.mixtures import mixture, probs_of
 
@@ -120,13 +129,28 @@ def right_cascades() -> dict[str, Right]:
     return answers
 
 
-def assert_right(answers: dict[str, Answer], right: dict[str, Right]) -> None:
-    assert texts(answers) == {request_id: right[request_id].token_ids for request_id in answers}
-    for request_id, answer in answers.items():
-        num_unratified = right[request_id].num_unratified
-        assert answer.stats.num_unratified_tokens == num_unratified
-        assert sum(event.num_unratified_tokens for event in answer.emitted) == num_unratified
-        assert len(answer.prefills) == 1
+def assert_right(requests: list[EngineRequest], right: dict[str, Right], vary: Way) -> Served:
+    """The answers are the definition's, and so are the counts of what the large model refused."""
+    served = assert_same_answers(requests, vary=vary, right=tokens_of(right))
+    for answers in served.turns:
+        for name, answer in answers.items():
+            num_unratified = right[name].num_unratified
+            assert answer.stats.num_unratified_tokens == num_unratified
+            assert sum(event.num_unratified_tokens for event in answer.emitted) == num_unratified
+            assert len(answer.prefills) == 1
+    counted = served.engine.stats().num_unratified_tokens
+    assert counted == sum(total(answers, "num_unratified_tokens") for answers in served.turns)
+    return served
+
+
+def tokens_of(right: dict[str, Right]) -> dict[str, list[int]]:
+    return {name: each.token_ids for name, each in right.items()}
+
+
+def plain_right(requests: list[EngineRequest]) -> dict[str, Right]:
+    """What requests without a cascade are answered: none of it is the small model's choice."""
+    plain = plainly(tiny_pair(), requests)
+    return {name: Right(token_ids=each, num_unratified=0) for name, each in plain.items()}
 
 
 # ---- trees ----------------------------------------------------------------------------------
@@ -142,12 +166,7 @@ DRAFTS = {
 
 @pytest.mark.parametrize("config", slow_but({"default", "wide"}, DRAFTS))
 def test_the_tree_does_not_matter(config: DraftConfig, right_cascades: dict[str, Right]) -> None:
-    engine = make_engine(tiny_pair(), draft=config)
-    answers = serve(engine, cascade_requests())
-    assert_right(answers, right_cascades)
-    assert total(answers, "num_accepted_tokens") > 0
-    assert engine.stats().num_unratified_tokens == total(answers, "num_unratified_tokens")
-    assert_idle(engine)
+    assert_right(cascade_requests(), right_cascades, ACCEPTING | by(draft=config))
 
 
 @pytest.mark.parametrize(
@@ -156,25 +175,15 @@ def test_the_tree_does_not_matter(config: DraftConfig, right_cascades: dict[str,
 def test_without_speculation_it_is_the_same(
     speculation: SpeculationParams, right_cascades: dict[str, Right]
 ) -> None:
-    answers = serve(make_engine(tiny_pair()), cascade_requests(speculation=speculation))
-    assert_right(answers, right_cascades)
-    assert total(answers, "num_drafted_tokens") == 0
+    requests = cascade_requests(speculation=speculation)
+    served = assert_right(requests, right_cascades, AS_USUAL)
+    assert served.total("num_drafted_tokens") == 0
 
 
 def test_a_budget_for_hardly_anything_does_not_matter(right_cascades: dict[str, Right]) -> None:
-    pair = tiny_pair()
-    small = ModelRunner(model=pair.small, num_blocks=256)
-    budget = TreeBudget(
-        target_pass_s=FixedTimes(lambda rows: 1.0 + 100.0 * rows),
-        draft_pass_s=FixedTimes(lambda _: 10.0),
-    )
-    engine = Engine(
-        runners={"large": ModelRunner(model=pair.large, num_blocks=256), "small": small},
-        drafter=TreeDrafter(runner=small, budget=budget),
-    )
-    answers = serve(engine, cascade_requests())
-    assert_right(answers, right_cascades)
-    assert total(answers, "num_drafted_tokens") < 0.1 * total(answers, "num_steps")
+    vary = by(budget=fixed_budget(row=100.0, draft=10.0))
+    served = assert_right(cascade_requests(), right_cascades, vary)
+    assert served.total("num_drafted_tokens") < 0.1 * served.total("num_steps")
 
 
 class ForgetfulDrafter(ScriptedDrafter):
@@ -214,12 +223,10 @@ def test_unknown_small_distributions_only_cost_time(
     chance_known: float, right_cascades: dict[str, Right]
 ) -> None:
     drafter = ForgetfulDrafter(right_cascades, chance_known=chance_known, seed=5)
-    engine = make_engine(tiny_pair(), drafter=drafter)
-    requests = cascade_requests()[::2]
-    answers = serve(engine, requests)
-    assert_right(answers, right_cascades)
+    served = assert_right(cascade_requests()[::2], right_cascades, by(drafter=drafter))
+    answers = served.answers
     if chance_known == 1.0:
-        assert total(answers, "num_steps") < 0.6 * total(answers, "num_output_tokens")
+        assert served.total("num_steps") < 0.6 * served.total("num_output_tokens")
     # An open verdict has no next token: all that was emitted had been drafted.
     is_open = [
         len(event.token_ids) == event.num_accepted_tokens
@@ -227,52 +234,37 @@ def test_unknown_small_distributions_only_cost_time(
         for event in answer.emitted[:-1]
     ]
     assert any(is_open) == (chance_known < 1.0)
-    assert_idle(engine)
 
 
 def test_penalties_act_on_both_models() -> None:
-    def requests(speculation: bool) -> list[EngineRequest]:
-        return [
-            replace(
-                request,
-                sampling=replace(
-                    request.sampling,
-                    frequency_penalty=1.5,
-                    repetition_penalty=1.3,
-                    logit_bias=((7, 4.0), (8, -100.0)),
-                ),
-            )
-            for request in cascade_requests(speculation=speculation)
-        ]
-
-    drafted = texts(serve(make_engine(tiny_pair()), requests(True)))
-    assert drafted == texts(serve(make_engine(tiny_pair()), requests(False)))
+    edits = {"frequency_penalty": 1.5, "repetition_penalty": 1.3}
+    bias = ((7, 4.0), (8, -100.0))
+    requests = [
+        replace(request, sampling=replace(request.sampling, logit_bias=bias, **edits))
+        for request in cascade_requests()
+    ]
+    drafted = texts(assert_same_answers(requests, like=UNDRAFTED).answers)
     tokens = list(itertools.chain.from_iterable(drafted.values()))
     assert 7 in tokens
     assert 8 not in tokens
 
 
 def test_a_grammar_binds_both_models() -> None:
-    def requests(speculation: bool) -> list[EngineRequest]:
-        return [
-            replace(
-                make_request(
-                    f"{kind}{number}", prompt, temperature=1.5, seed=number, max_tokens=40,
-                    stop_token_ids=(shipped_tokenizer().eos_token_id,), speculation=speculation,
-                ),
-                grammar=GrammarSpec(kind="regex", text="(red|green|blue|cyan){6,9}"),
-                cascade=cascade,
-            )
-            for number, prompt in enumerate(heldout_prompts(6))
-            for kind, cascade in (("opt", MIXED[0]), ("token", MIXED[1]), ("lossless", None))
-        ]  # fmt: skip
-
-    def answer(speculation: bool) -> dict[str, list[int]]:
-        engine = make_engine(shipped_pair(), grammars={"large": shipped_compiler()})
-        return texts(serve(engine, requests(speculation)))
-
-    drafted = answer(True)
-    assert drafted == answer(False)
+    requests = [
+        replace(
+            make_request(
+                f"{kind}{number}", prompt, temperature=1.5, seed=number, max_tokens=40,
+                stop_token_ids=(shipped_tokenizer().eos_token_id,),
+            ),
+            grammar=GrammarSpec(kind="regex", text="(red|green|blue|cyan){6,9}"),
+            cascade=cascade,
+        )
+        for number, prompt in enumerate(heldout_prompts(6))
+        for kind, cascade in (("opt", MIXED[0]), ("token", MIXED[1]), ("lossless", None))
+    ]  # fmt: skip
+    vary = by(grammars={"large": shipped_compiler()})
+    served = assert_same_answers(requests, of=shipped_pair(), vary=vary, like=vary | UNDRAFTED)
+    drafted = texts(served.answers)
     for tokens in drafted.values():
         text = text_of(tokens).removesuffix(shipped_tokenizer().eos_token)
         assert re.fullmatch("(red|green|blue|cyan){6,9}", text)
@@ -282,38 +274,22 @@ def test_a_grammar_binds_both_models() -> None:
 # ---- company and blocks ---------------------------------------------------------------------
 
 
-def test_lossless_requests_beside_it_stay_lossless(
-    right: dict[str, list[int]], right_cascades: dict[str, Right]
-) -> None:
+def test_lossless_requests_beside_it_stay_lossless(right_cascades: dict[str, Right]) -> None:
     small = [make_request(f"s{n}", random_prompt(9, seed=n), tier="small") for n in range(3)]
     lossless, cascades = mixed_requests(), cascade_requests()
     requests = [r for pair in zip(lossless, cascades, strict=True) for r in pair] + small
-    arrivals = {request.request_id: number // 4 for number, request in enumerate(requests)}
-    engine = make_engine(tiny_pair())
-    answers = serve(engine, requests, arrivals=arrivals)
-    assert_right({k: a for k, a in answers.items() if k.startswith("c")}, right_cascades)
-    others = {k: a for k, a in answers.items() if not k.startswith("c")}
-    assert texts(others) == right | plainly(tiny_pair(), small)
-    assert total(others, "num_unratified_tokens") == 0
-    assert engine.stats().num_unratified_tokens == total(answers, "num_unratified_tokens")
+    right = right_cascades | plain_right(lossless + small)
+    assert_right(requests, right, Way(arrive=lambda number: number // 4))
 
 
 @pytest.mark.parametrize(("block_size", "max_tokens_per_step"), [(1, 2048), (4, 5)])
 def test_blocks_chunks_and_the_prefix_cache_do_not_matter(
     block_size: int, max_tokens_per_step: int, right_cascades: dict[str, Right]
 ) -> None:
-    engine = make_engine(
-        tiny_pair(),
-        block_size=block_size,
-        large_blocks=4096 // block_size,
-        small_blocks=4096 // block_size,
-        config=EngineConfig(max_tokens_per_step=max_tokens_per_step, min_prefill_tokens=2),
-    )
-    assert_right(serve(engine, cascade_requests()), right_cascades)
-    again = serve(engine, cascade_requests())  # now with every prompt in the cache
-    assert_right(again, right_cascades)
-    assert total(again, "num_cached_tokens") > 0
-    assert_idle(engine)
+    num_blocks = 4096 // block_size
+    chunks = EngineConfig(max_tokens_per_step=max_tokens_per_step, min_prefill_tokens=2)
+    engine = by(block_size=block_size, large_blocks=num_blocks, small_blocks=num_blocks)
+    assert_right(cascade_requests(), right_cascades, engine | by(config=chunks) | WARM)
 
 
 @pytest.mark.parametrize(
@@ -329,13 +305,9 @@ def test_few_blocks_do_not_matter(
     large_blocks: int, small_blocks: int, right_cascades: dict[str, Right]
 ) -> None:
     """Pre-emption of the answers, and drafts that have to give way to each other."""
-    engine = make_engine(
-        tiny_pair(), block_size=4, large_blocks=large_blocks, small_blocks=small_blocks
-    )
-    answers = serve(engine, cascade_requests())
-    assert_right(answers, right_cascades)
-    assert (total(answers, "num_preemptions") > 0) == (large_blocks < 1024)
-    assert_idle(engine)
+    vary = by(block_size=4, large_blocks=large_blocks, small_blocks=small_blocks)
+    served = assert_right(cascade_requests(), right_cascades, vary)
+    assert (served.total("num_preemptions") > 0) == (large_blocks < 1024)
 
 
 def test_small_answers_that_fill_the_cache_only_delay_it(
@@ -345,13 +317,9 @@ def test_small_answers_that_fill_the_cache_only_delay_it(
         make_request(f"s{n}", random_prompt(40, seed=n), tier="small", max_tokens=60)
         for n in range(6)
     ]
-    engine = make_engine(tiny_pair(), block_size=4, small_blocks=60)
-    cascades = cascade_requests()[:8]
-    answers = serve(engine, [*small, *cascades])
-    assert_right({r.request_id: answers[r.request_id] for r in cascades}, right_cascades)
-    expected = plainly(tiny_pair(), small)
-    assert {name: answers[name].token_ids for name in expected} == expected
-    assert_idle(engine)
+    requests = [*small, *cascade_requests()[:8]]
+    vary = by(block_size=4, small_blocks=60)
+    assert_right(requests, right_cascades | plain_right(small), vary)
 
 
 def test_choices_share_their_prompt() -> None:
@@ -365,9 +333,9 @@ def test_choices_share_their_prompt() -> None:
         )
         for n in range(3)
     ]
-    answers = serve(make_engine(tiny_pair()), requests)
-    assert_right(answers, {r.request_id: by_definition(tiny_pair(), r) for r in requests})
-    assert len({tuple(answer.token_ids) for answer in answers.values()}) == 3
+    right = {r.request_id: by_definition(tiny_pair(), r) for r in requests}
+    assert_right(requests, right, AS_USUAL)
+    assert len({tuple(each.token_ids) for each in right.values()}) == 3
 
 
 def test_stop_tokens_and_logprobs() -> None:
@@ -402,10 +370,10 @@ def test_equal_models_are_lossless() -> None:
         if (rule == "opt") == (request.request_id != "r0")
     ]
     assert {r.cascade.rule for r in requests if r.cascade} == {"opt", "token_specific"}
-    answers = serve(make_engine(pair), requests)
     plain = [replace(request, cascade=None) for request in requests]
-    assert texts(answers) == texts(serve(make_engine(pair), plain))
-    assert total(answers, "num_unratified_tokens") == 0
+    right = serve_in(AS_USUAL, plain, pair).answers
+    served = assert_same_answers(requests, of=pair, right=right)
+    assert served.total("num_unratified_tokens") == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -436,30 +404,10 @@ def joint_distribution(cascade: CascadeParams, temperature: float) -> NDArray[np
     return joint
 
 
-PROMPT = (3, 1, 4, 1, 5)
-
-
-def draw(cascade: CascadeParams, temperature: float, num_seeds: int) -> NDArray[np.int64]:
-    engine = make_engine(
-        strangers(), draft=DraftConfig(max_branching=2, max_frontier=2, max_draft_depth=3)
-    )
-    counts = np.zeros((VOCAB_SIZE,) * 3, dtype=np.int64)
-    for start in range(0, num_seeds, 64):
-        requests = [
-            replace(
-                make_request(str(seed), PROMPT, max_tokens=3, seed=seed, temperature=temperature),
-                cascade=cascade,
-            )
-            for seed in range(start, min(start + 64, num_seeds))
-        ]
-        for answer in serve(engine, requests).values():
-            counts[tuple(answer.token_ids)] += 1
-    assert engine.stats().num_accepted_tokens > 0.5 * counts.sum()  # trees made these sequences
-    return counts
-
-
 def check_distribution(cascade: CascadeParams, temperature: float, num_seeds: int) -> None:
-    drawn = draw(cascade, temperature, num_seeds)
+    engine = make_engine(strangers(), draft=NARROW)
+    request = make_request("r", PROMPT, max_tokens=3, temperature=temperature)
+    drawn = draw(engine, replace(request, cascade=cascade), num_seeds)
     assert p_value(drawn, joint_distribution(cascade, temperature)) > 1e-3
     # Neither model's own distribution would pass: alpha 1 is the small one's.
     assert p_value(drawn, joint_distribution(CascadeParams(alpha=1.0), temperature)) < 1e-6

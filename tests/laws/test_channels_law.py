@@ -13,10 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.sections import bundled_pair
-from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.wiring.serving import background_gateway
+from tests.gateway.conftest import real_gateway
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
 {{ messages[0].content }}{{ '<|start|>assistant' }}{# <|channel|>analysis commentary #}"""
@@ -55,17 +53,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             path: Path = folder / tier / name
             pattern = "|".join(map(re.escape, NAMES))
             path.write_text(re.sub(pattern, lambda found: NAMES[found[0]], path.read_text()))
-    flags = {
-        "models.large": str(folder / "large"),
-        "models.small": str(folder / "small"),
-        "engine.process": False,
-        "engine.dtype": "float32",
-        "engine.num_threads": 1,
-        "engine.num_blocks": 200,
-        "speculation.adaptive": False,
-    }
-    settings = load_settings(flags=flags, environ={}, config_file=None)
-    with background_gateway(settings, no_progress) as url:
+    flags = {f"models.{tier}": str(folder / tier) for tier in ("small", "large")}
+    with real_gateway(**flags) as url:
         yield url
 
 

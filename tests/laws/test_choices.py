@@ -6,7 +6,6 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.request import EngineRequest
 from outrider.verifier.params import Tier
 from tests.engines import (
-    assert_idle,
     make_engine,
     make_request,
     random_prompt,
@@ -14,7 +13,7 @@ from tests.engines import (
     texts,
     tiny_pair,
 )
-from tests.laws.mixed import plainly
+from tests.laws.same_answers import assert_same_answers, by, plainly
 
 NUM_CHOICES = 5
 
@@ -42,24 +41,20 @@ def test_choices_differ_and_the_prompt_is_computed_once(
     prompt_length: int, tier: Tier, speculation: bool
 ) -> None:
     requests = choices(prompt_length, tier=tier, speculation=speculation)
-    engine = make_engine(tiny_pair())
-    answers = serve(engine, requests)
-    assert texts(answers) == plainly(tiny_pair(), requests)
+    served = assert_same_answers(requests)
+    answers = served.answers
     assert len({tuple(answer.token_ids) for answer in answers.values()}) == NUM_CHOICES
     # Blocks are shared when they are full; at least the last prompt token is computed by each.
     shared = min(prompt_length // 16 * 16, prompt_length - 1)
     cached = [answers[f"c{number}"].stats.num_cached_tokens for number in range(NUM_CHOICES)]
     assert cached == [0] + [shared] * (NUM_CHOICES - 1)
-    stats = engine.stats().tiers[tier]
+    stats = served.engine.stats().tiers[tier]
     assert stats.num_prompt_tokens == NUM_CHOICES * prompt_length - sum(cached)
     assert stats.prefix_cache_hits == sum(cached)
-    assert_idle(engine)
 
 
 def test_choices_that_are_admitted_together_do_not_compute_the_prompt_twice() -> None:
-    engine = make_engine(tiny_pair())
-    answers = serve(engine, choices(64))
-    assert sum(answer.stats.num_cached_tokens for answer in answers.values()) == 4 * 63
+    assert assert_same_answers(choices(64)).total("num_cached_tokens") == 4 * 63
 
 
 def test_without_a_group_prompts_that_come_together_are_computed_by_each() -> None:
@@ -69,21 +64,14 @@ def test_without_a_group_prompts_that_come_together_are_computed_by_each() -> No
         for number in range(NUM_CHOICES)
     ]
     in_one_pass = EngineConfig(min_prefill_tokens=64 * NUM_CHOICES)  # however slow the machine
-    answers = serve(make_engine(tiny_pair(), config=in_one_pass), requests)
-    assert sum(answer.stats.num_cached_tokens for answer in answers.values()) == 0
-    assert texts(answers) == plainly(tiny_pair(), requests)
+    served = assert_same_answers(requests, vary=by(config=in_one_pass))
+    assert served.total("num_cached_tokens") == 0
 
 
-def test_choices_under_pressure_and_without_a_prefix_cache() -> None:
-    requests = choices(40, max_tokens=60)
-    expected = plainly(tiny_pair(), requests)
-    for prefix_caching in (True, False):
-        engine = make_engine(
-            tiny_pair(), block_size=4, large_blocks=60, small_blocks=60,
-            prefix_caching=prefix_caching,
-        )  # fmt: skip
-        assert texts(serve(engine, requests)) == expected
-        assert_idle(engine)
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_choices_under_pressure_and_without_a_prefix_cache(prefix_caching: bool) -> None:
+    vary = by(block_size=4, large_blocks=60, small_blocks=60, prefix_caching=prefix_caching)
+    assert_same_answers(choices(40, max_tokens=60), vary=vary)
 
 
 def test_greedy_choices_are_equal() -> None:

@@ -13,16 +13,27 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.model.quantised.formats import Rounding
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
+from outrider.engine.request import EngineRequest
 from outrider.kernels.triton_support import use_kernels
 from tests.engines import (
     PAIR_FOLDER,
+    Answer,
     Pair,
     heldout_prompts,
-    make_engine,
     make_request,
     random_prompt,
-    serve,
     shipped_pair,
+    texts,
+)
+from tests.laws.same_answers import (
+    ALONE,
+    AS_USUAL,
+    UNDRAFTED,
+    WARM,
+    Way,
+    assert_same_answers,
+    by,
+    serve_in,
 )
 from tests.sizes import repeats
 
@@ -242,81 +253,60 @@ def stream_prompts() -> tuple[tuple[int, ...], ...]:
     return (*heldout_prompts(8), *hesitant)
 
 
-def streams(
-    dtype: Dtype,
-    *,
-    speculation: bool,
-    at_a_time: int,
-    deterministic: bool = True,
-    is_cached: bool = False,
-    last: int = NUM_STREAMS,
-    config: EngineConfig | None = None,
-) -> list[list[int]]:
-    """Greedy answers; with `is_cached` those of a second time, when prompts are in the cache."""
-    engine = make_engine(pair(dtype, deterministic=deterministic), config=config)
-    prompts = stream_prompts()[-last:]
-    answers: list[list[int]] = []
-    for start in range(0, len(prompts), at_a_time):
-        for turn in range(2 if is_cached else 1):
-            requests = [
-                make_request(
-                    f"{turn}/{number}", prompts[number], max_tokens=32, speculation=speculation
-                )
-                for number in range(start, min(start + at_a_time, last))
-            ]
-            done = serve(engine, requests)
-            cached = [event for answer in done.values() for event in answer.prefills]
-            assert turn == 0 or sum(event.num_cached_tokens > 0 for event in cached) > 1
-        answers.extend(done[request.request_id].token_ids for request in requests)
-    return answers
+def stream_requests(last: int = NUM_STREAMS) -> list[EngineRequest]:
+    """The last ones of all, greedy."""
+    requests = [
+        make_request(str(number), prompt, max_tokens=32)
+        for number, prompt in enumerate(stream_prompts())
+    ]
+    return requests[-last:]
 
 
 @cache
-def alone(dtype: Dtype) -> list[list[int]]:
+def alone(dtype: Dtype) -> dict[str, Answer]:
     """Return the streams of plain decoding, one request at a time."""
-    return streams(dtype, speculation=False, at_a_time=1)
+    return serve_in(ALONE | UNDRAFTED, stream_requests(), pair(dtype)).answers
+
+
+def assert_streams(dtype: Dtype, vary: Way, last: int = NUM_STREAMS) -> None:
+    assert_same_answers(stream_requests(last), of=pair(dtype), vary=vary, right=alone(dtype))
 
 
 @pytest.mark.parametrize("dtype", STREAM_DTYPES)
 def test_greedy_streams(dtype: Dtype) -> None:
-    expected = alone(dtype)
-    for at_a_time in (1, 4, NUM_STREAMS):
-        assert streams(dtype, speculation=True, at_a_time=at_a_time) == expected, at_a_time
-    assert streams(dtype, speculation=False, at_a_time=NUM_STREAMS) == expected
+    for vary in (ALONE, Way(at_a_time=4), AS_USUAL, UNDRAFTED):
+        assert_streams(dtype, vary)
 
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", THREADED_DTYPES)
 def test_greedy_streams_with_two_threads(dtype: Dtype) -> None:
-    expected = alone(dtype)[-2:]
-    assert streams(dtype, speculation=True, at_a_time=2, last=2) == expected
+    assert_streams(dtype, Way(at_a_time=2), last=2)
 
 
 @pytest.mark.parametrize("dtype", STREAM_DTYPES)
 def test_greedy_streams_with_cached_prompts_and_chunks(dtype: Dtype) -> None:
-    check_cached(dtype, speculation=True)
+    check_cached(dtype, AS_USUAL)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_plain_streams_with_cached_prompts_and_chunks(dtype: Dtype) -> None:
-    check_cached(dtype, speculation=False)
+    check_cached(dtype, UNDRAFTED)
 
 
-def check_cached(dtype: Dtype, *, speculation: bool) -> None:
-    expected = alone(dtype)
-    answers = streams(dtype, speculation=speculation, at_a_time=4, is_cached=True)
-    assert answers == expected
+def check_cached(dtype: Dtype, vary: Way) -> None:
+    in_fours = vary | Way(at_a_time=4)
+    assert_streams(dtype, in_fours | WARM)
     chunks = EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1)
-    assert streams(dtype, speculation=speculation, at_a_time=4, config=chunks) == expected
+    assert_streams(dtype, in_fours | by(config=chunks))
 
 
 @pytest.mark.slow
 def test_bfloat16_streams_of_the_normal_mode_part() -> None:
     """The laws above can fail: they do without the mode, in torch's operations."""
+    of = pair("bfloat16", deterministic=False)
     with use_kernels("reference"):
-        plain = streams("bfloat16", speculation=False, at_a_time=1, deterministic=False)
-        for speculation in (True, False):
-            assert plain != streams(
-                "bfloat16", speculation=speculation, at_a_time=NUM_STREAMS, deterministic=False
-            )
+        plain = texts(serve_in(ALONE | UNDRAFTED, stream_requests(), of).answers)
+        for vary in (AS_USUAL, UNDRAFTED):
+            assert plain != texts(serve_in(vary, stream_requests(), of).answers)

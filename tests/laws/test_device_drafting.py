@@ -1,7 +1,6 @@
 """Trees that grow on the device never change the text, whatever grows and runs beside them."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -17,35 +16,39 @@ from outrider.engine.request import EngineRequest, GrammarSpec, SpeculationParam
 from outrider.kernels.triton_support import use_kernels
 from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import (
-    Answer,
-    FixedTimes,
     assert_idle,
+    fixed_budget,
     heldout_prompts,
     make_engine,
     make_request,
     random_prompt,
     serve,
     shipped_pair,
-    step_once,
     texts,
     tiny_pair,
 )
 from tests.grammars import shipped_compiler
-from tests.laws.cached_text import BUSHY, assert_caches_hold_the_text
-from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.cached_text import BUSHY, assert_caches_always_hold_the_text
+from tests.laws.mixed import mixed_requests
 from tests.laws.predicted import requests_with_predictions
+from tests.laws.same_answers import (
+    AS_USUAL,
+    ON_DEVICE,
+    WARM,
+    Way,
+    assert_same_answers,
+    by,
+    few_blocks,
+    logprobs,
+    plain_answers,
+    plainly,
+    serve_in,
+    total,
+)
 from tests.recorded_levels import record_levels, watch_levels
 from tests.sizes import slow_but
 
 COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
-
-
-def budget(*, target: float = 1.0, row: float = 0.01, draft: float = 0.05) -> TreeBudget:
-    """Seconds of a large pass, of each of its rows, and of a small pass."""
-    return TreeBudget(
-        target_pass_s=FixedTimes(lambda rows: target + row * rows),
-        draft_pass_s=FixedTimes(lambda rows: draft),
-    )
 
 
 def watch_forests(engine: Engine) -> list[int]:
@@ -76,54 +79,32 @@ def pair_requests(count: int, tier: Tier = "large") -> list[EngineRequest]:
     ]  # fmt: skip
 
 
-@cache
-def right_pair_answers() -> dict[str, list[int]]:
-    requests = pair_requests(8) + pair_requests(8, "small")
-    return plainly(shipped_pair(), requests)
+def on_device(**engine: Any) -> Way:
+    """Trees that grow on the device; `Served.watched` has how many grew in each step."""
+    return ON_DEVICE | by(**engine) | Way(watch=watch_forests)
 
 
 def test_the_shipped_pair_says_the_same_alone() -> None:
     for request in pair_requests(2):
-        engine = make_engine(shipped_pair(), on_device=True)
-        sizes = watch_forests(engine)
-        answers = serve(engine, [request])
-        assert texts(answers) == {request.request_id: right_pair_answers()[request.request_id]}
-        assert max(sizes) == 1
-        assert total(answers, "num_accepted_tokens") > 15
-        assert_idle(engine)
+        served = assert_same_answers([request], of=shipped_pair(), vary=on_device())
+        assert max(served.watched) == 1
+        assert served.total("num_accepted_tokens") > 15
 
 
 def test_the_shipped_pair_says_the_same_together_and_again() -> None:
-    engine = make_engine(shipped_pair(), on_device=True)
-    sizes = watch_forests(engine)
-    requests = pair_requests(8)
-    expected = {
-        request.request_id: right_pair_answers()[request.request_id] for request in requests
-    }
-    first = serve(engine, requests)
-    assert texts(first) == expected
-    assert max(sizes) == 8
-    # All prompts are in the prefix cache now, and all answers are remembered.
-    again = serve(engine, requests)
-    assert texts(again) == expected
+    """The second time all prompts are in the prefix cache, and all answers are remembered."""
+    served = assert_same_answers(pair_requests(8), of=shipped_pair(), vary=on_device() | WARM)
+    assert max(served.watched) == 8
+    first, again = served.turns
     assert total(again, "num_cached_tokens") >= 4 * 16
     assert total(again, "num_steps") < total(first, "num_steps")
-    assert_idle(engine)
 
 
 def test_beside_small_answers() -> None:
-    engine = make_engine(shipped_pair(), on_device=True)
-    sizes = watch_forests(engine)
-    requests = [
-        request
-        for pair in zip(pair_requests(8), pair_requests(8, "small"), strict=True)
-        for request in pair
-    ]
-    arrivals = {request.request_id: number // 4 for number, request in enumerate(requests)}
-    answers = serve(engine, requests, arrivals=arrivals, streams=True)
-    assert texts(answers) == right_pair_answers()
-    assert max(sizes) > 2
-    assert_idle(engine)
+    both = zip(pair_requests(8), pair_requests(8, "small"), strict=True)
+    vary = on_device() | Way(arrive=lambda number: number // 4, streams=True)
+    requests = [request for pair in both for request in pair]
+    assert max(assert_same_answers(requests, of=shipped_pair(), vary=vary).watched) > 2
 
 
 def awkward_requests() -> list[EngineRequest]:
@@ -151,24 +132,16 @@ def awkward_requests() -> list[EngineRequest]:
 def test_beside_sequences_that_need_the_host() -> None:
     requests = awkward_requests()
     # A cascade without the small model's passes is another answer; everything else is plain.
-    expected = {}
-    for request in requests:
-        alone = make_engine(
-            shipped_pair(), speculates=request.cascade is not None, grammars=COMPILERS
-        )
-        expected |= serve(alone, [request])
-    engine = make_engine(shipped_pair(), on_device=True, grammars=COMPILERS)
-    sizes = watch_forests(engine)
-    answers = serve(engine, requests)
-    assert texts(answers) == texts(expected)
-    assert max(sizes) == 5  # plain ones, and the one that asks for log-probabilities
+    (cascade,) = (request for request in requests if request.cascade)
+    right = plain_answers(shipped_pair(), [each for each in requests if each is not cascade])
+    right |= serve_in(AS_USUAL, [cascade], shipped_pair()).answers
+    vary = on_device(grammars=COMPILERS)
+    served = assert_same_answers(
+        requests, of=shipped_pair(), vary=vary, right=right, within=logprobs(1e-3)
+    )
+    assert max(served.watched) == 5  # plain ones, and the one that asks for log-probabilities
     for name in ("penalties", "bias", "cascade"):
-        assert answers[name].stats.num_accepted_tokens > 0, name
-    mine, right = answers["logprobs"].logprobs, expected["logprobs"].logprobs
-    assert [entry.token_id for entry in mine] == [entry.token_id for entry in right]
-    for own, entry in zip(mine, right, strict=True):
-        assert own.logprob == pytest.approx(entry.logprob, abs=1e-3)
-    assert_idle(engine)
+        assert served.answers[name].stats.num_accepted_tokens > 0, name
 
 
 # ---- trees of all kinds ------------------------------------------------------------------------
@@ -188,31 +161,24 @@ DRAFTS = {
 }
 BUDGETS = {
     "none": None,
-    "cheap": budget(target=1.0, row=0.0, draft=0.0001),
-    "fair": budget(),
-    "dear-rows": budget(row=1.0),
-    "dear-drafts": budget(draft=10.0),
+    "cheap": fixed_budget(row=0.0, draft=0.0001),
+    "fair": fixed_budget(),
+    "dear-rows": fixed_budget(row=1.0),
+    "dear-drafts": fixed_budget(draft=10.0),
 }
 
 
 @pytest.mark.parametrize("config", slow_but({"default", "bushy", "short-catch-up"}, DRAFTS))
-def test_every_shape_of_tree(config: DraftConfig, right: dict[str, list[int]]) -> None:
-    engine = make_engine(tiny_pair(), on_device=True, draft=config)
-    sizes = watch_forests(engine)
-    assert texts(serve(engine, mixed_requests())) == right
-    assert (max(sizes) > 1) == (config.max_draft_depth > 0)
-    assert_idle(engine)
+def test_every_shape_of_tree(config: DraftConfig) -> None:
+    served = assert_same_answers(mixed_requests(), vary=on_device(draft=config))
+    assert (max(served.watched) > 1) == (config.max_draft_depth > 0)
 
 
-@pytest.mark.parametrize("times", slow_but({"none", "fair"}, BUDGETS))
-def test_every_budget(times: TreeBudget | None, right: dict[str, list[int]]) -> None:
-    engine = make_engine(tiny_pair(), on_device=True, budget=times)
-    answers = serve(engine, mixed_requests())
-    assert texts(answers) == right
-    drafted = total(answers, "num_drafted_tokens")
-    if times is BUDGETS["cheap"] or times is None:
-        assert drafted > 400
-    assert_idle(engine)
+@pytest.mark.parametrize("budget", slow_but({"none", "fair"}, BUDGETS))
+def test_every_budget(budget: TreeBudget | None) -> None:
+    served = assert_same_answers(mixed_requests(), vary=on_device(budget=budget))
+    if budget is BUDGETS["cheap"] or budget is None:
+        assert served.total("num_drafted_tokens") > 400
 
 
 LIMITS = {
@@ -227,41 +193,34 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("speculation", slow_but({"off", "few-nodes", "in-a-hurry"}, LIMITS))
-def test_limits_of_requests(speculation: SpeculationParams, right: dict[str, list[int]]) -> None:
+def test_limits_of_requests(speculation: SpeculationParams) -> None:
     requests = mixed_requests()
     requests[::2] = mixed_requests(speculation=speculation)[::2]
-    engine = make_engine(tiny_pair(), on_device=True)
-    sizes = watch_forests(engine)
-    answers = serve(engine, requests)
-    assert texts(answers) == right
-    assert max(sizes) > 0
+    served = assert_same_answers(requests, vary=on_device())
+    assert max(served.watched) > 0
     limit = speculation.max_draft_nodes if speculation.enabled else 0
     for request in requests[::2] if limit is not None else []:
-        events = answers[request.request_id].emitted
+        events = served.answers[request.request_id].emitted
         assert max(event.num_drafted_tokens for event in events) <= limit
-    assert_idle(engine)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3])
-def test_short_answers(max_tokens: int, right: dict[str, list[int]]) -> None:
+def test_short_answers(max_tokens: int) -> None:
     requests = [
         replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
         for request in mixed_requests()
     ]
-    engine = make_engine(tiny_pair(), on_device=True)
-    assert texts(serve(engine, requests)) == {
-        name: tokens[:max_tokens] for name, tokens in right.items()
-    }
-    assert_idle(engine)
+    right = plainly(tiny_pair(), mixed_requests())
+    right = {name: tokens[:max_tokens] for name, tokens in right.items()}
+    assert_same_answers(requests, vary=on_device(), right=right)
 
 
 def test_predictions_and_repeated_text() -> None:
     requests = requests_with_predictions(None)
-    engine = make_engine(tiny_pair(), on_device=True)
-    answers = serve(engine, requests)
-    assert texts(answers) == plainly(tiny_pair(), requests)
+    served = assert_same_answers(requests, vary=on_device())
+    engine, answers = served.engine, served.answers
     assert set(engine.stats().accepted_by_source) >= {"model", "prediction"}
-    assert total(answers, "num_accepted_tokens") > 60
+    assert served.total("num_accepted_tokens") > 60
     assert sum(e.num_predicted_tokens for a in answers.values() for e in a.emitted) > 20
     # Asked again without a prediction, the answers are text that repeats.
     again = [replace(request, prediction_token_ids=()) for request in requests]
@@ -295,42 +254,23 @@ def test_with_triton_kernels_in_their_interpreter() -> None:
 
 # ---- blocks --------------------------------------------------------------------------------
 
-# As in test_preemption: the longest request needs 38 blocks of 4 tokens.
-FEWEST = 38
-
 
 @pytest.mark.parametrize(
-    ("large_blocks", "small_blocks", "prefix_caching"),
-    [
-        (FEWEST, 1024, False),
-        (1024, 5, True),
-        (FEWEST, FEWEST, True),
-        (FEWEST, FEWEST, False),
-        (FEWEST + 10, 20, True),
-    ],
+    ("spare_blocks", "small_blocks", "prefix_caching"),
+    [(0, 1024, False), (None, 5, True), (0, 38, True), (0, 38, False), (10, 20, True)],
 )
 def test_few_blocks_do_not_matter(
-    large_blocks: int, small_blocks: int, prefix_caching: bool, right: dict[str, list[int]]
+    spare_blocks: int | None, small_blocks: int, prefix_caching: bool
 ) -> None:
-    engine = make_engine(
-        tiny_pair(),
-        on_device=True,
-        block_size=4,
-        large_blocks=large_blocks,
-        small_blocks=small_blocks,
-        prefix_caching=prefix_caching,
-        draft=BUSHY,
-    )
-    answers = serve(engine, mixed_requests())
-    assert texts(answers) == right
-    if large_blocks < 1024:
-        assert total(answers, "num_preemptions") > 0
-    assert_idle(engine)
+    """As in test_preemption."""
+    large = by(block_size=4, large_blocks=1024)
+    if spare_blocks is not None:
+        large = few_blocks(mixed_requests(), spare=spare_blocks)
+    vary = large | on_device(small_blocks=small_blocks, prefix_caching=prefix_caching, draft=BUSHY)
+    assert_same_answers(mixed_requests(), vary=vary)
 
 
-def test_drafts_on_the_device_give_way_to_small_answers(
-    right: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_on_the_device_give_way_to_small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views are reclaimed between the passes of a step, while trees are growing in them."""
     small = [
         make_request(
@@ -339,14 +279,6 @@ def test_drafts_on_the_device_give_way_to_small_answers(
         )
         for n in range(8)
     ]  # fmt: skip
-    expected = right | plainly(tiny_pair(), small)
-    engine = make_engine(
-        tiny_pair(),
-        on_device=True,
-        block_size=4,
-        small_blocks=60,
-        config=EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1),
-    )
     lost: list[bool] = []
     next_level = DeviceTrees.next_level
 
@@ -357,11 +289,10 @@ def test_drafts_on_the_device_give_way_to_small_answers(
     monkeypatch.setattr(DeviceTrees, "next_level", watched)
     requests = [r for pair in zip(mixed_requests(), small, strict=False) for r in pair]
     requests += mixed_requests()[len(small) :]
-    arrivals = {request.request_id: number for number, request in enumerate(requests)}
-    answers = serve(engine, requests, arrivals=arrivals)
-    assert texts(answers) == expected
+    chunks = EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1)
+    engine = ON_DEVICE | by(block_size=4, small_blocks=60, config=chunks)
+    assert_same_answers(requests, vary=engine | Way(arrive=lambda number: number))
     assert any(lost), "no view was reclaimed while its tree grew"
-    assert_idle(engine)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -376,20 +307,7 @@ def test_both_caches_hold_the_text(temperature: float) -> None:
             move(sources, destinations)
 
         runner.compact = compact  # type: ignore[method-assign]
-    requests = [
-        make_request(
-            str(number), random_prompt(5 + 9 * number, seed=number), seed=number, max_tokens=60,
-            temperature=temperature,
-        )
-        for number in range(4)
-    ]  # fmt: skip
-    answers: dict[str, Answer] = {}
-    for request in requests:
-        engine.submit(request)
-    while engine.has_work:
-        step_once(engine, answers)
-        assert_caches_hold_the_text(engine)
-    assert texts(answers) == plainly(tiny_pair(), requests)
+    assert_caches_always_hold_the_text(engine, temperature)
     assert moved["large"] > 10, "no accepted path had to be moved"
     assert moved["small"] > 10
 
@@ -406,22 +324,8 @@ def test_an_escalated_answer_goes_on_as_a_draft_on_the_device(keeps_answer: bool
         )
         for n, prompt in enumerate(heldout_prompts(4, seed=9))
     ]  # fmt: skip
-    found = {}
-    for on_device in (False, True):
-        engine = make_engine(shipped_pair(), on_device=on_device)
-        answers: dict[str, Answer] = {request.request_id: Answer() for request in requests}
-        for request in requests:
-            engine.submit(request)
-        sizes = watch_forests(engine)
-        while not all(answer.finished for answer in answers.values()):
-            for number, (name, answer) in enumerate(answers.items()):
-                is_due = len(answer.token_ids) >= 6 + 4 * number or answer.held is not None
-                if is_due and not answer.switches and answer.finished is None:
-                    engine.switch_tier(name, "large", keeps_answer=keeps_answer)
-            step_once(engine, answers)
-        assert (max(sizes) > 0) == on_device
-        found[on_device] = texts(answers)
-        if not keeps_answer:
-            assert total(answers, "num_reused_tokens") > 0
-        assert_idle(engine)
-    assert found[True] == found[False]
+    vary = Way(escalate=lambda n: 6 + 4 * n, keeps_answer=keeps_answer)
+    served = assert_same_answers(requests, of=shipped_pair(), vary=vary | on_device(), like=vary)
+    assert max(served.watched) > 0
+    if not keeps_answer:
+        assert served.total("num_reused_tokens") > 0

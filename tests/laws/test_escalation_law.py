@@ -5,7 +5,7 @@ answer, whatever else goes on in the engine. What was retracted only saves passe
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -36,6 +36,20 @@ from tests.engines import (
     watch_small_rows,
 )
 from tests.grammars import shipped_compiler
+from tests.laws.same_answers import (
+    AS_USUAL,
+    UNDRAFTED,
+    Compare,
+    Way,
+    assert_same_answers,
+    by,
+    few_blocks,
+    logprobs,
+    plain_answers,
+    serve_escalating,
+    serve_in,
+    tokens,
+)
 
 MAX_TOKENS = 48
 SAMPLING: dict[str, dict[str, float]] = {
@@ -80,39 +94,23 @@ def watched(request_id: str, **options: object) -> EngineRequest:
     return replace(request, grammar=grammar)
 
 
-@cache
-def large_answer(request: EngineRequest) -> Answer:
-    """Return what the large tier says when it is asked at once, plainly and alone."""
-    grammars = {"large": shipped_compiler()} if request.grammar else None
-    engine = make_engine(shipped_pair(), speculates=False, grammars=grammars)
-    own = replace(request, request_id="own", tier="large", may_escalate=False)
-    return serve(engine, [own])["own"]
-
-
 def own_answer(request: EngineRequest) -> Answer:
-    return large_answer(replace(request, request_id="any"))
+    """Return what the large tier says when it is asked at once, plainly and alone."""
+    return plain_answers(shipped_pair(), [request], tier="large")[request.request_id]
 
 
-def escalate(
-    engine: Engine,
+def assert_own(
     requests: list[EngineRequest],
-    positions: Mapping[str, int],
-    *,
-    keeps_answer: bool = False,
-) -> dict[str, Answer]:
-    """Serve, and hand each request over once it has so many tokens, or is held."""
-    answers: dict[str, Answer] = {request.request_id: Answer() for request in requests}
-    for request in requests:
-        engine.submit(request)
-    while not all(answer.finished for answer in answers.values()):
-        for name, position in positions.items():
-            answer = answers[name]
-            is_due = len(answer.token_ids) >= position or answer.held is not None
-            if is_due and not answer.switches and answer.finished is None:
-                engine.switch_tier(name, "large", keeps_answer=keeps_answer)
-        assert engine.has_work
-        step_once(engine, answers)
-    return answers
+    positions: SequenceOf[int],
+    ways: Way = AS_USUAL,
+    within: Compare = tokens,
+) -> None:
+    """Handed over behind so many tokens, each answer is the large tier's own."""
+    vary = ways | Way(escalate=positions.__getitem__)
+    served = assert_same_answers(requests, of=shipped_pair(), vary=vary, within=within)
+    for answer in served.answers.values():
+        assert answer.finished is not None
+        assert answer.finished.tier == "large"
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
@@ -121,55 +119,33 @@ def escalate(
 )
 def test_every_hold_back_position(mode: str, speculation: bool, prefix_caching: bool) -> None:
     """All positions beside each other: every one is a batch neighbour of the others."""
-    engine = make_engine(
-        shipped_pair(), prefix_caching=prefix_caching, small_blocks=400, large_blocks=400
-    )
-    options = SAMPLING[mode]
     positions = POSITIONS if speculation and prefix_caching else POSITIONS[::3]
-    requests = [watched(str(p), speculation=speculation, **options) for p in positions]
-    answers = escalate(engine, requests, {str(p): p for p in positions})
-    own = own_answer(requests[0]).token_ids
-    assert {name: answer.token_ids for name, answer in answers.items()} == {
-        str(p): own for p in positions
-    }
-    assert all(answer.finished.tier == "large" for answer in answers.values() if answer.finished)
-    if speculation:
-        assert sum(answer.stats.num_reused_tokens for answer in answers.values()) > 0
-    assert_idle(engine)
+    requests = [watched(str(place), **SAMPLING[mode]) for place in positions]
+    roomy = by(prefix_caching=prefix_caching, small_blocks=400, large_blocks=400)
+    shown = Way(shows=("num_reused_tokens",)) if speculation else UNDRAFTED
+    assert_own(requests, positions, roomy | shown)
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
 @pytest.mark.parametrize("position", [1, 16, WHOLE])
 def test_alone_with_options(mode: str, position: int) -> None:
     """Penalties, biases and log-probabilities see the large answer and never the small one."""
-    engine = make_engine(shipped_pair())
     request = watched(
         "r", num_logprobs=2, presence_penalty=0.6, frequency_penalty=0.4, min_tokens=5,
         logit_bias=((30, 1.0),), **SAMPLING[mode],
     )  # fmt: skip
-    answer = escalate(engine, [request], {"r": position})["r"]
-    own = own_answer(request)
-    assert answer.token_ids == own.token_ids
-    assert answer.finish_reason == own.finish_reason
-    assert [entry.token_id for entry in answer.logprobs] == answer.token_ids
-    for mine, right in zip(answer.logprobs, own.logprobs, strict=True):
-        assert mine.logprob == pytest.approx(right.logprob, abs=1e-3)
-    assert_idle(engine)
+    assert_own([request], [position], within=logprobs(1e-3))
 
 
 @pytest.mark.parametrize("position", [3, WHOLE])
 def test_under_a_grammar(position: int) -> None:
     spec = GrammarSpec(kind="regex", text=r"Answer: [0-9]{2,9}(, [a-z]{1,12}){1,3}\.")
-    engine = make_engine(shipped_pair(), grammars=COMPILERS)
     requests = [
         watched(str(n), prompt=prompt, grammar=spec, **SAMPLING[mode])
         for n, prompt in enumerate(heldout_prompts(3))
         for mode in list(SAMPLING)[n % 2 : n % 2 + 1]
     ]
-    answers = escalate(engine, requests, {request.request_id: position for request in requests})
-    for request in requests:
-        assert answers[request.request_id].token_ids == own_answer(request).token_ids
-    assert_idle(engine)
+    assert_own(requests, [position] * 3, by(grammars=COMPILERS))
 
 
 def test_under_pressure() -> None:
@@ -184,17 +160,11 @@ def test_under_pressure() -> None:
         )
         for n, prompt in enumerate(heldout_prompts(5))
     ]
-    most = -(-(max(len(request.prompt_token_ids) for request in requests) + 32) // 4)
-    engine = make_engine(
-        shipped_pair(), block_size=4, large_blocks=most * 3 // 2, small_blocks=most * 3 // 2,
-        config=EngineConfig(max_tokens_per_step=40, min_prefill_tokens=8),
-    )  # fmt: skip
-    positions = {"0": 2, "1": WHOLE, "2": 9, "3": WHOLE, "4": 14}
-    answers = escalate(engine, requests, positions)
-    for request in requests:
-        assert answers[request.request_id].token_ids == own_answer(request).token_ids
-    assert sum(answer.stats.num_preemptions for answer in answers.values()) > 0
-    assert_idle(engine)
+    few = few_blocks(requests)
+    most = few.engine["large_blocks"] * 3 // 2
+    config = EngineConfig(max_tokens_per_step=40, min_prefill_tokens=8)
+    pressed = few | by(large_blocks=most, small_blocks=most, config=config)
+    assert_own(requests, [2, WHOLE, 9, WHOLE, 14], pressed)
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
@@ -204,7 +174,7 @@ def test_under_pressure() -> None:
 def test_a_kept_answer_is_continued_as_the_large_tier_would(mode: str, position: int) -> None:
     engine = make_engine(shipped_pair())
     request = watched("r", **SAMPLING[mode])
-    answer = escalate(engine, [request], {"r": position}, keeps_answer=True)["r"]
+    answer = serve_escalating(engine, [request], {"r": position}, keeps_answer=True)["r"]
     kept = [token for event in answer.emitted[:position] for token in event.token_ids]
     assert len(kept) == position
     assert answer.token_ids[:position] == kept
@@ -223,14 +193,13 @@ def test_rules_of_a_kept_answer_see_all_of_it() -> None:
     request = watched(
         "r", presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=1.6, temperature=0.8
     )
-    plain = make_engine(shipped_pair(), speculates=False)
-    expected = escalate(plain, [request], {"r": 12}, keeps_answer=True)["r"]
-    engine = make_engine(shipped_pair())
-    answer = escalate(engine, [request], {"r": 12}, keeps_answer=True)["r"]
-    assert answer.token_ids == expected.token_ids
-    free = watched("r", temperature=0.8)
-    other = escalate(make_engine(shipped_pair()), [free], {"r": 12}, keeps_answer=True)["r"]
-    assert other.token_ids != expected.token_ids
+    vary = Way(escalate=lambda _: 12, keeps_answer=True)
+    like = vary | by(speculates=False)
+    (answer,) = assert_same_answers(
+        [request], of=shipped_pair(), vary=vary, like=like
+    ).answers.values()
+    free = serve_in(vary, [watched("r", temperature=0.8)], shipped_pair())
+    assert free.answers["r"].token_ids != answer.token_ids
 
 
 # ---- the probe ------------------------------------------------------------------------------

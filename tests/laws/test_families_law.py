@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from outrider.draft.config import DraftConfig
-from outrider.engine.request import EngineRequest
 from outrider.verifier.params import CascadeParams
 from tests.engines import (
     PAIR_FOLDER,
@@ -20,18 +19,26 @@ from tests.engines import (
     make_engine,
     make_request,
     random_prompt,
-    serve,
     step_once,
     texts,
     tiny_pair,
 )
 from tests.laws.gateways import Gateway, gateway
-from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import (
+    UNDRAFTED,
+    WARM,
+    Way,
+    assert_same_answers,
+    by,
+    few_blocks,
+    plainly,
+    total,
+)
 from tests.models import save_hf_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HOLD_BACKS = (0, 1, 2, 3, 5, 8, 14, 19)
-FEWEST_BLOCKS = 38  # of 4 slots, for the longest request
 
 
 @pytest.fixture(
@@ -49,53 +56,33 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 def test_preemption_and_cached_prefixes_do_not_matter(pair: Pair) -> None:
     requests = mixed_requests()[::2]
-    engine = make_engine(
-        pair, block_size=4, large_blocks=FEWEST_BLOCKS, draft=DraftConfig(max_branching=4)
-    )
-    right = plainly(pair, requests)
-    for _ in range(2):  # the second time with prefixes from the cache
-        answers = serve(engine, requests)
-        assert texts(answers) == right
-    assert engine.stats().tiers["large"].num_preemptions > 0
-    assert_idle(engine)
-
-
-def escalating(number: int, *, tier: str = "small") -> EngineRequest:
-    options = {"temperature": 0.9, "seed": number} if number % 2 else {}
-    prompt = random_prompt(11 + 7 * number, seed=number)
-    return make_request(
-        str(number), prompt, tier=tier, may_escalate=tier == "small", max_tokens=20, **options
-    )
+    wide = by(draft=DraftConfig(max_branching=4))
+    few = few_blocks(mixed_requests()) | Way(turns=2)
+    assert_same_answers(requests, of=pair, vary=wide | few)
+    assert_same_answers(requests[::2], of=pair, vary=wide | by(block_size=4) | WARM)
 
 
 def test_an_escalated_answer_is_the_large_models_own(pair: Pair) -> None:
-    engine = make_engine(pair)
-    requests = [escalating(number) for number in range(len(HOLD_BACKS))]
-    answers = {request.request_id: Answer() for request in requests}
-    for request in requests:
-        engine.submit(request)
-    while not all(answer.finished for answer in answers.values()):
-        for (name, answer), hold_back in zip(answers.items(), HOLD_BACKS, strict=True):
-            if not answer.switches and len(answer.token_ids) >= hold_back:
-                engine.switch_tier(name, "large")
-        step_once(engine, answers)
-    own = [escalating(number, tier="large") for number in range(len(HOLD_BACKS))]
-    assert texts(answers) == plainly(pair, own)
-    assert total(answers, "num_reused_tokens") > 0
-    assert_idle(engine)
+    requests = [
+        make_request(
+            str(number),
+            random_prompt(11 + 7 * number, seed=number),
+            tier="small",
+            may_escalate=True,
+            max_tokens=20,
+            **({"temperature": 0.9, "seed": number} if number % 2 else {}),
+        )
+        for number in range(len(HOLD_BACKS))
+    ]
+    vary = Way(escalate=HOLD_BACKS.__getitem__, shows=("num_reused_tokens",))
+    assert_same_answers(requests, of=pair, vary=vary)
 
 
 def test_a_cascade_is_the_same_without_drafting(pair: Pair) -> None:
-    requests = {
-        speculation: [
-            replace(request, cascade=CascadeParams(alpha=0.3))
-            for request in mixed_requests(speculation=speculation)[::2]
-        ]
-        for speculation in (True, False)
-    }
-    answers = serve(make_engine(pair), requests[True])
-    assert texts(answers) == texts(serve(make_engine(pair), requests[False]))
-    assert 0 < total(answers, "num_unratified_tokens") < total(answers, "num_output_tokens")
+    cascade = CascadeParams(alpha=0.3)
+    requests = [replace(request, cascade=cascade) for request in mixed_requests()[::2]]
+    served = assert_same_answers(requests, of=pair, like=UNDRAFTED)
+    assert 0 < served.total("num_unratified_tokens") < served.total("num_output_tokens")
 
 
 def test_drafts_keep_to_the_positions_that_a_model_has() -> None:

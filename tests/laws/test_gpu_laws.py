@@ -6,13 +6,13 @@ In float32 and deterministic mode, where a row's logits do not depend on the row
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.core import Engine
 from outrider.engine.passes.level_graphs import TREE_COUNTS
 from outrider.engine.passes.runner import ModelRunner
@@ -22,6 +22,7 @@ from outrider.verifier.params import CascadeParams
 from tests.engines import (
     Pair,
     assert_idle,
+    drafter_of,
     make_engine,
     make_request,
     random_prompt,
@@ -30,8 +31,19 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.gpu import CAPTURE, DEVICE, on_the_device
-from tests.heads import make_head_engine, mtp_of, random_pair, read_written
-from tests.laws.mixed import plainly, total
+from tests.heads import mtp_of, random_pair, read_written
+from tests.laws.same_answers import (
+    ACCEPTING,
+    ALONE,
+    ON_DEVICE,
+    Way,
+    assert_same_answers,
+    by,
+    plain_answers,
+    plainly,
+    serve_in,
+    with_head,
+)
 from tests.models import make_hf_model
 from tests.recorded_levels import record_levels, watch_levels
 
@@ -77,34 +89,27 @@ def requests(count: int = 5, max_tokens: int = 24, **options: object) -> list[En
     ]  # fmt: skip
 
 
-@cache
-def right() -> dict[str, list[int]]:
-    """The plain answers."""
-    return plainly(pair(), requests())
+def recorded(**engine: Any) -> Way:
+    """Trees that grow on the device, levels recorded; `Served.watched`: rows of those replayed."""
+    watch = Way(watch=lambda made: watch_levels(record(made)))
+    return ON_DEVICE | by(draft=SMALL, **engine) | watch
 
 
 def test_levels_of_the_small_model() -> None:
     """Alone and together, so that levels of one tree and of several are replayed."""
-    engine = make_engine(pair(), on_device=True, draft=SMALL)
-    replayed = watch_levels(record(engine))
-    for request in requests()[::2]:
-        assert texts(serve(engine, [request])) == {request.request_id: right()[request.request_id]}
-    answers = serve(engine, [replace(each, cache_salt="again") for each in requests()])
-    assert texts(answers) == right()
-    assert {rows // SMALL.max_frontier for rows in replayed} >= {1, 8}
-    assert_idle(engine)
+    served = assert_same_answers(requests()[::2], of=pair(), vary=recorded() | ALONE)
+    together = [replace(each, cache_salt="again") for each in requests()]
+    assert texts(serve(served.engine, together)) == plainly(pair(), requests())
+    assert {rows // SMALL.max_frontier for rows in served.watched} >= {1, 8}
+    assert_idle(served.engine)
 
 
 def test_levels_of_an_mtp_head() -> None:
     large = replace(random_pair(), large=on_the_device(random_pair()).large)
     layer = make_hf_model("llama3", seed=7, vocab_size=131, num_hidden_layers=1).model.layers[0]
     head = read_written(*mtp_of(layer, large.large_reference), large.large)
-    expected = plainly(large, requests(3))
-    engine = make_head_engine(large, head, on_device=True, draft=HEAD)
-    replayed = watch_levels(record(engine))
-    assert texts(serve(engine, requests(3))) == expected
-    assert len(replayed) > 3
-    assert_idle(engine)
+    vary = recorded() | with_head(head=head, draft=HEAD)
+    assert len(assert_same_answers(requests(3), of=large, vary=vary).watched) > 3
 
 
 def test_a_measured_budget() -> None:
@@ -114,14 +119,13 @@ def test_a_measured_budget() -> None:
     record(engine)
     times = {tier: follow_step_times(runner) for tier, runner in runners.items()}
     budget = TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     drafter._budget = budget
     assert times["large"](1) > 0
     assert times["small"](4) > 0
     for turn in range(2):
         again = [replace(each, cache_salt=str(turn)) for each in requests()]
-        assert texts(serve(engine, again)) == right()
+        assert texts(serve(engine, again)) == plainly(pair(), requests())
     growth = drafter._last["small"]
     assert growth.beside_s(1) >= 0
     for runner in runners.values():
@@ -132,16 +136,8 @@ def test_a_measured_budget() -> None:
 
 def test_resumed_requests() -> None:
     """An answer goes on from any place as it would have done."""
-    engine = make_engine(pair(), on_device=True, draft=SMALL)
-    record(engine)
-    for at in (1, 7, 23):
-        cut = [
-            replace(each, resumed_token_ids=tuple(right()[each.request_id][:at]))
-            for each in requests()
-        ]
-        answers = serve(engine, cut)
-        assert texts(answers) == {name: tokens[at:] for name, tokens in right().items()}
-    assert_idle(engine)
+    vary = recorded() | Way(resume=lambda number, length: (1, 7, 23)[number % 3])
+    assert_same_answers(requests(), of=pair(), vary=vary)
 
 
 def test_answers_of_the_small_model_beside_drafts() -> None:
@@ -151,13 +147,7 @@ def test_answers_of_the_small_model_beside_drafts() -> None:
         for each in requests(3, max_tokens=9)
     ]
     mixed = [*small, *requests(3)]
-    engine = make_engine(pair(), on_device=True, draft=SMALL)
-    replayed = watch_levels(record(engine))
-    answers = serve(engine, mixed)
-    assert texts(answers) == plainly(pair(), mixed)
-    assert total(answers, "num_accepted_tokens") > 0
-    assert replayed
-    assert_idle(engine)
+    assert assert_same_answers(mixed, of=pair(), vary=recorded() | ACCEPTING).watched
 
 
 def test_cascades_and_rules_beside_drafts() -> None:
@@ -166,14 +156,6 @@ def test_cascades_and_rules_beside_drafts() -> None:
     plain = [replace(each, request_id=f"plain-{each.request_id}") for each in requests(count=3)]
     cascade = make_request("cascade", random_prompt(12), max_tokens=16, temperature=0.8, seed=5)
     cascade = replace(cascade, cascade=CascadeParams(alpha=0.4))
-    alone = texts(serve(_drafting(), [cascade]))
-    engine = _drafting()
-    answers = texts(serve(engine, [*kinds, cascade, *plain]))
-    assert answers == alone | plainly(pair(), [*kinds, *plain])
-    assert_idle(engine)
-
-
-def _drafting() -> Engine:
-    engine = make_engine(pair(), on_device=True, draft=SMALL)
-    record(engine)
-    return engine
+    right = plain_answers(pair(), [*kinds, *plain])
+    right |= serve_in(recorded(), [cascade], pair()).answers
+    assert_same_answers([*kinds, cascade, *plain], of=pair(), vary=recorded(), right=right)

@@ -7,7 +7,6 @@ the grammar has to steer nearly every token.
 import json
 import random
 from dataclasses import replace
-from functools import cache
 
 import jsonschema_rs
 import pytest
@@ -26,9 +25,16 @@ from tests.engines import (
     serve,
     shipped_pair,
     shipped_tokenizer,
-    texts,
 )
 from tests.grammars import schema_spec, shipped_compiler, text_of
+from tests.laws.same_answers import (
+    ACCEPTING,
+    Served,
+    Way,
+    assert_same_answers,
+    by,
+    plainly,
+)
 from tests.sizes import repeats
 
 COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
@@ -120,8 +126,7 @@ SPECS = (
 )
 
 
-def requests_under_grammars(*, speculation: bool = True) -> list[EngineRequest]:
-    prompts = heldout_prompts(len(SPECS) * 3)
+def requests_under_grammars() -> list[EngineRequest]:
     return [
         replace(
             make_request(
@@ -129,79 +134,43 @@ def requests_under_grammars(*, speculation: bool = True) -> list[EngineRequest]:
                 prompt,
                 max_tokens=30,
                 seed=number,
-                speculation=speculation,
                 **SAMPLINGS[number % len(SAMPLINGS)],
             ),
             grammar=SPECS[number % len(SPECS)],
         )
-        for number, prompt in enumerate(prompts)
+        for number, prompt in enumerate(heldout_prompts(len(SPECS) * 3))
     ]
 
 
-@cache
-def plain_answers() -> dict[str, list[int]]:
-    """Each request alone, token by token."""
-    answers: dict[str, list[int]] = {}
-    for request in requests_under_grammars(speculation=False):
-        engine = make_engine(
-            shipped_pair(), speculates=False, prefix_caching=False, grammars=COMPILERS
-        )
-        answers |= texts(serve(engine, [request]))
-    return answers
+def assert_same(vary: Way) -> Served:
+    """Each request alone, token by token, is right."""
+    vary = by(grammars=COMPILERS) | vary
+    return assert_same_answers(requests_under_grammars(), of=shipped_pair(), vary=vary)
 
 
-@pytest.fixture
-def right() -> dict[str, list[int]]:
-    answers = plain_answers()
-    assert len({tuple(tokens) for tokens in answers.values()}) > 10
-    return answers
+def test_speculation_and_the_batch_change_nothing() -> None:
+    served = assert_same(ACCEPTING)
+    assert len({tuple(answer.token_ids) for answer in served.answers.values()}) > 10
+    assert served.total("num_steps") < served.total("num_output_tokens")
 
 
-def test_speculation_and_the_batch_change_nothing(right: dict[str, list[int]]) -> None:
-    engine = make_engine(shipped_pair(), grammars=COMPILERS)
-    answers = serve(engine, requests_under_grammars())
-    assert texts(answers) == right
-    assert sum(a.stats.num_accepted_tokens for a in answers.values()) > 0
-    assert sum(a.stats.num_steps for a in answers.values()) < sum(map(len, right.values()))
-    assert_idle(engine)
-
-
-def test_pre_emption_changes_nothing(right: dict[str, list[int]]) -> None:
-    engine = make_engine(
-        shipped_pair(),
-        grammars=COMPILERS,
-        block_size=4,
-        large_blocks=32,
-        small_blocks=32,
-    )
-    answers = serve(engine, requests_under_grammars())
-    assert sum(a.stats.num_preemptions for a in answers.values()) > 0
-    assert texts(answers) == right
-    assert_idle(engine)
+def test_pre_emption_changes_nothing() -> None:
+    few = by(block_size=4, large_blocks=32, small_blocks=32)
+    assert_same(few | Way(shows=("num_preemptions",)))
 
 
 @pytest.mark.parametrize("chance_right", [0.0, 0.6])
-def test_trees_of_any_tokens_change_nothing(
-    chance_right: float, right: dict[str, list[int]]
-) -> None:
+def test_trees_of_any_tokens_change_nothing(chance_right: float) -> None:
     """Nodes that the grammar refuses are in these trees too."""
+    right = plainly(shipped_pair(), requests_under_grammars())
     drafter = scripted_drafter(right, chance_right=chance_right, vocab_size=2048, num_levels=5)
-    engine = make_engine(shipped_pair(), drafter=drafter, grammars=COMPILERS)
-    answers = serve(engine, requests_under_grammars())
-    assert texts(answers) == right
-    accepted = sum(a.stats.num_accepted_tokens for a in answers.values())
+    accepted = assert_same(by(drafter=drafter)).total("num_accepted_tokens")
     assert accepted > 0 if chance_right else accepted < 20
 
 
-def test_a_switch_of_tiers_starts_the_grammar_over(right: dict[str, list[int]]) -> None:
-    engine = make_engine(shipped_pair(), grammars=COMPILERS)
+def test_a_switch_of_tiers_starts_the_grammar_over() -> None:
     (request,) = [r for r in requests_under_grammars() if r.request_id == "g0"]  # greedy
-
-    def switch(number: int, answers: dict[str, Answer]) -> None:
-        if number == 2:
-            assert answers["g0"].token_ids
-            engine.switch_tier("g0", "large")
-
-    answers = serve(engine, [replace(request, tier="small")], on_step=switch)
-    assert answers["g0"].switches
-    assert answers["g0"].token_ids == right["g0"]
+    small = replace(request, tier="small", may_escalate=True)
+    vary = by(grammars=COMPILERS) | Way(escalate=lambda _: 2)
+    served = assert_same_answers([small], of=shipped_pair(), vary=vary)
+    assert served.answers["g0"].switches

@@ -18,7 +18,7 @@ from outrider.engine.request import EngineRequest
 from tests.engines import assert_idle, make_request, random_prompt, serve
 from tests.heads import TextAndPath, make_head_engine, watch_head
 from tests.laws.head_cases import conversations, head_case
-from tests.laws.mixed import total
+from tests.laws.same_answers import total
 from tests.sizes import repeats
 from tests.trained_heads import (
     DEPTH,

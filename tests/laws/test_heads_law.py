@@ -6,24 +6,24 @@ grammars, escalations and cascades; with a small model beside it or alone; with 
 the host or on the device.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
-from outrider.engine.core import Engine
-from outrider.engine.request import SpeculationParams
+from outrider.engine.request import EngineRequest, SpeculationParams
 from outrider.verifier.params import CascadeParams
 from tests.engines import (
     FixedTimes,
     assert_idle,
-    make_engine,
     make_request,
     random_prompt,
     serve,
-    shipped_pair,
     shipped_tokenizer,
     texts,
 )
@@ -36,9 +36,19 @@ from tests.laws.head_cases import (
     case_requests,
     conversations,
     head_case,
-    right_answers,
 )
-from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import (
+    AS_USUAL,
+    PLAIN,
+    Served,
+    Way,
+    assert_same_answers,
+    by,
+    few_blocks,
+    total,
+    with_head,
+)
 from tests.trained_heads import NUM_TOKENS, taught_prompts
 
 BLOCK_SIZE = 4
@@ -55,6 +65,20 @@ def heads(*quick: str, of: str = "") -> pytest.MarkDecorator:
 @pytest.fixture
 def case(request: pytest.FixtureRequest) -> HeadCase:
     return head_case(request.param)
+
+
+def assert_same(
+    case: HeadCase,
+    requests: SequenceOf[EngineRequest],
+    ways: Way = AS_USUAL,
+    *,
+    like: Way = PLAIN,
+    **engine: Any,
+) -> Served:
+    """Drafted by the head, with these arguments of `make_head_engine`, the answers are right."""
+    make = partial(make_head_engine, case.pair, case.head)
+    head = Way(make=lambda _, **options: make(**options), engine=engine)
+    return assert_same_answers(requests, of=case.plain_pair, vary=head | ways, like=like)
 
 
 SHAPES = {
@@ -102,18 +126,15 @@ LONG = [
     indirect=["case"],
 )
 def test_a_head_changes_no_text(case: HeadCase, way: str, shape: str) -> None:
-    engine = make_head_engine(
-        case.pair,
-        case.head,
+    served = assert_same(
+        case,
+        case_requests(case),
         has_small=way == BESIDE,
         on_device=way == ON_DEVICE,
         draft=SHAPES[shape],
     )
-    answers = serve(engine, case_requests(case))
-    assert texts(answers) == right_answers(case.is_taught)
-    assert accepted(engine) > 0
-    assert total(answers, "num_steps") < total(answers, "num_output_tokens")
-    assert_idle(engine)
+    assert accepted(served.engine) > 0
+    assert served.total("num_steps") < served.total("num_output_tokens")
 
 
 @heads("random-eagle3", "taught-mtp", "random-dflash")
@@ -130,12 +151,10 @@ def test_a_head_changes_no_text(case: HeadCase, way: str, shape: str) -> None:
 def test_few_blocks_do_not_matter(
     case: HeadCase, spare_blocks: int, head_blocks: int | None, prefix_caching: bool
 ) -> None:
-    requests = case_requests(case)
-    longest = max(len(each.prompt_token_ids) + each.sampling.max_tokens for each in requests)
-    fewest = -(-longest // BLOCK_SIZE)
-    engine = make_head_engine(
-        case.pair,
-        case.head,
+    fewest = few_blocks(case_requests(case)).engine["large_blocks"]
+    served = assert_same(
+        case,
+        case_requests(case),
         draft=DraftConfig(min_path_prob=0.0, max_draft_nodes=24),
         num_blocks=fewest + spare_blocks,
         head_blocks=head_blocks or fewest,
@@ -143,10 +162,7 @@ def test_few_blocks_do_not_matter(
         prefix_caching=prefix_caching,
         config=EngineConfig(max_tokens_per_step=64),
     )
-    answers = serve(engine, requests)
-    assert texts(answers) == right_answers(case.is_taught)
-    assert (total(answers, "num_preemptions") > 0) == (spare_blocks < 999)
-    assert_idle(engine)
+    assert (served.total("num_preemptions") > 0) == (spare_blocks < 999)
 
 
 @heads("random-mtp", "random-peagle")
@@ -172,17 +188,8 @@ def test_chunks_and_prefix_hits_do_not_matter(case: HeadCase) -> None:
 @heads("random-eagle3", "taught-mtp")
 def test_resumed_answers_go_on(case: HeadCase) -> None:
     """From nothing, the first token, the middle, all but one; beside the others."""
-    right, resumed, cuts = right_answers(case.is_taught), [], {}
-    for number, request in enumerate(case_requests(case)):
-        answer = right[request.request_id]
-        at = (0, 1, len(answer) // 2, len(answer) - 1)[number % 4]
-        cuts[request.request_id] = at
-        resumed.append(replace(request, resumed_token_ids=tuple(answer[:at])))
-    engine = make_head_engine(case.pair, case.head)
-    answers = texts(serve(engine, resumed))
-    assert answers == {name: right[name][at:] for name, at in cuts.items()}
-    assert accepted(engine) > 0
-    assert_idle(engine)
+    places = Way(resume=lambda number, length: (0, 1, length // 2, length - 1)[number % 4])
+    assert accepted(assert_same(case, case_requests(case), places).engine) > 0
 
 
 # ---- beside other parts, on the shipped pair ----------------------------------------------------
@@ -191,7 +198,6 @@ def test_resumed_answers_go_on(case: HeadCase) -> None:
 @heads("taught-eagle3", of="taught")
 def test_a_grammar_is_followed(case: HeadCase) -> None:
     schema = schema_spec({"type": "object", "properties": {"a": {"type": "integer"}}})
-    stop = shipped_tokenizer().eos_token_id
     requests = [
         replace(
             make_request(
@@ -200,20 +206,14 @@ def test_a_grammar_is_followed(case: HeadCase) -> None:
                 max_tokens=NUM_TOKENS,
                 seed=number,
                 temperature=0.8 * (number % 2),
-                stop_token_ids=(stop,),
+                stop_token_ids=(shipped_tokenizer().eos_token_id,),
             ),
             grammar=schema if number % 3 else None,
         )
         for number, prompt in enumerate(taught_prompts()[:4])
     ]
-    compilers = {"large": shipped_compiler()}
-    wanted = texts(
-        serve(make_engine(shipped_pair(), speculates=False, grammars=compilers), requests)
-    )
-    engine = make_head_engine(case.pair, case.head, grammars=compilers)
-    assert texts(serve(engine, requests)) == wanted
-    assert accepted(engine) > 0
-    assert_idle(engine)
+    served = assert_same(case, requests, grammars={"large": shipped_compiler()})
+    assert accepted(served.engine) > 0
 
 
 @heads("taught-mtp", of="taught")
@@ -227,24 +227,10 @@ def test_an_escalated_answer_goes_on_with_the_head(case: HeadCase, keeps_answer:
         )
         for number, prompt in enumerate(taught_prompts()[:4])
     ]  # fmt: skip
-    found = []
-    for engine in (
-        make_head_engine(case.pair, case.head, has_small=True),
-        make_engine(shipped_pair(), speculates=False),
-    ):
-
-        def escalate(number: int, answers: object, engine: Engine = engine) -> None:
-            if number == 3:
-                for request in requests:
-                    engine.switch_tier(request.request_id, "large", keeps_answer=keeps_answer)
-
-        found.append(texts(serve(engine, requests, on_step=escalate)))
-        assert (accepted(engine) > 0) == (engine._drafter is not None)
-        assert_idle(engine)
-    assert found[0] == found[1]
-    if not keeps_answer:
-        large = [replace(request, tier="large", may_escalate=False) for request in requests]
-        assert found[0] == plainly(shipped_pair(), large)
+    handed_over = Way(escalate=lambda _: 3, keeps_answer=keeps_answer)
+    like = handed_over | by(speculates=False) if keeps_answer else PLAIN
+    served = assert_same(case, requests, handed_over, like=like, has_small=True)
+    assert accepted(served.engine) > 0
 
 
 @heads("taught-eagle3", of="taught")
@@ -256,12 +242,8 @@ def test_a_cascade_is_drafted_by_the_small_model(case: HeadCase) -> None:
         )
         for number, prompt in enumerate(taught_prompts()[:4])
     ]
-    wanted = texts(serve(make_engine(shipped_pair()), requests))
-    engine = make_head_engine(case.pair, case.head, has_small=True)
-    assert texts(serve(engine, requests)) == wanted
-    assert_idle(engine)
-    alone = make_head_engine(case.pair, case.head, has_small=True)
-    assert texts(serve(alone, requests[1::2])).items() <= wanted.items()
+    assert_same(case, requests, like=AS_USUAL, has_small=True)
+    alone = assert_same(case, requests[1::2], like=AS_USUAL, has_small=True).engine
     assert accepted(alone, "model") > 0
     assert head_runner(alone).times.num_passes == 0
 
@@ -270,10 +252,10 @@ def test_a_cascade_is_drafted_by_the_small_model(case: HeadCase) -> None:
 
 
 def test_a_request_may_leave_the_head_out() -> None:
-    engine = make_head_engine(random_pair(), random_head(), draft=WIDE)
     speculation = SpeculationParams(sources=("suffix", "prediction"))
-    answers = serve(engine, mixed_requests(speculation=speculation))
-    assert texts(answers) == right_answers(is_taught=False)
+    requests = mixed_requests(speculation=speculation)
+    vary = with_head(head=random_head(), draft=WIDE)
+    engine = assert_same_answers(requests, of=random_pair(), vary=vary).engine
     assert not engine.stats().drafted_by_source.get("head")
     assert head_runner(engine).times.num_passes == 0
 

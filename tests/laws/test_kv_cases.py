@@ -7,14 +7,14 @@ import pytest
 
 from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.budget.calibration import EdgeCalibration
-from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
-from outrider.engine.passes.runner import ModelRunner
 from tests.engines import (
     Answer,
     FixedTimes,
     assert_idle,
+    drafter_of,
+    finish,
     make_engine,
     make_request,
     random_prompt,
@@ -25,8 +25,12 @@ from tests.engines import (
     tiny_pair,
     watch_small_rows,
 )
-from tests.laws.cached_text import BUSHY, assert_caches_hold_the_text
-from tests.laws.mixed import plainly, total
+from tests.laws.cached_text import (
+    BUSHY,
+    assert_caches_always_hold_the_text,
+    assert_caches_hold_the_text,
+)
+from tests.laws.same_answers import Way, assert_same_answers, by, plainly, total
 
 # ---- a shared block is copied before it is written to -----------------------------------------
 
@@ -40,18 +44,20 @@ def test_a_shared_block_is_copied_while_its_owner_decodes(tier: str, block_size:
         make_request(name, prompt, tier=tier, temperature=0.9, seed=seed, max_tokens=40)
         for name, seed in (("owner", 1), ("second", 2), ("third", 3))
     ]
-    expected = plainly(tiny_pair(), requests)
-    engine = make_engine(tiny_pair(), block_size=block_size, draft=BUSHY)
     copied: list[int] = []
-    runner = engine._runners[tier]
-    copy_blocks = runner.copy_blocks
-    runner.copy_blocks = lambda pairs: (copied.extend(p[0] for p in pairs), copy_blocks(pairs))[1]
-    answers = serve(engine, requests, arrivals={"second": 3, "third": 5})
-    assert texts(answers) == expected
-    assert answers["second"].stats.num_cached_tokens == 47
-    assert answers["third"].stats.num_cached_tokens == 47
+
+    def watch(engine: Engine) -> None:
+        runner = engine._runners[tier]
+        copy_blocks = runner.copy_blocks
+        runner.copy_blocks = lambda pairs: (copied.extend(p[0] for p in pairs), copy_blocks(pairs))[
+            1
+        ]
+
+    late = Way(arrive=(0, 3, 5).__getitem__, watch=watch)
+    served = assert_same_answers(requests, vary=late | by(block_size=block_size, draft=BUSHY))
+    assert served.answers["second"].stats.num_cached_tokens == 47
+    assert served.answers["third"].stats.num_cached_tokens == 47
     assert len(copied) >= 2
-    assert_idle(engine)
 
 
 # ---- only accepted tokens are published ----------------------------------------------------
@@ -117,20 +123,7 @@ def test_compaction_of_branching_trees_in_both_caches(temperature: float) -> Non
 
     for tier, runner in engine._runners.items():
         runner.move_slots = count(tier)
-    requests = [
-        make_request(
-            str(number), random_prompt(5 + 9 * number, seed=number), seed=number, max_tokens=60,
-            temperature=temperature,
-        )
-        for number in range(4)
-    ]  # fmt: skip
-    answers: dict[str, Answer] = {}
-    for request in requests:
-        engine.submit(request)
-    while engine.has_work:
-        step_once(engine, answers)
-        assert_caches_hold_the_text(engine)
-    assert texts(answers) == plainly(tiny_pair(), requests)
+    assert_caches_always_hold_the_text(engine, temperature)
     assert moved["large"] > 10, "no accepted path had to be moved"
     assert moved["small"] > 10
 
@@ -157,17 +150,14 @@ class Switchable:
 
 
 def switchable_engine(switch: Switchable) -> Engine:
-    pair = tiny_pair()
-    small = ModelRunner(model=pair.small, num_blocks=128, block_size=4)
-    large = ModelRunner(model=pair.large, num_blocks=128, block_size=4)
-    drafter = TreeDrafter(
-        runner=small,
-        config=replace(BUSHY, sources=("model",)),
+    return make_engine(
+        tiny_pair(),
+        draft=replace(BUSHY, sources=("model",)),
         budget=switch.budget,
         calibration=Unlearning(),
-        clock=lambda: 0.0,  # steps are not compared by it
+        drafter_clock=lambda: 0.0,  # steps are not compared by it
+        block_size=4,
     )
-    return Engine(runners={"large": large, "small": small}, drafter=drafter)
 
 
 @pytest.mark.parametrize("num_steps_off", [1, 4, 13])
@@ -191,8 +181,7 @@ def test_a_drafter_that_was_off_catches_up(num_steps_off: int, temperature: floa
     step_once(engine, answers)
     assert answers["r"].emitted[-1].num_drafted_tokens > 0
     assert_caches_hold_the_text(engine, at_least=2 * (30 + num_before))
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     answer = answers["r"].token_ids
     assert answer == plainly(tiny_pair(), [request])["r"]
 
@@ -222,8 +211,7 @@ def test_draft_views_go_before_any_answer_is_preempted() -> None:
     expected = plainly(tiny_pair(), large + small)
     # The small answers need 2 * 26 blocks at the end, the draft views as many again.
     engine = make_engine(tiny_pair(), block_size=4, small_blocks=56)
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     views_gone: list[int] = []
 
     def watch(number: int, answers: dict[str, Answer]) -> None:
@@ -243,13 +231,10 @@ def test_trees_shrink_before_anybody_is_preempted() -> None:
         make_request(f"{number}", random_prompt(15, seed=number), max_tokens=33, temperature=0.7)
         for number in range(2)
     ]
-    engine = make_engine(tiny_pair(), block_size=4, large_blocks=24, draft=BUSHY)
-    answers = serve(engine, requests)
-    assert texts(answers) == plainly(tiny_pair(), requests)
-    assert engine.stats().tiers["large"].num_preemptions == 0
-    drafted = [e.num_drafted_tokens for a in answers.values() for e in a.emitted]
+    served = assert_same_answers(requests, vary=by(block_size=4, large_blocks=24, draft=BUSHY))
+    assert served.engine.stats().tiers["large"].num_preemptions == 0
+    drafted = [e.num_drafted_tokens for a in served.answers.values() for e in a.emitted]
     assert max(drafted) > 20
-    assert_idle(engine)
 
 
 # ---- tenants -------------------------------------------------------------------------------

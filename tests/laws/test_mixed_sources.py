@@ -6,25 +6,21 @@ import pytest
 
 from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
-from outrider.engine.passes.runner import ModelRunner
 from outrider.verifier.params import SOURCES, Source
 from tests.engines import (
     FixedTimes,
-    assert_idle,
     heldout_prompts,
     make_engine,
     make_request,
     random_prompt,
     serve,
     shipped_pair,
-    texts,
     tiny_pair,
 )
-from tests.laws.mixed import plainly, total
 from tests.laws.predicted import requests_with_predictions, with_prediction
+from tests.laws.same_answers import WARM, Way, assert_same_answers, by, plainly, total
 from tests.sizes import repeats
 
 SUBSETS: list[tuple[Source, ...]] = [
@@ -42,24 +38,19 @@ SUBSETS_BY_COST = [
 @pytest.mark.parametrize("sources", SUBSETS_BY_COST, ids="+".join)
 def test_sources_do_not_change_the_text(sources: tuple[Source, ...]) -> None:
     requests = requests_with_predictions(sources)
-    right = plainly(tiny_pair(), requests)
-    engine = make_engine(tiny_pair())
-    answers = serve(engine, requests)
-    assert texts(answers) == right
-    alone = {r.request_id: serve(make_engine(tiny_pair()), [r])[r.request_id] for r in requests}
-    assert texts(alone) == right
-    used = set(engine.stats().drafted_by_source)
+    served = assert_same_answers(requests)
+    for request in requests:
+        assert_same_answers([request])
+    used = set(served.engine.stats().drafted_by_source)
     assert used <= set(sources)
     assert "suffix" in sources or "suffix" not in used
     if "prediction" in sources:
-        assert total(answers, "num_accepted_tokens") > 20
-    assert_idle(engine)
+        assert served.total("num_accepted_tokens") > 20
 
 
 def test_an_engine_without_a_source_never_uses_it() -> None:
-    requests = requests_with_predictions(None)
-    engine = make_engine(tiny_pair(), draft=DraftConfig(sources=("suffix",)))
-    assert texts(serve(engine, requests)) == plainly(tiny_pair(), requests)
+    vary = by(draft=DraftConfig(sources=("suffix",)))
+    engine = assert_same_answers(requests_with_predictions(None), vary=vary).engine
     assert set(engine.stats().drafted_by_source) <= {"suffix"}
     assert engine._runners["small"].times.num_passes == 0
 
@@ -91,13 +82,8 @@ def test_the_shipped_pair_says_the_same_whatever_guesses_for_it() -> None:
         make_request(f"r{n}", prompt, max_tokens=40, temperature=0.8 * (n % 2), seed=n)
         for n, prompt in enumerate(prompts)
     ]
-    right = plainly(shipped_pair(), requests)
-    engine = make_engine(shipped_pair())
-    first = serve(engine, requests)
-    assert texts(first) == right
+    first, again = assert_same_answers(requests, of=shipped_pair(), vary=WARM).turns
     # Asked again, the answers are remembered and most of them need no draft pass.
-    again = serve(engine, requests)
-    assert texts(again) == right
     assert total(again, "num_steps") <= total(first, "num_steps")
 
 
@@ -117,28 +103,24 @@ def test_acceptance_returns_after_a_spell_of_load() -> None:
     """One stream, then sixty-four, then the one again: no stale draft KV, no collapse."""
 
     pair = tiny_pair(drift=0.05)
-    small = ModelRunner(model=pair.small, num_blocks=1024)
     # A compute-bound target: beyond a few rows every further one costs as much as it can give.
     budget = TreeBudget(
         target_pass_s=FixedTimes(lambda rows: 1.0 if rows <= 16 else rows / 16),
         draft_pass_s=FixedTimes(lambda rows: 0.02 + 0.001 * rows),
     )
-    drafter = TreeDrafter(
-        runner=small,
+    vary = by(
         budget=budget,
-        config=DraftConfig(sources=("model",)),
-        clock=lambda: 0.0,  # the budget decides, not how long these steps take
-    )
-    engine = Engine(
-        runners={"large": ModelRunner(model=pair.large, num_blocks=1024), "small": small},
-        drafter=drafter,
+        draft=DraftConfig(sources=("model",)),
+        drafter_clock=lambda: 0.0,  # the budget decides, not how long these steps take
+        large_blocks=1024,
+        small_blocks=1024,
         config=EngineConfig(max_sequences=80),
     )
     long = make_request("long", random_prompt(20), max_tokens=400)
     crowd = [make_request(f"c{n}", random_prompt(8, seed=n), max_tokens=30) for n in range(63)]
-    answers = serve(engine, [long, *crowd], arrivals={r.request_id: 40 for r in crowd})
-    assert texts(answers) == plainly(pair, [long, *crowd])
-    events = answers["long"].emitted
+    late = Way(arrive=lambda number: 40 if number else 0)
+    served = assert_same_answers([long, *crowd], of=pair, vary=vary | late)
+    events = served.answers["long"].emitted
     drafted = [event.num_drafted_tokens for event in events]
     accepted = [event.num_accepted_tokens for event in events]
     before, after = slice(5, 38), slice(-35, -2)

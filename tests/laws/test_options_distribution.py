@@ -6,30 +6,12 @@ exact probabilities. Those come from transformers' logits, changed by dense coun
 400 contexts, and transformers' truncations.
 """
 
-import itertools
-from typing import Any
-
-import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from outrider.draft.config import DraftConfig
 from outrider.verifier.logit_rules import LogitEdits, LogitRule, SamplingRule
 from outrider.verifier.params import SamplingParams
-from tests.engines import make_engine, make_request, serve
-from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
-from tests.laws.options import changed_logits
+from tests.laws.chi_square import Options, drafting, draw, exact_distribution, p_value, request_with
 from tests.sizes import repeats
-
-Options = dict[str, Any]
 
 LEAST_P = 1e-3
 NUM_SAMPLE = repeats(3000, 1500)
@@ -63,65 +45,8 @@ SAMPLINGS: dict[str, Options] = {
 SAMPLE = ("presence", "repetition", "together")
 
 
-def truncations(s: SamplingParams) -> LogitsProcessorList:
-    steps = LogitsProcessorList([TemperatureLogitsWarper(s.temperature)])
-    if s.top_k:
-        steps.append(TopKLogitsWarper(s.top_k))
-    if s.top_p < 1.0:
-        steps.append(TopPLogitsWarper(s.top_p))
-    if s.min_p:
-        steps.append(MinPLogitsWarper(s.min_p))
-    return steps
-
-
-@torch.inference_mode()
-def exact_distribution(options: Options) -> NDArray[np.float64]:
-    """P(second, third, fourth token), [7, 7, 7], by enumeration of all contexts."""
-    sampling = SamplingParams(max_tokens=4, **options)
-    steps = truncations(sampling)
-    contexts = list(itertools.product(range(VOCAB_SIZE), repeat=3))
-    batch = torch.tensor([[*PROMPT, *context] for context in contexts])
-    logits = strangers().large_reference(batch).logits.float()[:, -4:]  # [343, 4, 7]
-    known: dict[tuple[int, ...], NDArray[np.float64]] = {}
-    joint = np.zeros((VOCAB_SIZE,) * 4)
-    for row, context in enumerate(contexts):
-        chance = 1.0
-        for length in range(4):
-            before = context[:length]
-            if before not in known:
-                changed = changed_logits(
-                    logits[row, length].clone(), list(PROMPT), list(before), sampling
-                )
-                cut = steps(torch.zeros(1, 1, dtype=torch.int64), changed[None])
-                known[before] = cut.softmax(-1)[0].double().numpy()
-            if length < 3:
-                chance *= known[before][context[length]]
-        joint[context] = chance * known[context]
-    return joint.sum(0)
-
-
-def draw(options: Options, num_seeds: int) -> tuple[NDArray[np.int64], float]:
-    """Counts of (second, third, fourth token), and accepted nodes per seed."""
-    engine = make_engine(
-        strangers(),
-        draft=DraftConfig(max_branching=2, max_frontier=2, max_draft_depth=3),
-        large_blocks=128,
-        small_blocks=128,
-    )
-    counts = np.zeros((VOCAB_SIZE,) * 3, dtype=np.int64)
-    for start in range(0, num_seeds, 64):
-        requests = [
-            make_request(str(seed), PROMPT, max_tokens=4, seed=seed, **options)
-            for seed in range(start, min(start + 64, num_seeds))
-        ]
-        for answer in serve(engine, requests).values():
-            counts[tuple(answer.token_ids[1:])] += 1
-    return counts, engine.stats().num_accepted_tokens / num_seeds
-
-
 def check(name: str, num_seeds: int) -> None:
-    drawn, accepted = draw(SAMPLINGS[name], num_seeds)
-    assert accepted > 0.5  # trees, not plain decoding, made these sequences
+    drawn = draw(drafting(), request_with(SAMPLINGS[name]), num_seeds)
     assert p_value(drawn, exact_distribution(SAMPLINGS[name])) > LEAST_P
 
 
@@ -152,5 +77,5 @@ def blind_rules(sampling: SamplingParams, *, num_prompt_tokens: int) -> list[Log
 @pytest.mark.slow
 def test_penalties_that_forget_the_path_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.engine.core.build_rules", blind_rules)
-    drawn, _ = draw(SAMPLINGS["presence"], NUM_SAMPLE)
+    drawn = draw(drafting(), request_with(SAMPLINGS["presence"]), NUM_SAMPLE)
     assert p_value(drawn, exact_distribution(SAMPLINGS["presence"])) < LEAST_P

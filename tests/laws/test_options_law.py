@@ -6,6 +6,7 @@ pre-emption, with random trees, and, where greedy, with transformers' logits cha
 """
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,18 +16,24 @@ from outrider.engine.request import EngineRequest
 from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
-    assert_idle,
     chat_prompt,
     heldout_prompts,
-    make_engine,
     make_request,
     scripted_drafter,
-    serve,
     shipped_pair,
     texts,
 )
 from tests.laws.options import OPTIONS, changed_logits
 from tests.laws.references import TIE, forced_logits
+from tests.laws.same_answers import (
+    ACCEPTING,
+    ALONE,
+    Way,
+    assert_same_answers,
+    by,
+    logprobs,
+    serve_in,
+)
 
 Prompts = SequenceOf[tuple[int, ...]]
 
@@ -59,63 +66,42 @@ def requests_of(prompts: Prompts, tier: Tier = "large") -> list[EngineRequest]:
     ]
 
 
-def alone(requests: list[EngineRequest], *, speculates: bool) -> dict[str, Answer]:
-    engine = make_engine(shipped_pair(), speculates=speculates)
-    answers: dict[str, Answer] = {}
-    for request in requests:
-        answers |= serve(engine, [request])
-    accepted = engine.stats().num_accepted_tokens
-    assert (accepted > 0) == (speculates and requests[0].tier == "large")
-    return answers
-
-
 @cache
 def plainly(prompts: Prompts, tier: Tier) -> dict[str, Answer]:
     """The right answers."""
-    return alone(requests_of(prompts, tier), speculates=False)
+    requests = requests_of(prompts, tier)
+    return serve_in(ALONE | by(speculates=False), requests, shipped_pair()).answers
 
 
-def assert_same(answers: dict[str, Answer], right: dict[str, Answer]) -> None:
-    """Tokens, reasons and log-probabilities."""
-    assert texts(answers) == texts(right)
-    for name, answer in answers.items():
-        assert answer.finish_reason == right[name].finish_reason
-        assert len(answer.logprobs) == len(right[name].logprobs)
-        for ours, theirs in zip(answer.logprobs, right[name].logprobs, strict=True):
-            assert ours.token_id == theirs.token_id
-            assert abs(ours.logprob - theirs.logprob) < LOGPROB_ERROR
-            assert len(ours.top) == len(theirs.top)
-            for (_, one), (_, other) in zip(ours.top, theirs.top, strict=True):
-                assert abs(one - other) < LOGPROB_ERROR
+def check(prompts: Prompts, vary: Way) -> None:
+    """Tokens, reasons and log-probabilities are right, and guesses are accepted."""
+    assert_same_answers(
+        requests_of(prompts),
+        of=shipped_pair(),
+        vary=ACCEPTING | vary,
+        right=plainly(prompts, "large"),
+        within=logprobs(LOGPROB_ERROR),
+    )
 
 
 # ---- the laws, for any prompts ---------------------------------------------------------------
 
 
-def check_trees_alone(prompts: Prompts) -> None:
-    assert_same(alone(requests_of(prompts), speculates=True), plainly(prompts, "large"))
-
-
 def check_one_batch(prompts: Prompts) -> None:
     """All options side by side, with too few blocks for all of them."""
-    engine = make_engine(shipped_pair(), block_size=4, large_blocks=60, small_blocks=200)
-    requests = requests_of(prompts)
-    arrivals = {request.request_id: number // 8 for number, request in enumerate(requests)}
-    answers = serve(engine, requests, arrivals=arrivals)
-    assert_same(answers, plainly(prompts, "large"))
-    assert engine.stats().tiers["large"].num_preemptions > 0
-    assert engine.stats().num_accepted_tokens > 0
-    assert_idle(engine)
+    few = by(block_size=4, large_blocks=60, small_blocks=200)
+    check(prompts, few | Way(arrive=lambda number: number // 8, shows=("num_preemptions",)))
 
 
 def check_random_trees(prompts: Prompts, chance_right: float) -> None:
-    right = plainly(prompts, "large")
     drafter = scripted_drafter(
-        texts(right), chance_right=chance_right, vocab_size=VOCAB_SIZE, num_levels=5, branching=3
+        texts(plainly(prompts, "large")),
+        chance_right=chance_right,
+        vocab_size=VOCAB_SIZE,
+        num_levels=5,
+        branching=3,
     )
-    engine = make_engine(shipped_pair(), drafter=drafter, large_blocks=1024)
-    assert_same(serve(engine, requests_of(prompts)), right)
-    assert engine.stats().num_accepted_tokens > 0
+    check(prompts, by(drafter=drafter, large_blocks=1024))
 
 
 @torch.inference_mode()
@@ -169,7 +155,7 @@ def assert_reference(request: EngineRequest, answer: Answer, logits: torch.Tenso
 
 
 def test_trees_do_not_matter() -> None:
-    check_trees_alone(sample_prompts())
+    check(sample_prompts(), ALONE)
 
 
 def test_company_and_preemption_do_not_matter() -> None:
@@ -188,22 +174,19 @@ def test_greedy_tokens_and_logprobs_equal_the_reference(tier: Tier) -> None:
 
 def test_small_answers_beside_large_ones() -> None:
     prompts = sample_prompts()
-    small = requests_of(prompts, "small")
-    large = [r for r in requests_of(prompts) if r.request_id.startswith("everything")]
-    renamed = [
-        make_request(
-            f"large-{request.request_id}",
-            request.prompt_token_ids,
-            max_tokens=request.sampling.max_tokens,
-            **{"seed": request.sampling.seed, **OPTIONS[request.request_id.split("/")[0]]},
-        )
-        for request in large
+    large = [
+        replace(request, request_id=f"large-{request.request_id}")
+        for request in requests_of(prompts)
+        if request.request_id.startswith("everything")
     ]
-    right = plainly(prompts, "small") | {
-        f"large-{request.request_id}": plainly(prompts, "large")[request.request_id]
-        for request in large
-    }
-    assert_same(serve(make_engine(shipped_pair()), renamed + small), right)
+    own = plainly(prompts, "large").items()
+    right = plainly(prompts, "small") | {f"large-{name}": answer for name, answer in own}
+    assert_same_answers(
+        large + requests_of(prompts, "small"),
+        of=shipped_pair(),
+        right=right,
+        within=logprobs(LOGPROB_ERROR),
+    )
 
 
 def test_every_option_makes_a_difference() -> None:
@@ -223,23 +206,14 @@ def test_every_option_makes_a_difference() -> None:
 
 
 @pytest.mark.parametrize("name", ["everything", "everything-greedy", "min-tokens"])
-def test_an_answer_that_starts_over_is_counted_anew(name: str) -> None:
+@pytest.mark.parametrize("at", [2, 5, 9])
+def test_an_answer_that_starts_over_is_counted_anew(name: str, at: int) -> None:
     """A hand-over retracts the small answer: its tokens are not repeated ones any more."""
-    prompt = sample_prompts()[1]
     fields = {"seed": 3, **OPTIONS[name]}
-    request = make_request("r", prompt, tier="small", max_tokens=20, **fields)
-    direct = make_request("r", prompt, max_tokens=20, **fields)
-    expected = texts(serve(make_engine(shipped_pair(), speculates=False), [direct]))
-    for at in (2, 5, 9):
-        engine = make_engine(shipped_pair())
-
-        def switch_tier(step: int, answers: dict[str, Answer], at: int = at) -> None:
-            if step == at:
-                engine.switch_tier("r", "large")  # noqa: B023 - called before the next turn
-
-        answers = serve(engine, [request], on_step=switch_tier)
-        assert answers["r"].switches
-        assert texts(answers) == expected
+    prompt = sample_prompts()[1]
+    request = make_request("r", prompt, tier="small", max_tokens=20, may_escalate=True, **fields)
+    vary = Way(escalate=lambda _: at)
+    assert assert_same_answers([request], of=shipped_pair(), vary=vary).answers["r"].switches
 
 
 # ---- all of it -------------------------------------------------------------------------------
@@ -252,7 +226,7 @@ CHUNKS = range(NUM_PROMPTS // PROMPTS_A_CHUNK)
 def test_two_hundred_prompts(chunk: int) -> None:
     start = chunk * PROMPTS_A_CHUNK
     prompts = heldout_prompts(NUM_PROMPTS)[start : start + PROMPTS_A_CHUNK]
-    check_trees_alone(prompts)
+    check(prompts, ALONE)
     check_one_batch(prompts)
     check_random_trees(prompts, 0.6)
     check_reference(prompts)

@@ -19,7 +19,8 @@ from tests.engines import (
     shipped_pair,
     texts,
 )
-from tests.ranks import Parted, answers, parted
+from tests.laws.same_answers import ON_DEVICE, UNDRAFTED, WARM, Way, assert_same_answers
+from tests.ranks import Parted, parted, requests
 
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
@@ -33,12 +34,10 @@ def shipped(request: pytest.FixtureRequest) -> Iterator[Parted]:
 
 def test_ranks_say_what_one_says(shipped: Parted) -> None:
     pair = shipped_pair()
-    right = answers(make_engine(pair), speculation=False)
-    engine = shipped.engine(pair)
-    assert answers(engine, speculation=False) == right
-    assert answers(engine, turn="again") == right  # prompts come from the prefix cache
+    undrafted = WARM | UNDRAFTED | Way(make=shipped.engine)
+    engine = assert_same_answers(requests(), of=pair, vary=undrafted).engine
     assert engine.stats().tiers["large"].prefix_cache_hits > 0
-    assert answers(shipped.engine(pair, on_device=True)) == right
+    assert_same_answers(requests(), of=pair, vary=ON_DEVICE | Way(make=shipped.engine))
     assert shipped.model.num_parameters == pair.large.num_parameters
     assert shipped.model.weight_bytes < 0.6 * pair.large.weight_bytes
 
@@ -66,18 +65,18 @@ def test_whole_rows_are_gathered_only_where_they_are_wanted(
         "reported": ({"temperature": 0.7, "num_logprobs": 3}, {all_bytes}),
     }
     prompt = heldout_prompts(1)[0]
-    requests = {
+    asked = {
         name: make_request(name, prompt, seed=9, max_tokens=8, **options)
         for name, (options, _) in wanted.items()
     }
-    right = serve(make_engine(shipped_pair()), list(requests.values()))
+    right = serve(make_engine(shipped_pair()), list(asked.values()))
     engine = shipped.engine(shipped_pair(), on_device=on_device)
     for name, (_, sizes) in wanted.items():
         sent.clear()
-        assert texts(serve(engine, [requests[name]])) == {name: right[name].token_ids}
+        assert texts(serve(engine, [asked[name]])) == {name: right[name].token_ids}
         assert {size for _, size in sent} == sizes
     sent.clear()
-    together = [replace(each, request_id=f"{name}+") for name, each in requests.items()]
+    together = [replace(each, request_id=f"{name}+") for name, each in asked.items()]
     said = serve(engine, together)
     assert {f"{name}+": each.token_ids for name, each in right.items()} == texts(said)
     assert {size for _, size in sent} == {few_bytes, all_bytes}
@@ -106,5 +105,4 @@ def test_all_ranks_run_the_largest_pass(shipped: Parted) -> None:
     assert measured == 77 + 3 * 16 * model.config.vocab_size * 4
     assert rooms == []  # on a CPU all share the machine's memory
     request = make_request("a", heldout_prompts(1)[0], max_tokens=6)
-    right = texts(serve(make_engine(shipped_pair()), [request]))
-    assert texts(serve(shipped.engine(shipped_pair()), [request])) == right
+    assert_same_answers([request], of=shipped_pair(), vary=Way(make=shipped.engine))

@@ -13,21 +13,29 @@ from outrider.kernels.triton_support import use_kernels
 from tests.adapters import ALL_MODULES, adapter_ref, make_adapter
 from tests.engines import (
     PAIR_FOLDER,
-    assert_idle,
-    make_engine,
     make_request,
     random_prompt,
-    serve,
     shipped_pair,
     texts,
     tiny_pair,
 )
-from tests.heads import make_head_engine, random_head_of, random_pair
+from tests.heads import random_head_of, random_pair
 from tests.laws.head_cases import accepted
-from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import (
+    ON_DEVICE,
+    UNDRAFTED,
+    Way,
+    assert_same_answers,
+    by,
+    plain_answers,
+    plainly,
+    serve_in,
+    with_head,
+)
 from tests.laws.test_scheme_law import stored_folder
 from tests.models import save_hf_model
-from tests.ranks import answers, parted
+from tests.ranks import parted, requests
 
 
 @pytest.mark.slow
@@ -35,21 +43,14 @@ def test_a_head_on_rank_0_changes_no_text(tmp_path: Path) -> None:
     """Heads read the hidden states that all ranks have, and run on the first alone."""
     pair = random_pair()
     pair.large_reference.save_pretrained(tmp_path)
-    requests = mixed_requests()[::2]
-    right = plainly(pair, requests)
     kinds: tuple[HeadKind, ...] = ("eagle3", "dflash", "mtp", "peagle")
     with parted(tmp_path, 2, dtype="float32") as found:
         for kind in kinds:
-            engine = make_head_engine(
-                replace(pair, large=found.model),
-                random_head_of(kind, found.model),
-                ranks=found.ranks,
-                has_small=kind == "mtp",
-                on_device=kind == "peagle",
-            )
-            assert texts(serve(engine, requests)) == right
-            assert accepted(engine) > 0
-            assert_idle(engine)
+            head = random_head_of(kind, found.model)
+            drafted = with_head(head=head, has_small=kind == "mtp", on_device=kind == "peagle")
+            vary = drafted | Way(make=found.head_engine)
+            served = assert_same_answers(mixed_requests()[::2], of=pair, vary=vary)
+            assert accepted(served.engine) > 0
 
 
 @pytest.mark.slow
@@ -73,7 +74,7 @@ def test_adapters_are_shared_out(
         adapter_ref(make_adapter(tmp_path / f"a{seed}", base, seed=seed, modules=modules))
         for seed in (1, 2)
     ]
-    requests = [
+    asked = [
         replace(
             make_request(
                 f"{turn}-{number}", random_prompt(9), seed=3, max_tokens=12, temperature=heat
@@ -83,12 +84,11 @@ def test_adapters_are_shared_out(
         for turn, heat in enumerate((0.0, 0.8))
         for number, ref in enumerate((*refs, None, refs[0]))
     ]
-    right = plainly(pair, requests)
+    right = plainly(pair, asked)
     assert len({tuple(right[f"0-{number}"]) for number in range(3)}) == 3
     with parted(tmp_path / "base", count, dtype="float32") as found:
-        engine = found.engine(pair, config=EngineConfig(max_adapters=1))
-        assert texts(serve(engine, requests)) == right
-        assert_idle(engine)
+        vary = by(config=EngineConfig(max_adapters=1)) | Way(make=found.engine)
+        assert_same_answers(asked, of=pair, vary=vary)
 
 
 KINDS = [
@@ -109,14 +109,13 @@ def test_every_kind_of_model_says_the_same(
     architecture: str, count: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     pair = tiny_pair(architecture)
-    right = texts(serve(make_engine(pair), mixed_requests(speculation=False)[4:]))
+    asked = mixed_requests()[4:]
+    right = serve_in(UNDRAFTED, asked, pair).answers
     pair.large_reference.save_pretrained(tmp_path)
     with parted(tmp_path, count, dtype="float32") as found:
-        engine = found.engine(pair, **options)
-        served = serve(engine, mixed_requests()[4:])
-    assert texts(served) == right
-    assert ("large_blocks" in options) == (total(served, "num_preemptions") > 0)
-    assert_idle(engine)
+        vary = by(**options) | Way(make=found.engine)
+        served = assert_same_answers(asked, of=pair, vary=vary, right=right)
+    assert ("large_blocks" in options) == (served.total("num_preemptions") > 0)
 
 
 @pytest.mark.slow
@@ -127,9 +126,10 @@ def test_speculation_changes_no_answer_of_rounded_parts(scheme: SchemeName, tmp_
     for _ in range(1 + (scheme == "int4")):  # the second time with the weights that were kept
         with parted(PAIR_FOLDER / "large", 2, rounding=rounding, deterministic=True) as found:
             assert found.model.scheme == scheme
-            engine = found.engine(shipped_pair("bfloat16"))
-            said.append(answers(engine, speculation=False))
-            assert answers(engine, turn="drafted") == said[0]
+            vary, of = Way(make=found.engine), shipped_pair("bfloat16")
+            right = serve_in(vary | UNDRAFTED, requests(), of).answers
+            assert_same_answers(requests(), of=of, vary=vary, right=right)
+            said.append(texts(right))
     assert said[0] == said[-1]
 
 
@@ -144,11 +144,8 @@ def test_speculation_changes_no_answer_of_rounded_experts(tmp_path: Path) -> Non
     with parted(tmp_path, 2, rounding=rounding, deterministic=True) as found:
         assert found.model.scheme == "int8"
         assert found.model.weight_bytes < 1.2 * found.model.num_parameters / 2
-        said = [
-            texts(serve(found.engine(tiny_pair()), mixed_requests(speculation=speculation)[:6]))
-            for speculation in (False, True)
-        ]
-    assert said[0] == said[1]
+        vary = Way(make=found.engine)
+        assert_same_answers(mixed_requests()[:6], vary=vary, like=vary | UNDRAFTED)
 
 
 @pytest.mark.slow
@@ -157,7 +154,8 @@ def test_parts_of_stored_weights_have_the_decoded_weights_bits() -> None:
     for rounding in (None, "decode"):
         options: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True}
         with parted(folder, 2, rounding=rounding, **options) as found:
-            said.append(answers(found.engine(shipped_pair("bfloat16"))))
+            served = serve_in(Way(make=found.engine), requests(), shipped_pair("bfloat16"))
+            said.append(texts(served.answers))
     assert said[0] == said[1]
 
 
@@ -166,12 +164,13 @@ def test_parts_of_stored_weights_have_the_decoded_weights_bits() -> None:
 def test_a_gpus_passes_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans on the device and Triton's kernels, interpreted, on both ranks."""
     pair = tiny_pair(num_layers=1)
-    requests = [
+    short = [
         make_request(str(number), random_prompt(5 + number), max_tokens=4, seed=number)
         for number in range(2)
     ]
-    right = texts(serve(make_engine(pair), requests))
+    right = plain_answers(pair, short)
     pair.large_reference.save_pretrained(tmp_path)
     monkeypatch.setenv("OUTRIDER_KERNELS", "triton")  # for the other rank
     with use_kernels("triton"), parted(tmp_path, 2, dtype="float32") as found:
-        assert texts(serve(found.engine(pair, on_device=True), requests)) == right
+        vary = ON_DEVICE | Way(make=found.engine)
+        assert_same_answers(short, of=pair, vary=vary, right=right)

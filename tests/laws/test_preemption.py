@@ -4,78 +4,57 @@ import pytest
 
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
-from tests.engines import (
-    Answer,
-    assert_idle,
-    make_engine,
-    make_request,
-    random_prompt,
-    serve,
-    texts,
-    tiny_pair,
-)
-from tests.laws.mixed import mixed_requests, plainly, total
+from tests.engines import Answer, make_engine, make_request, random_prompt, serve, tiny_pair
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import WARM, Way, assert_same_answers, by, few_blocks
 
-# The longest request of the mixed batch needs 130 prompt tokens and 21 more. Blocks are small, so
-# that answers outgrow the room that admission kept for them.
-BLOCK_SIZE = 4
-FEWEST = 38
+FEWEST = 38  # of 4 tokens, for the longest request of the mixed batch
 
 
 @pytest.mark.parametrize(
-    ("large_blocks", "small_blocks", "prefix_caching"),
+    ("spare_blocks", "small_blocks", "prefix_caching"),
     [
-        (FEWEST, 1024, False),
-        (FEWEST + 20, 1024, True),
-        (1024, FEWEST, False),
-        (1024, 5, True),
-        (FEWEST, FEWEST, True),
-        (FEWEST, FEWEST, False),
-        (FEWEST + 10, 20, True),
+        (0, 1024, False),
+        (20, 1024, True),
+        (None, FEWEST, False),
+        (None, 5, True),
+        (0, FEWEST, True),
+        (0, FEWEST, False),
+        (10, 20, True),
     ],
 )
 def test_few_blocks_do_not_matter(
-    large_blocks: int, small_blocks: int, prefix_caching: bool, right: dict[str, list[int]]
+    spare_blocks: int | None, small_blocks: int, prefix_caching: bool
 ) -> None:
-    engine = make_engine(
-        tiny_pair(),
-        block_size=BLOCK_SIZE,
-        large_blocks=large_blocks,
-        small_blocks=small_blocks,
-        prefix_caching=prefix_caching,
-    )
-    answers = serve(engine, mixed_requests())
-    assert texts(answers) == right
-    assert total(answers, "num_preemptions") == engine.stats().tiers["large"].num_preemptions
-    if large_blocks < 1024:
-        assert total(answers, "num_preemptions") > 0
-    assert_idle(engine)
+    """`spare_blocks`: None is room for all."""
+    large = by(block_size=4, large_blocks=1024)
+    if spare_blocks is not None:
+        large = few_blocks(mixed_requests(), spare=spare_blocks)
+    vary = large | by(small_blocks=small_blocks, prefix_caching=prefix_caching)
+    served = assert_same_answers(mixed_requests(), vary=vary)
+    counted = served.engine.stats().tiers["large"].num_preemptions
+    assert served.total("num_preemptions") == counted
 
 
 @pytest.mark.parametrize(
     ("block_size", "max_tokens_per_step"), [(1, 6), (1, 2048), (2, 2048), (3, 6)]
 )
 def test_small_blocks_and_small_chunks_under_pressure(
-    block_size: int, max_tokens_per_step: int, right: dict[str, list[int]]
+    block_size: int, max_tokens_per_step: int
 ) -> None:
-    engine = make_engine(
-        tiny_pair(),
+    engine = by(
         block_size=block_size,
         large_blocks=-(-155 // block_size),
         small_blocks=-(-180 // block_size),
         config=EngineConfig(max_tokens_per_step=max_tokens_per_step, min_prefill_tokens=1),
         draft=DraftConfig(max_branching=6, max_frontier=8, max_draft_nodes=60),
     )
-    requests = mixed_requests()
-    arrivals = {request.request_id: number // 3 for number, request in enumerate(requests)}
-    answers = serve(engine, requests, arrivals=arrivals)
-    assert texts(answers) == right
-    if max_tokens_per_step > 6:
-        assert total(answers, "num_preemptions") > 0
-    assert_idle(engine)
+    shows = ("num_preemptions",) if max_tokens_per_step > 6 else ()
+    vary = engine | Way(arrive=lambda number: number // 3, shows=shows)
+    assert_same_answers(mixed_requests(), vary=vary)
 
 
-def test_both_tiers_under_pressure(right: dict[str, list[int]]) -> None:
+def test_both_tiers_under_pressure() -> None:
     """Drafts give way to small answers, small answers to older ones."""
     small = [
         make_request(
@@ -84,36 +63,22 @@ def test_both_tiers_under_pressure(right: dict[str, list[int]]) -> None:
         )
         for number in range(8)
     ]  # fmt: skip
-    expected = right | plainly(tiny_pair(), small)
-    engine = make_engine(
-        tiny_pair(), block_size=BLOCK_SIZE, large_blocks=FEWEST + 4, small_blocks=36
-    )
     requests = [request for pair in zip(small, mixed_requests(), strict=False) for request in pair]
     requests += mixed_requests()[len(small) :]
-    arrivals = {request.request_id: number // 2 for number, request in enumerate(requests)}
-    answers = serve(engine, requests, arrivals=arrivals)
-    assert texts(answers) == expected
-    stats = engine.stats().tiers
+    vary = few_blocks(requests, spare=4, small_blocks=36) | Way(arrive=lambda number: number // 2)
+    stats = assert_same_answers(requests, vary=vary).engine.stats().tiers
     assert stats["large"].num_preemptions > 0
     assert stats["small"].num_preemptions > 0
-    assert_idle(engine)
 
 
-def test_an_answer_that_fills_the_whole_cache_ends() -> None:
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_an_answer_that_fills_the_whole_cache_ends(block_size: int) -> None:
     """Prompt and answer take every slot of both pools, so trees have to shrink to the root."""
-    prompt = random_prompt(40)
-    request = make_request("r", prompt, max_tokens=24, temperature=0.8, seed=3)
-    expected = plainly(tiny_pair(), [request])
-    for block_size in (1, 4, 16):
-        num_blocks = 64 // block_size
-        engine = make_engine(
-            tiny_pair(), block_size=block_size, large_blocks=num_blocks, small_blocks=num_blocks
-        )
-        for _ in range(2):  # the second time with the prompt in the cache
-            answers = serve(engine, [request])
-            assert texts(answers) == expected
-            assert total(answers, "num_preemptions") == 0
-            assert_idle(engine)
+    request = make_request("r", random_prompt(40), max_tokens=24, temperature=0.8, seed=3)
+    num_blocks = 64 // block_size
+    blocks = by(block_size=block_size, large_blocks=num_blocks, small_blocks=num_blocks)
+    served = assert_same_answers([request], vary=blocks | WARM)
+    assert served.engine.stats().tiers["large"].num_preemptions == 0
 
 
 def test_the_latest_arrival_gives_way_first() -> None:
@@ -122,7 +87,7 @@ def test_the_latest_arrival_gives_way_first() -> None:
         for number in range(4)
     ]
     # Two fit to the end, three at first.
-    engine = make_engine(tiny_pair(), block_size=BLOCK_SIZE, large_blocks=36)
+    engine = make_engine(tiny_pair(), block_size=4, large_blocks=36)
     ended: list[str] = []
 
     def watch(_: int, answers: dict[str, Answer]) -> None:
@@ -137,9 +102,9 @@ def test_the_latest_arrival_gives_way_first() -> None:
 
 def test_reported_once_and_counted_although_preempted() -> None:
     requests = mixed_requests()
-    engine = make_engine(tiny_pair(), block_size=BLOCK_SIZE, large_blocks=FEWEST)
+    engine = make_engine(tiny_pair(), block_size=4, large_blocks=FEWEST)
     answers = serve(engine, requests)
-    assert total(answers, "num_preemptions") > 0
+    assert sum(answer.stats.num_preemptions for answer in answers.values()) > 0
     for request in requests:
         answer = answers[request.request_id]
         assert len(answer.prefills) == 1

@@ -7,15 +7,9 @@ import pytest
 from outrider.draft.config import DraftConfig
 from outrider.engine.core import Engine
 from outrider.engine.trees.forest import Forest
-from tests.engines import (
-    assert_idle,
-    make_engine,
-    serve,
-    texts,
-    tiny_pair,
-)
 from tests.laws.cached_text import BUSHY
 from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import ON_DEVICE, Way, assert_same_answers, by
 from tests.recorded_levels import poison_levels, record_levels, watch_levels
 
 
@@ -35,34 +29,26 @@ def forests(engine: Engine) -> list[Any]:
     return found
 
 
-def test_the_same_trees_and_texts(right: dict[str, list[int]]) -> None:
+def record(engine: Engine) -> list[int]:
+    """Record levels; a list gets the rows of each that is replayed."""
+    runner = record_levels(engine)
+    poison_levels(runner)
+    return watch_levels(runner)
+
+
+def test_the_same_trees_and_texts() -> None:
     """Of two to eight trees, greedy and sampled; the last trees' remains mean nothing."""
-    found = []
-    requests = mixed_requests()[::2]
-    expected = {request.request_id: right[request.request_id] for request in requests}
-    for is_recorded in (False, True):
-        engine = make_engine(tiny_pair(), on_device=True)
-        grown = forests(engine)
-        if is_recorded:
-            runner = record_levels(engine)
-            poison_levels(runner)
-            replayed = watch_levels(runner)
-        assert texts(serve(engine, requests)) == expected
-        assert_idle(engine)
-        found.append(grown)
-    assert len(found[0]) > 10
-    assert found[0] == found[1]
+    plain = assert_same_answers(mixed_requests()[::2], vary=ON_DEVICE | Way(watch=forests))
+    recorded = Way(watch=lambda engine: (forests(engine), record(engine)))
+    found = assert_same_answers(mixed_requests()[::2], vary=ON_DEVICE | recorded)
+    grown, replayed = found.watched
+    assert len(grown) > 10
+    assert grown == plain.watched
     assert {rows // DraftConfig().max_frontier for rows in replayed} >= {2, 4, 8}
 
 
 @pytest.mark.slow
-def test_the_same_texts_of_wide_trees(right: dict[str, list[int]]) -> None:
+def test_the_same_texts_of_wide_trees() -> None:
     """Of guesses that are almost as likely, which comes first depends on the rows beside them."""
-    engine = make_engine(tiny_pair(), on_device=True, draft=BUSHY)
-    runner = record_levels(engine)
-    poison_levels(runner)
-    replayed = watch_levels(runner)
-    requests = mixed_requests()[1::3]
-    expected = {request.request_id: right[request.request_id] for request in requests}
-    assert texts(serve(engine, requests)) == expected
-    assert len(replayed) > 20
+    vary = ON_DEVICE | by(draft=BUSHY) | Way(watch=record)
+    assert len(assert_same_answers(mixed_requests()[1::3], vary=vary).watched) > 20

@@ -5,7 +5,7 @@ test sees to it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,56 +16,33 @@ import outrider.engine.model.delta_net as delta_net
 from outrider.draft.config import DraftConfig
 from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.config import EngineConfig
-from outrider.engine.core import Engine
-from outrider.engine.request import EngineRequest
-from outrider.verifier.params import Tier
+from outrider.verifier.params import TIERS
 from tests.engines import (
-    Answer,
     Pair,
-    assert_idle,
     make_engine,
     make_request,
     random_prompt,
     serve,
-    step_once,
     texts,
     tiny_pair,
 )
-from tests.laws.mixed import plainly
+from tests.laws.mixed import long_requests
 from tests.laws.references import TIE, forced_logits
+from tests.laws.same_answers import ACCEPTING, WARM, Way, assert_same_answers, by, plainly
 
 # Prompts and answers around the 64 tokens between two states, and its multiples.
 LENGTHS = (1, 40, 63, 64, 65, 120, 190)
-MAX_TOKENS = 40
 # The longest answer needs 15 of these and no other answer does with it, so some are pre-empted.
 BLOCKS = 26
 
 
-def requests_of(*, max_tokens: int = MAX_TOKENS, tier: Tier = "large") -> list[EngineRequest]:
-    """Two of each length, the second one longer by a few tokens; half of the texts are sampled."""
-    return [
-        make_request(
-            f"{length}-{more}",
-            random_prompt(220, seed=length)[: length + 9 * more],
-            max_tokens=max_tokens,
-            tier=tier,
-            temperature=0.8 * (length % 2),
-            seed=length,
-        )
-        for length in LENGTHS
-        for more in (0, 1)
-    ]
+requests_of = partial(long_requests, LENGTHS)
 
 
 @pytest.fixture(scope="module")
 def both() -> Pair:
     """Both tiers have recurrent layers."""
     return tiny_pair("qwen3_5", max_positions=256, drift=0.03)
-
-
-@pytest.fixture(scope="module")
-def right(both: Pair) -> dict[str, list[int]]:
-    return plainly(both, requests_of())
 
 
 def mixed_pair(large: str, small: str) -> Pair:
@@ -78,29 +55,22 @@ def mixed_pair(large: str, small: str) -> Pair:
     )
 
 
-def pressed(pair: Pair, **options: Any) -> Engine:
-    """An engine that pre-empts, cuts prompts and drafts wide trees."""
-    settings: dict[str, Any] = {
-        "large_blocks": BLOCKS,
-        "small_blocks": BLOCKS,
-        "draft": DraftConfig(max_branching=4),
-        "config": EngineConfig(max_tokens_per_step=96),
-    }
-    return make_engine(pair, **{**settings, **options})
+# Prompts are cut, trees are wide, and some are pre-empted.
+PRESSED = by(
+    large_blocks=BLOCKS,
+    small_blocks=BLOCKS,
+    draft=DraftConfig(max_branching=4),
+    config=EngineConfig(max_tokens_per_step=96),
+)
 
 
 @pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trees_chunks_preemption_and_checkpoints_change_nothing(
-    both: Pair, right: dict[str, list[int]], on_device: bool
+    both: Pair, on_device: bool
 ) -> None:
-    engine = pressed(both, on_device=on_device)
-    for _ in range(2):  # the second time with prefixes from the cache
-        assert texts(serve(engine, requests_of())) == right
-    stats = engine.stats().tiers["large"]
-    assert stats.num_preemptions > 0
-    assert stats.prefix_cache_hits > 0
-    assert engine.stats().num_accepted_tokens > 0
-    assert_idle(engine)
+    vary = PRESSED | WARM | by(on_device=on_device) | ACCEPTING | Way(shows=("num_preemptions",))
+    served = assert_same_answers(requests_of(), of=both, vary=vary)
+    assert served.engine.stats().tiers["large"].prefix_cache_hits > 0
 
 
 @pytest.mark.slow
@@ -109,11 +79,8 @@ def test_trees_chunks_preemption_and_checkpoints_change_nothing(
 )
 def test_either_tier_may_be_recurrent(large: str, small: str) -> None:
     pair = mixed_pair(large, small)
-    assert texts(serve(pressed(pair), requests_of())) == plainly(pair, requests_of())
-    engine = pressed(pair)
-    of_small = requests_of(tier="small")
-    assert texts(serve(engine, of_small)) == plainly(pair, of_small)
-    assert_idle(engine)
+    for tier in TIERS:
+        assert_same_answers(requests_of(tier=tier), of=pair, vary=PRESSED)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +90,9 @@ def test_either_tier_may_be_recurrent(large: str, small: str) -> None:
         RecurrentSizes(num_lines=3, num_checkpoints=1),
     ],
 )
-def test_few_lines_and_checkpoints_do_not_matter(
-    both: Pair, right: dict[str, list[int]], sizes: RecurrentSizes
-) -> None:
-    engine = pressed(both, recurrent=sizes, large_blocks=256, small_blocks=256)
-    assert texts(serve(engine, requests_of()[4:])) == {
-        name: right[name] for name in list(right)[4:]
-    }
-    assert_idle(engine)
+def test_few_lines_and_checkpoints_do_not_matter(both: Pair, sizes: RecurrentSizes) -> None:
+    few = by(recurrent=sizes, large_blocks=256, small_blocks=256)
+    assert_same_answers(requests_of()[4:], of=both, vary=PRESSED | few)
 
 
 def test_a_prefix_is_found_as_far_as_a_checkpoint(both: Pair) -> None:
@@ -156,16 +118,7 @@ def test_an_escalated_answer_is_the_large_tiers(both: Pair, position: int) -> No
     request = make_request(
         "one", random_prompt(100, seed=2), tier="small", max_tokens=90, may_escalate=True, seed=3
     )
-    own = plainly(both, [replace(request, tier="large", may_escalate=False)])
-    engine = make_engine(both)
-    answers = {"one": Answer()}
-    engine.submit(request)
-    while not answers["one"].finished:
-        if len(answers["one"].token_ids) >= position and not answers["one"].switches:
-            engine.switch_tier("one", "large")
-        step_once(engine, answers)
-    assert texts(answers) == own
-    assert_idle(engine)
+    assert_same_answers([request], of=both, vary=Way(escalate=lambda _: position))
 
 
 def largest_gap(reference: PreTrainedModel, prompt: tuple[int, ...], answer: list[int]) -> float:
@@ -187,7 +140,7 @@ def test_greedy_answers_are_transformers_own(both: Pair) -> None:
 
 @pytest.mark.parametrize("part", ["fold_states", "delta_rows"])
 def test_the_law_notices_states_that_say_nothing(
-    both: Pair, right: dict[str, list[int]], part: str, monkeypatch: pytest.MonkeyPatch
+    both: Pair, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real: Callable[..., None] = getattr(delta_net, part)
 
@@ -195,7 +148,7 @@ def test_the_law_notices_states_that_say_nothing(
         real(inputs, rows, states.zero_(), *rest)
 
     replacement = forgetful if part == "delta_rows" else (lambda *_: None)
-    monkeypatch.setattr(delta_net, part, replacement)
     long = [request for request in requests_of() if request.request_id.startswith("190")]
-    found = texts(serve(make_engine(both), long))
-    assert found != {name: right[name] for name in found}
+    right = plainly(both, long)
+    monkeypatch.setattr(delta_net, part, replacement)
+    assert texts(serve(make_engine(both), long)) != right

@@ -4,8 +4,8 @@ An engine answers whole; others are given a beginning of the answer as `resumed_
 come to the same tokens, reasons and log-probabilities behind it. On the bundled pair in float32.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import (
     Answer,
     assert_idle,
+    finish,
     heldout_prompts,
     make_engine,
     make_request,
@@ -31,6 +32,7 @@ from tests.engines import (
 )
 from tests.grammars import schema_spec, shipped_compiler
 from tests.laws.options import OPTIONS
+from tests.laws.same_answers import Way, assert_same_answers, by, logprobs
 
 LOGPROB_ERROR = 1e-4
 COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
@@ -85,28 +87,10 @@ def engine_of(**options: Any) -> Engine:
     return make_engine(shipped_pair(), grammars=COMPILERS, **options)
 
 
-def cut(request: EngineRequest, answer: Answer, at: int) -> EngineRequest:
-    """The request, resumed behind so many tokens of its answer."""
-    return replace(request, resumed_token_ids=tuple(answer.token_ids[:at]))
-
-
-def assert_goes_on(
-    answers: dict[str, Answer], right: dict[str, Answer], cuts: dict[str, int]
-) -> None:
-    for name, answer in answers.items():
-        whole, at = right[name], cuts[name]
-        assert answer.token_ids == whole.token_ids[at:], (name, at)
-        assert answer.finish_reason == whole.finish_reason
-        assert answer.stats.num_prompt_tokens == whole.stats.num_prompt_tokens
-        assert answer.stats.num_output_tokens == len(whole.token_ids)
-        for ours, theirs in zip(answer.logprobs, whole.logprobs[at:], strict=True):
-            assert ours.token_id == theirs.token_id
-            assert abs(ours.logprob - theirs.logprob) < LOGPROB_ERROR
-
-
-def places(length: int) -> Iterable[int]:
-    """Nothing, the first token, the middle, all but one, all of it."""
-    return sorted({0, 1, length // 2, length - 1, length})
+def from_place(turn: int, number: int, length: int) -> int:
+    """Nothing, the first token, the middle, all but one, all of it; others in each turn."""
+    places = sorted({0, 1, length // 2, length - 1, length})
+    return places[(number + turn) % len(places)]
 
 
 @pytest.fixture(scope="module")
@@ -116,15 +100,17 @@ def right() -> dict[str, Answer]:
 
 @pytest.mark.parametrize("turn", range(5))
 def test_answers_go_on_from_any_place(right: dict[str, Answer], turn: int) -> None:
-    requests, cuts = requests_of(), {}
-    for number, request in enumerate(requests):
-        ways = list(places(len(right[request.request_id].token_ids)))
-        cuts[request.request_id] = ways[(number + turn) % len(ways)]
-    engine = engine_of(large_blocks=90, small_blocks=300)  # some are pre-empted
-    resumed = [cut(r, right[r.request_id], cuts[r.request_id]) for r in requests]
-    answers = serve(engine, resumed)
-    assert_goes_on(answers, right, cuts)
-    assert_idle(engine)
+    # Some are pre-empted.
+    few = by(grammars=COMPILERS, large_blocks=90, small_blocks=300)
+    served = assert_same_answers(
+        requests_of(),
+        of=shipped_pair(),
+        vary=few | Way(resume=partial(from_place, turn)),
+        right=right,
+        within=logprobs(LOGPROB_ERROR),
+    )
+    for name, answer in served.answers.items():
+        assert answer.stats.num_prompt_tokens == right[name].stats.num_prompt_tokens
 
 
 # ---- answers under watch ---------------------------------------------------------------------
@@ -143,7 +129,8 @@ def test_a_resumed_small_answer_is_held_and_may_be_escalated(at: int) -> None:
     large = serve(engine_of(), [replace(request, tier="large", may_escalate=False)])
     for action in ("settle", "switch"):
         engine = engine_of()
-        answers = serve(engine, [cut(request, whole, at)])
+        head = tuple(whole.token_ids[:at])
+        answers = serve(engine, [replace(request, resumed_token_ids=head)])
         assert answers["w"].held == AnswerHeld(request_id="w", finish_reason=whole.finish_reason)
         if action == "settle":
             engine.settle("w")
@@ -152,8 +139,7 @@ def test_a_resumed_small_answer_is_held_and_may_be_escalated(at: int) -> None:
             assert answers["w"].stats.num_output_tokens == len(whole.token_ids)
         else:
             engine.switch_tier("w", "large")
-            while engine.has_work:
-                step_once(engine, answers)
+            finish(engine, answers)
             assert texts(answers) == texts(large)
             assert answers["w"].stats.num_output_tokens == len(large["w"].token_ids)
         assert_idle(engine)

@@ -3,31 +3,41 @@
 import atexit
 import shutil
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 
 from benchmarks.shared.stored_checkpoints import store_quantised
 from outrider.engine.config import EngineConfig
-from outrider.engine.core import Engine
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding, SchemeName
+from outrider.engine.request import EngineRequest
 from outrider.kernels.layers.row_invariant_linear import computes_in_panels
 from outrider.kernels.triton_support import is_automatic
+from outrider.verifier.params import Tier
 from tests.engines import (
     PAIR_FOLDER,
     Answer,
     Pair,
     heldout_prompts,
-    make_engine,
     make_request,
-    serve,
     shipped_pair,
+    texts,
 )
 from tests.kernels.layers.bits import torch_threads
+from tests.laws.same_answers import (
+    ACCEPTING,
+    UNDRAFTED,
+    WARM,
+    Way,
+    assert_same_answers,
+    by,
+    serve_in,
+)
 
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {},
@@ -72,52 +82,44 @@ def model(tier: str, scheme: Kind | None) -> DecoderModel:
     )
 
 
-def engine(schemes: Schemes = (None, None), **options: Any) -> Engine:
+@cache
+def pair(schemes: Schemes) -> Pair:
     references = shipped_pair("bfloat16")
-    pair = Pair(
-        large=model("large", schemes[0]),
-        small=model("small", schemes[1]),
-        large_reference=references.large_reference,
-        small_reference=references.small_reference,
-    )
-    return make_engine(pair, **options)
+    return replace(references, large=model("large", schemes[0]), small=model("small", schemes[1]))
 
 
-def answers(
-    served: Engine, mode: str, *, speculation: bool, tier: str = "large", turn: str = ""
-) -> dict[str, Answer]:
-    requests = [
+def requests_of(mode: str, *, tier: Tier = "large") -> list[EngineRequest]:
+    return [
         make_request(
-            f"{turn}{number}",
+            str(number),
             prompt,
             tier=tier,
             max_tokens=32,
             seed=number,
-            speculation=speculation,
+            may_escalate=tier == "small",
             **SAMPLING[mode],
         )
         for number, prompt in enumerate(heldout_prompts(NUM_PROMPTS))
     ]
-    return serve(served, requests)
-
-
-def tokens(found: dict[str, Answer]) -> list[list[int]]:
-    return [answer.token_ids for answer in found.values()]
 
 
 @cache
-def plain_answers(large: Kind | None, mode: str) -> list[list[int]]:
-    """What the large model says where nobody drafts."""
-    return tokens(answers(engine((large, None)), mode, speculation=False))
+def plain_answers(large: Kind | None, mode: str) -> dict[str, Answer]:
+    """What the large model says where nothing drafts."""
+    return serve_in(UNDRAFTED, requests_of(mode), pair((large, None))).answers
+
+
+def assert_same(schemes: Schemes, mode: str, vary: Way, *, tier: Tier = "large") -> None:
+    """The answers are those that the large model gives without drafts, whatever drafts them."""
+    requests, right = requests_of(mode, tier=tier), plain_answers(schemes[0], mode)
+    assert_same_answers(requests, of=pair(schemes), vary=vary, right=right)
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
 @pytest.mark.parametrize("schemes", EITHER + BOTH + STORED, ids=str)
 def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode: str) -> None:
     """Whoever drafts, and however roughly."""
-    speculative = answers(engine(schemes), mode, speculation=True)
-    assert tokens(speculative) == plain_answers(schemes[0], mode)
-    assert sum(answer.stats.num_accepted_tokens for answer in speculative.values()) > 0
+    assert_same(schemes, mode, ACCEPTING)
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
@@ -125,39 +127,15 @@ def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode
 def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(
     schemes: Schemes, mode: str
 ) -> None:
-    plain = plain_answers(schemes[0], mode)
-    tight = answers(engine(schemes, large_blocks=8), mode, speculation=True)
-    assert tokens(tight) == plain
-    assert sum(answer.stats.num_preemptions for answer in tight.values()) > 0
-    warm = engine(schemes)
-    answers(warm, mode, speculation=True)
-    again = answers(warm, mode, speculation=True, turn="again-")
-    assert tokens(again) == plain
-    assert sum(event.num_cached_tokens for each in again.values() for event in each.prefills) > 0
+    assert_same(schemes, mode, by(large_blocks=8) | Way(shows=("num_preemptions",)))
+    assert_same(schemes, mode, WARM)
 
 
 @pytest.mark.parametrize("schemes", EITHER, ids=str)
 def test_an_escalated_answer_is_the_other_tier_s_own(schemes: Schemes) -> None:
-    plain = plain_answers(schemes[0], "sampled")
-    served = engine(schemes)
-    chunked = EngineConfig(max_tokens_per_step=48, min_prefill_tokens=1)
-
-    def escalate(number: int, found: dict[str, Answer]) -> None:
-        for name, answer in found.items():
-            if len(answer.token_ids) >= 5 and not answer.switches:
-                served.switch_tier(name, "large")
-
-    requests = [
-        make_request(
-            str(number), prompt, tier="small", max_tokens=32, seed=number, **SAMPLING["sampled"]
-        )
-        for number, prompt in enumerate(heldout_prompts(NUM_PROMPTS))
-    ]
-    found = serve(served, requests, on_step=escalate)
-    assert all(answer.switches for answer in found.values())
-    assert tokens(found) == plain
-    in_chunks = engine(schemes, config=chunked)
-    assert tokens(answers(in_chunks, "sampled", speculation=True)) == plain
+    assert_same(schemes, "sampled", Way(escalate=lambda _: 5), tier="small")
+    chunks = EngineConfig(max_tokens_per_step=48, min_prefill_tokens=1)
+    assert_same(schemes, "sampled", by(config=chunks))
 
 
 @pytest.mark.parametrize(("scheme", "share"), [("int8", 0.6), ("int4", 0.4)])
@@ -180,16 +158,11 @@ def test_a_stored_model_says_what_its_decoded_weights_say(scheme: Stored) -> Non
     is_held = is_automatic() and computes_in_panels(torch.bfloat16, torch.device("cpu"))
     assert (stored.scheme == scheme) == is_held
     assert decoded.scheme == "bfloat16"
-    references = shipped_pair("bfloat16")
+    both = pair((None, None))
     said = []
     for large, num_threads, together in ((stored, 2, 6), (stored, 1, 2), (decoded, 2, 6)):
-        pair = Pair(
-            large=large,
-            small=model("small", None),
-            large_reference=references.large_reference,
-            small_reference=references.small_reference,
-        )
-        served = make_engine(pair, config=EngineConfig(max_sequences=together))
+        vary = by(config=EngineConfig(max_sequences=together))
         with torch_threads(num_threads):
-            said.append(tokens(answers(served, "sampled", speculation=True)))
+            served = serve_in(vary, requests_of("sampled"), replace(both, large=large))
+        said.append(texts(served.answers))
     assert said[0] == said[1] == said[2]

@@ -15,13 +15,14 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.drafter import build_drafter
-from tests.engines import FixedTimes, make_request, random_prompt, serve, texts, tiny_pair
+from tests.engines import Pair, fixed_budget, make_request, random_prompt, tiny_pair
+from tests.laws.same_answers import Way, assert_same_answers, plainly
 
 NUM_TOKENS = 24
 
 
-def large_alone(*, drafts: bool, budget: TreeBudget | None = None) -> Engine:
-    large = ModelRunner(model=tiny_pair().large, num_blocks=256, block_size=16)
+def large_alone(of: Pair, *, drafts: bool, budget: TreeBudget | None = None) -> Engine:
+    large = ModelRunner(model=of.large, num_blocks=256, block_size=16)
     drafter = TreeDrafter(runner=None, budget=budget, clock=lambda: 0.0) if drafts else None
     return Engine(runners={"large": large}, drafter=drafter)
 
@@ -42,20 +43,18 @@ def test_what_text_says_saves_passes_and_changes_no_token(
     temperature: float, is_adaptive: bool
 ) -> None:
     requests = requests_of(temperature)
-    right = texts(serve(large_alone(drafts=False), requests))
+    right = plainly(tiny_pair(), requests)
     budget = None
     if is_adaptive:  # a pass takes as long with guesses as without
-        budget = TreeBudget(
-            target_pass_s=FixedTimes(lambda rows: 1.0), draft_pass_s=FixedTimes(lambda rows: 1.0)
-        )
+        budget = fixed_budget(row=0.0, draft=1.0)
+    alone = Way(make=large_alone, engine={"drafts": True, "budget": budget})
 
     def answers_with(guessed: str, source: str) -> None:
         asked = [
             replace(request, **{source: tuple(right[guessed or request.request_id])})
             for request in requests
         ]
-        answers = serve(large_alone(drafts=True, budget=budget), asked)
-        assert texts(answers) == right
+        answers = assert_same_answers(asked, vary=alone).answers
         if not guessed:
             for answer in answers.values():
                 assert answer.stats.num_accepted_tokens >= NUM_TOKENS // 2
@@ -83,6 +82,6 @@ def test_a_large_model_alone_gets_the_drafter(flags: dict[str, Any], *, drafts: 
 
 
 def test_an_engine_that_drafts_from_text_says_so() -> None:
-    info = large_alone(drafts=True).info()
+    info = large_alone(tiny_pair(), drafts=True).info()
     assert info.speculation
     assert info.drafters == ()

@@ -10,20 +10,16 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.model.load import load_model
 from outrider.engine.passes.runner import ModelRunner
-from outrider.engine.request import EngineRequest
 from outrider.kernels.triton_support import use_kernels
 from tests.engine.passes.twins import record_eagerly
 from tests.engines import (
     Pair,
-    assert_idle,
-    make_engine,
-    make_request,
-    random_prompt,
     serve,
     texts,
     tiny_pair,
 )
-from tests.laws.mixed import plainly
+from tests.laws.mixed import long_requests
+from tests.laws.same_answers import ON_DEVICE, WARM, Way, assert_same_answers, by, plainly
 from tests.models import save_hf_model
 
 BLOCK_SIZE = 4
@@ -47,34 +43,9 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return tiny_pair(request.param, max_positions=256, drift=0.03)
 
 
-def long_requests(max_tokens: int = 40) -> list[EngineRequest]:
-    """Two of each length, the second one longer by a few tokens, so that prefixes are found."""
-    return [
-        make_request(
-            f"{length}-{more}",
-            random_prompt(220, seed=length)[: length + 9 * more],
-            max_tokens=max_tokens,
-            temperature=0.8 * (length % 2),
-            seed=length,
-        )
-        for length in LENGTHS
-        for more in (0, 1)
-    ]
-
-
-@pytest.fixture(scope="module")
-def right(pair: Pair) -> dict[str, list[int]]:
-    """Plain decoding, each request alone."""
-    return plainly(pair, long_requests())
-
-
 @pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_answers_do_not_depend_on_the_windows_cache(
-    pair: Pair, right: dict[str, list[int]], on_device: bool
-) -> None:
-    requests = long_requests()
-    engine = make_engine(
-        pair,
+def test_answers_do_not_depend_on_the_windows_cache(pair: Pair, on_device: bool) -> None:
+    few = by(
         block_size=BLOCK_SIZE,
         large_blocks=BLOCKS,
         small_blocks=BLOCKS,
@@ -83,12 +54,9 @@ def test_answers_do_not_depend_on_the_windows_cache(
         draft=DraftConfig(max_branching=4),
         config=EngineConfig(max_tokens_per_step=96),
     )
-    for _ in range(2):  # the second time with prefixes from the cache
-        assert texts(serve(engine, requests)) == right
-    stats = engine.stats().tiers["large"]
-    assert stats.num_preemptions > 0
-    assert stats.prefix_cache_hits > 0
-    assert_idle(engine)
+    vary = few | WARM | Way(shows=("num_preemptions",))
+    served = assert_same_answers(long_requests(LENGTHS), of=pair, vary=vary)
+    assert served.engine.stats().tiers["large"].prefix_cache_hits > 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +77,7 @@ def test_bfloat16_answers_do_not_depend_on_the_windows_cache(
             num_window_blocks=num_window_blocks,
         )
         engine = Engine(runners={"large": runner})
-        return texts(serve(engine, long_requests()))
+        return texts(serve(engine, long_requests(LENGTHS)))
 
     assert answers(WINDOW_BLOCKS) == answers(None)
 
@@ -119,18 +87,14 @@ def test_bfloat16_answers_do_not_depend_on_the_windows_cache(
 def test_plans_on_the_device_find_the_windows_cache() -> None:
     """In Triton's interpreter: the passes that a GPU would run, recorded ones among them."""
     pair = tiny_pair("gemma2", max_positions=256, drift=0.03)
-    requests = long_requests(max_tokens=8)[7:8]
-    right = plainly(pair, requests)
-    with use_kernels("triton"), torch.inference_mode():
-        engine = make_engine(
-            pair,
-            block_size=BLOCK_SIZE,
-            large_blocks=200,
-            small_blocks=200,
-            window_blocks=WINDOW_BLOCKS,
-            on_device=True,
-        )
+    requests = long_requests(LENGTHS, max_tokens=8)[7:8]
+    plainly(pair, requests)  # what is right is not computed by the interpreter
+
+    def record(engine: Engine) -> None:
         for runner in engine._runners.values():
             assert runner.capture_graphs(capture=record_eagerly, max_rows=8)
-        assert texts(serve(engine, requests)) == right
-    assert_idle(engine)
+
+    many = by(block_size=BLOCK_SIZE, large_blocks=200, small_blocks=200)
+    vary = many | ON_DEVICE | by(window_blocks=WINDOW_BLOCKS) | Way(watch=record)
+    with use_kernels("triton"), torch.inference_mode():
+        assert_same_answers(requests, of=pair, vary=vary)

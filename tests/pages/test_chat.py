@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from playwright.sync_api import Page, expect
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tools.demo.process import GatewayProcess
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import Whole, keyed_gateway, whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import PHONE, NewPage
@@ -34,10 +35,8 @@ def gateway(
         return Script(steps=steps, hangs="forever" in request_text(tokenizer, request))
 
     whole.engine.script = script
-    server, thread, url = serve(whole.app)
-    yield url, whole
-    server.should_exit = True
-    thread.join(10)
+    with running(whole.app) as url:
+        yield url, whole
 
 
 def request_text(tokenizer: ChatTokenizer, request: EngineRequest) -> str:
@@ -115,9 +114,10 @@ def test_a_system_prompt_is_sent_and_the_request_is_copied(
 def test_a_copied_request_holds_no_key(
     tokenizer: ChatTokenizer, tmp_path: Path, new_page: NewPage
 ) -> None:
-    with keyed_gateway(tokenizer, tmp_path) as whole:
+    with ExitStack() as stack:
+        whole = stack.enter_context(keyed_gateway(tokenizer, tmp_path))
         key = whole.new_key("reader")
-        server, thread, url = serve(whole.app)
+        url = stack.enter_context(running(whole.app))
         page = new_page(url, allows=("401",), permissions=CLIPBOARD)
         page.fill("#key", key)
         page.click("#enter")
@@ -130,8 +130,6 @@ def test_a_copied_request_holds_no_key(
             assert key not in copied
             assert "OUTRIDER_KEY" in copied
         page.goto("about:blank")
-        server.should_exit = True
-        thread.join(10)
 
 
 @pytest.mark.parametrize("is_wide", [pytest.param(True, marks=pytest.mark.slow), False])

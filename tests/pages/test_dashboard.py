@@ -1,7 +1,6 @@
 """The dashboard in a browser: it shows what the API says, in the key's scope, by mouse and key."""
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from outrider.engine.events import EngineStats, TierStats
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import ADMIN_TOKEN, keyed_gateway, whole_gateway
 from tests.pages.conftest import PHONE, NewPage
 
@@ -62,13 +61,12 @@ def site(tokenizer: ChatTokenizer) -> Iterator[Site]:
     """An open gateway that has answered three requests by the small model, one by the large."""
     whole = whole_gateway(tokenizer)
     whole.engine.current = STATS
-    server, thread, url = serve(whole.app)
-    made = Site(url)
-    for text in ("Hi", "Hello", "This prompt is longer than twenty characters."):
-        assert made.chat(text).status_code == 200
-    assert made.chat("Hi", outrider={"slo": {"class": "batch"}}).status_code == 200
-    yield made
-    _stop(server, thread)
+    with running(whole.app) as url:
+        made = Site(url)
+        for text in ("Hi", "Hello", "This prompt is longer than twenty characters."):
+            assert made.chat(text).status_code == 200
+        assert made.chat("Hi", outrider={"slo": {"class": "batch"}}).status_code == 200
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +74,8 @@ def keyed(tokenizer: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory) ->
     with keyed_gateway(tokenizer, tmp_path_factory.mktemp("dashboard")) as whole:
         whole.engine.current = STATS
         keys = (whole.new_key("mine"), whole.new_key("other"))
-        server, thread, url = serve(whole.app)
-        yield Site(url, keys)
-        _stop(server, thread)
-
-
-def _stop(server: Any, thread: threading.Thread) -> None:
-    server.should_exit = True
-    thread.join(10)
+        with running(whole.app) as url:
+            yield Site(url, keys)
 
 
 def tile(page: Page, name: str) -> str:

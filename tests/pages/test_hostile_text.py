@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import Whole, whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import NewPage
@@ -35,10 +35,8 @@ def gateway(
     whole = whole_gateway(tokenizer)
     steps = [Step(token_ids=(token,)) for token in encode(EVIL)]
     whole.engine.script = lambda _: Script(steps=steps)
-    server, thread, url = serve(whole.app)
-    yield url, whole
-    server.should_exit = True
-    thread.join(10)
+    with running(whole.app) as url:
+        yield url, whole
 
 
 @pytest.fixture

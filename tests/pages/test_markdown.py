@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page
 
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import NewPage
@@ -46,10 +46,8 @@ def url(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Iterato
     whole = whole_gateway(tokenizer)
     steps = [Step(token_ids=(token,)) for token in encode(TEXT)]
     whole.engine.script = lambda _: Script(steps=steps)
-    server, thread, url = serve(whole.app)
-    yield url
-    server.should_exit = True
-    thread.join(10)
+    with running(whole.app) as url:
+        yield url
 
 
 def draw(page: Page, source: str, pieces: list[int]) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from playwright.sync_api import Page
 
 from outrider.engine.trace import StepTrace, TraceNode
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import Whole, keyed_gateway, whole_gateway
 from tests.gateway.scripted_client import Script, Step
 from tests.pages.conftest import PHONE, NewPage
@@ -47,10 +48,8 @@ def gateway(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Ite
         trace=StepTrace(origins=("model", "target"), nodes=nodes),
     )
     whole.engine.script = lambda _: Script(steps=[*steps, guessed])
-    server, thread, url = serve(whole.app)
-    yield Running(url, whole)
-    server.should_exit = True
-    thread.join(10)
+    with running(whole.app) as url:
+        yield Running(url, whole)
 
 
 def ask(page: Page, text: str, *, count: int = 1) -> None:
@@ -214,9 +213,10 @@ def test_a_phone_needs_no_sideways_scrolling(gateway: Running, new_page: NewPage
 
 
 def test_a_key_is_asked_for(tokenizer: ChatTokenizer, tmp_path: Path, new_page: NewPage) -> None:
-    with keyed_gateway(tokenizer, tmp_path) as whole:
+    with ExitStack() as stack:
+        whole = stack.enter_context(keyed_gateway(tokenizer, tmp_path))
         key = whole.new_key("reader")
-        server, thread, url = serve(whole.app)
+        url = stack.enter_context(running(whole.app))
         page = new_page(url, allows=("401",))
         page.fill("#key", "or-wrong")
         page.click("#enter")
@@ -227,8 +227,6 @@ def test_a_key_is_asked_for(tokenizer: ChatTokenizer, tmp_path: Path, new_page: 
         ask(page, "hello")
         assert page.locator(".text .t").count() > 0
         page.goto("about:blank")
-        server.should_exit = True
-        thread.join(10)
 
 
 @pytest.mark.slow

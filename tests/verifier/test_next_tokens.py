@@ -17,11 +17,11 @@ from outrider.kernels.triton_support import triton, use_kernels
 from outrider.kernels.upload import read_back, upload_all
 from tests.engines import (
     Answer,
+    finish,
     make_engine,
     make_request,
     random_prompt,
     serve,
-    step_once,
     tiny_pair,
 )
 
@@ -114,8 +114,7 @@ def test_watched_answers_with_logprobs_cost_one_upload_and_one_read_back_a_pass(
         engine.submit(request(number))
     answers: dict[str, Answer] = {}
     with use_kernels("triton"), counted_passes(engine, monkeypatch) as passes:
-        while engine.has_work:
-            step_once(engine, answers)
+        finish(engine, answers)
     assert max(number for number, _ in passes) == 4
     assert {name for _, names in passes for name in names} <= set()
 

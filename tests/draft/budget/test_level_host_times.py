@@ -2,10 +2,16 @@
 
 import pytest
 
-from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.budget.level_host_times import LevelHostTimes
-from outrider.draft.tree_drafter import TreeDrafter
-from tests.engines import FixedTimes, make_engine, make_request, random_prompt, serve, tiny_pair
+from tests.engines import (
+    drafter_of,
+    fixed_budget,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    tiny_pair,
+)
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -35,12 +41,9 @@ def test_a_first_level_that_loads_kernels_is_not_believed() -> None:
 
 
 def test_levels_that_were_too_dear_once_are_doubted_in_every_step_without_them() -> None:
-    budget = TreeBudget(
-        target_pass_s=FixedTimes(lambda _: 0.005), draft_pass_s=FixedTimes(lambda _: 0.001)
-    )
+    budget = fixed_budget(target=0.005, row=0.0, draft=0.001)
     engine = make_engine(tiny_pair(drift=0.0), budget=budget)
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     times = drafter._growths["small"].host_times
     times.observe(1, 10.0, expected_s=10.0)
     serve(engine, [make_request("r", random_prompt(6), max_tokens=40)])
@@ -49,9 +52,7 @@ def test_levels_that_were_too_dear_once_are_doubted_in_every_step_without_them()
 
 
 def test_dearer_levels_make_fewer_worth_their_time() -> None:
-    budget = TreeBudget(
-        target_pass_s=FixedTimes(lambda _: 0.02), draft_pass_s=FixedTimes(lambda _: 0.0001)
-    )
+    budget = fixed_budget(target=0.02, row=0.0, draft=0.0001)
 
     def is_worth(level_host_s: float) -> bool:
         step = budget.of_step(

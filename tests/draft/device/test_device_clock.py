@@ -8,9 +8,16 @@ from outrider.draft.budget.level_host_times import LevelHostTimes
 from outrider.draft.device.device_clock import LevelClock, StepClock
 from outrider.draft.device.device_growth import DeviceGrowth
 from outrider.draft.forecast import Grower, TreeForecast, num_levels, share_nodes
-from outrider.draft.tree_drafter import TreeDrafter
 from tests.engine.passes.test_pass_clock import FakeDevice
-from tests.engines import FixedTimes, make_engine, make_request, random_prompt, serve, tiny_pair
+from tests.engines import (
+    drafter_of,
+    fixed_budget,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    tiny_pair,
+)
 
 # Recorded shape of an 8B and a 0.6B model on one GPU: milliseconds of the passes in their graphs,
 # of what surrounds a level (ranking, tree kernels, the host's gap) and of what surrounds a step.
@@ -19,10 +26,7 @@ SMALL_S, LEVEL_BESIDE_S, STEP_BESIDE_S = 1.15e-3, 0.3e-3, 0.4e-3
 
 
 def recorded_budget() -> TreeBudget:
-    return TreeBudget(
-        target_pass_s=FixedTimes(lambda rows: LARGE_S + LARGE_ROW_S * rows),
-        draft_pass_s=FixedTimes(lambda rows: SMALL_S),
-    )
+    return fixed_budget(target=LARGE_S, row=LARGE_ROW_S, draft=SMALL_S)
 
 
 def test_levels_are_timed_in_the_devices_queue_without_waiting() -> None:
@@ -115,12 +119,9 @@ def test_what_is_beside_every_step_makes_a_level_dearer_by_less() -> None:
 
 def test_a_drafter_learns_both_while_it_serves() -> None:
     # Swift, so that all that the clock shows is beside passes; and worth a draft in every step.
-    budget = TreeBudget(
-        target_pass_s=FixedTimes(lambda rows: 1e-6), draft_pass_s=FixedTimes(lambda rows: 1e-9)
-    )
+    budget = fixed_budget(target=1e-6, row=0.0, draft=1e-9)
     engine = make_engine(tiny_pair(drift=0.0), on_device=True, budget=budget)
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     growth = drafter._last["small"]
     assert isinstance(growth, DeviceGrowth)
     serve(engine, [make_request("r", random_prompt(6), max_tokens=60)])

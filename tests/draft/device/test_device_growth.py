@@ -27,11 +27,12 @@ from outrider.kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeS
 from outrider.verifier.params import Source
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 from outrider.verifier.verdict import ForestVerdicts
-from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,
     Pair,
+    drafter_of,
     engine_model,
+    finish,
     make_engine,
     make_request,
     random_prompt,
@@ -39,19 +40,15 @@ from tests.engines import (
     step_once,
     texts,
     tiny_pair,
+    twins,
     watch_small_rows,
 )
 from tests.gpu import CAPTURE, forbid_waiting, on_the_device
-from tests.laws.mixed import plainly
+from tests.laws.same_answers import plainly
 from tests.models import make_hf_model
 from tests.recorded_levels import record_levels
 
 MODEL: tuple[Source, ...] = ("model",)
-
-
-def drafter_of(engine: Engine) -> TreeDrafter:
-    assert isinstance(engine._drafter, TreeDrafter)
-    return engine._drafter
 
 
 def growth_of(engine: Engine) -> DeviceGrowth:
@@ -202,8 +199,7 @@ def test_text_guesses_are_in_the_forest_and_retracted_ones_stay_marked(
     (sequence,) = engine._sequences.values()
     sequence.proposal_token_ids = right  # as if the other tier had said so
     answers: dict[str, Answer] = {}
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert answers["r"].token_ids == right
     assert answers["r"].stats.num_reused_tokens > 40
     sources = [source for host in known for tree in host.trees for source in tree.sources]

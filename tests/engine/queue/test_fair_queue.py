@@ -27,7 +27,8 @@ from tests.engines import (
     texts,
     tiny_pair,
 )
-from tests.laws.mixed import mixed_requests, plainly
+from tests.laws.mixed import mixed_requests
+from tests.laws.same_answers import plainly
 
 
 class Place(Simulation):

@@ -8,13 +8,13 @@ from outrider.engine.step.deferred_host_work import DeferredHostWork
 from tests.engines import (
     Answer,
     assert_idle,
+    finish,
     make_engine,
     make_request,
     random_prompt,
-    step_once,
     tiny_pair,
 )
-from tests.laws.mixed import plainly
+from tests.laws.same_answers import plainly
 
 REQUESTS = [
     make_request("short", random_prompt(9), max_tokens=3),
@@ -52,8 +52,7 @@ def test_answers_are_the_same_and_no_lesson_is_lost() -> None:
         answers: dict[str, Answer] = {}
         for request in REQUESTS:
             engine.submit(request)
-        while engine.has_work:
-            step_once(engine, answers)
+        finish(engine, answers)
         assert {name: answer.token_ids for name, answer in answers.items()} == plain
         assert_idle(engine)
         assert not engine._host_work._waiting

@@ -3,7 +3,6 @@
 import pytest
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.errors import InvalidRequestError, TierUnavailableError
@@ -15,12 +14,15 @@ from tests.engines import (
     Answer,
     Pair,
     assert_idle,
+    drafter_of,
+    finish,
     make_engine,
     make_request,
     random_prompt,
     serve,
     step_once,
     tiny_pair,
+    twins,
     watch_small_rows,
 )
 
@@ -49,17 +51,6 @@ def hold(engine: Engine, *requests: EngineRequest) -> dict[str, Answer]:
 
 def used(engine: Engine) -> dict[Tier, int]:
     return {tier: stats.num_used_blocks for tier, stats in engine.stats().tiers.items()}
-
-
-def twins() -> Pair:
-    """The small model is the large one: every token of a retracted answer is right."""
-    pair = tiny_pair()
-    return Pair(
-        large=pair.large,
-        small=pair.large,
-        large_reference=pair.large_reference,
-        small_reference=pair.large_reference,
-    )
 
 
 # ---- held answers -----------------------------------------------------------------------------
@@ -102,8 +93,7 @@ def test_an_answer_ended_by_a_stop_token_is_held() -> None:
     assert answers["r"].held is not None
     assert answers["r"].held.finish_reason == "stop"
     engine.switch_tier("r", "large")
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert answers["r"].token_ids == plain_answer("large", stop_token_ids=(stop,))
     assert_idle(engine)
 
@@ -159,8 +149,7 @@ def test_blocks_of_held_answers_are_taken_before_any_preemption() -> None:
     engine.switch_tier("a", "large")  # only its tokens are left
     step_once(engine, answers)
     assert answers["a"].emitted[-1].num_drafted_tokens > 0
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert answers["a"].token_ids == plain_answer("large")
     assert_idle(engine)
 
@@ -205,8 +194,7 @@ def test_an_answer_that_the_other_tier_cannot_read_is_not_continued() -> None:
     with pytest.raises(InvalidRequestError, match="token id 120"):
         engine.switch_tier("r", "large", keeps_answer=True)
     engine.switch_tier("r", "large")  # as a draft it does no harm
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert len(answers["r"].token_ids) == 6
     assert_idle(engine)
 
@@ -231,8 +219,7 @@ def test_a_right_answer_costs_one_pass_and_no_small_row(temperature: float) -> N
     else:
         assert first.num_accepted_tokens > 0
     assert rows == []
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     expected = serve(
         make_engine(twins(), speculates=False),
         [watched(tier="large", may_escalate=False, max_tokens=24, temperature=temperature)],
@@ -271,8 +258,7 @@ def test_the_small_view_keeps_the_agreed_tokens() -> None:
     step_once(engine, answers)
     assert len(answers["r"].token_ids) == 21
     rows = watch_small_rows(engine)
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     # 20 tokens were written, the 20th was not computed, and the 21st is the next root.
     assert rows[0] == 2
     assert_idle(engine)
@@ -283,8 +269,7 @@ def test_a_request_without_drafts_is_handed_over_without_any() -> None:
     answers = hold(engine, watched(speculation=False))
     engine.switch_tier("r", "large")
     assert used(engine)["small"] == 0
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert answers["r"].stats.num_drafted_tokens == answers["r"].stats.num_reused_tokens == 0
     assert answers["r"].stats.num_steps == 12
 
@@ -341,8 +326,7 @@ def test_predicted_and_reused_tokens_are_counted_apart() -> None:
     )
     answers = hold(engine, request)
     engine.switch_tier("r", "large")
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     mine = [event for event in answers["r"].emitted if event.num_accepted_tokens]
     assert answers["r"].token_ids == expected.token_ids
     assert sum(event.num_reused_tokens for event in mine) == 11
@@ -359,8 +343,7 @@ def test_the_tree_names_its_sources() -> None:
         for token, named in zip(sequence.output_token_ids, sequence.candidates, strict=True)
     )
     engine.switch_tier("r", "large")
-    drafter = engine._drafter
-    assert isinstance(drafter, TreeDrafter)
+    drafter = drafter_of(engine)
     tree = drafter.propose_from_text(sequence, max_nodes=64, num_rows=37, num_beside=0)
     assert isinstance(tree, TokenTree)
     assert set(tree.sources[1:]) == {SOURCE_BIT["model"], SOURCE_BIT["model"] | RECALLED_BIT}
@@ -384,8 +367,7 @@ def test_behind_a_mismatch_the_drafter_reads_the_text_and_not_the_retracted_one(
     written = answers["r"].token_ids.copy()
     assert len(written) == num_written
     engine.switch_tier("r", "large")
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert answers["r"].token_ids[:num_written] != written
     later = answers["r"].emitted[num_written + 1 :]
     assert later

@@ -14,6 +14,7 @@ from tests.engines import (
     Answer,
     Pair,
     assert_idle,
+    finish,
     make_engine,
     make_request,
     random_prompt,
@@ -135,8 +136,7 @@ def test_the_small_view_lives_on_as_the_draft_view() -> None:
         step_once(engine, answers)
     rows = watch_small_rows(engine)
     engine.switch_tier("r", "large")
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert rows
     assert max(rows) < len(PROMPT)
     assert answers["r"].token_ids == own_answer(tiny_pair(), "large", 0.9)
@@ -150,8 +150,7 @@ def test_without_speculation_no_small_block_is_kept() -> None:
         step_once(engine, answers)
     engine.switch_tier("r", "large")
     assert engine.stats().tiers["small"].num_used_blocks == 0
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert answers["r"].stats.num_drafted_tokens == 0
 
 
@@ -248,7 +247,6 @@ def test_a_tier_without_room_refuses_and_the_answer_goes_on() -> None:
         step_once(engine, answers)
     with pytest.raises(PromptTooLongError):
         engine.switch_tier("r", "large")
-    while engine.has_work:
-        step_once(engine, answers)
+    finish(engine, answers)
     assert answers["r"].token_ids == own_answer(pair, "small")
     assert_idle(engine)

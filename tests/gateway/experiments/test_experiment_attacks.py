@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ from rich.console import Console
 
 from outrider.engine.errors import EngineError, InfeasibleObjectiveError
 from outrider.engine.request import EngineRequest
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.experiments.controller import ExperimentController
 from outrider.gateway.experiments.measures import MeasureWriter
 from outrider.gateway.experiments.recent import find_in_ledger
@@ -26,9 +24,10 @@ from outrider.gateway.http.edge.cors import CorsPolicy
 from outrider.gateway.settings.experiments import ExperimentSpec
 from outrider.gateway.tenancy.keys.keys import Principal, Scopes
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraintError, RouteConstraints
-from tests.gateway.hybrid import CHAT, TestPolicy, World, hybrid
+from tests.gateway.conftest import OpenWorld
+from tests.gateway.hybrid import CHAT, TestPolicy, World
 from tests.gateway.scripted_client import Script
-from tests.gateway.tenancy.metering.tenants import Books, books
+from tests.gateway.tenancy.metering.tenants import Books
 
 ADMIN = "the-administrators-token"
 BOSS = {"authorization": f"Bearer {ADMIN}"}
@@ -48,24 +47,19 @@ class UncalibratedPolicy(TestPolicy):
 
 
 @pytest.fixture
-def opened(
-    tokenizer: ChatTokenizer,
-    encode: Callable[[str], list[int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Open:
+def opened(opened: OpenWorld, monkeypatch: pytest.MonkeyPatch) -> Open:
     """Opens a gateway with a key and an administrator's token; it looks and stores at once."""
     for kind, name in ((ExperimentRegistry, "refresh_s"), (MeasureWriter, "every_s")):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, name, 0.05)
 
     @contextmanager
-    def open_world(**options: Any) -> Iterator[Books]:
+    def opening(**options: Any) -> Iterator[Books]:
         keys = {"refresh_s": 0.02, "admin_token": ADMIN}
         options = {"policy": UncalibratedPolicy(), **options}
-        with books(tokenizer, encode, tmp_path, keys=keys, **options) as made:
+        with opened(keys=keys, **options) as made:
             yield made
 
-    return open_world
+    return opening
 
 
 def admin(made: Books, method: str, path: str = "", **wanted: Any) -> httpx.Response:
@@ -351,12 +345,12 @@ def test_a_bad_arm_is_stopped_automatically_and_reported(
 
 @pytest.mark.slow
 def test_two_gateways_on_one_database_count_as_one(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], opened: Open, database_url: str
+    open_world: OpenWorld, opened: Open, database_url: str
 ) -> None:
     with opened(database_url=database_url) as made:
         shared = {"database_url": database_url, "keys": {"refresh_s": 0.02}}
         run(made, "drafts", {"max_draft_nodes": 7}, unit="user")
-        with hybrid(tokenizer, encode, **shared, policy=UncalibratedPolicy()) as second:
+        with open_world(**shared, policy=UncalibratedPolicy()) as second:
             second.http.headers["authorization"] = f"Bearer {made.key}"
             made.until(lambda: second.http.get("/v1/models").status_code == 200)
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from opentelemetry.trace import StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.telemetry.logs import JsonFormatter
 from outrider.gateway.telemetry.otel import OtelTracer, SpanCounts, make_provider
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World
 from tests.gateway.scripted_client import Script, Step
 from tests.gateway.watches import PlannedWatch
 
@@ -62,11 +62,8 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], seen: Seen) -> Make:
-    def made(**options: Any) -> AbstractContextManager[World]:
-        return hybrid(tokenizer, encode, tracer=seen.tracer, **options)
-
-    return made
+def make(open_world: OpenWorld, seen: Seen) -> Make:
+    return partial(open_world, tracer=seen.tracer)
 
 
 def said(span: ReadableSpan) -> dict[str, Any]:

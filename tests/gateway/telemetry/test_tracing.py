@@ -48,6 +48,7 @@ from outrider.gateway.telemetry.spans import (
 from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
 from outrider.gateway.telemetry.tracing import build_tracer
 from tests.gateway.telemetry.collectors import Collector, serve_collector
+from tests.gateway.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -503,7 +504,7 @@ def test_a_slow_collector_delays_no_request_and_no_end(
             tracer.begin("r").end()
             assert len(processor._batch_processor._queue) <= 64
             if number == 20:
-                wait_until(lambda: num_asked > 0)
+                wait_for(lambda: num_asked > 0)
         assert time.thread_time() - used_s < 1, "more than a millisecond of work for each span"
         begun_s = time.monotonic()
         asyncio.run(tracer.close())
@@ -525,13 +526,6 @@ def test_a_slow_collector_delays_no_request_and_no_end(
     assert sent == 0 or answer == "late"
     assert failed > 0 or answer != "500"
     assert ("traces lost at the end" in caplog.text) == (answer != "500")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import random
 
 from outrider.gateway.upstream.replicas import Replica, ReplicaSet
-from tests.gateway.upstream.hand_clock import HandClock
+from tests.gateway.waiting import HandClock
 
 
 def replica_set(

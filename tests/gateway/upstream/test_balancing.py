@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from outrider.gateway.upstream.replicas import Lease, Replica, ReplicaSet
-from tests.gateway.upstream.hand_clock import HandClock
 from tests.gateway.upstream.replica_sets import replica_set
+from tests.gateway.waiting import HandClock
 
 
 def _simulate(

@@ -1,19 +1,16 @@
 """Issue 15, hole 5: what is reserved at an upstream tier bounds all of the body that is sent."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from tests.engines import shipped_tokenizer
-from tests.gateway.tenancy.metering.tenants import books
+from tests.gateway.conftest import OpenWorld
 
 LONG = "word " * 6_000
 USER = {"role": "user", "content": "Hi"}
@@ -68,14 +65,11 @@ def test_media_count_by_the_operators_word(part: Any, least: int, most: int) -> 
     "limits", [LimitSpec(tokens_per_minute=20_000), LimitSpec(usd_per_day=0.02)]
 )
 def test_the_bodys_maximum_is_reserved_before_it_is_sent(
-    tokenizer: ChatTokenizer,
-    encode: Callable[[str], list[int]],
-    tmp_path: Path,
-    limits: LimitSpec,
+    opened: OpenWorld, limits: LimitSpec
 ) -> None:
     tier = {"price": {"prompt": 1.0, "completion": 1.0}}
     costs = {"max_tokens": 10, "outrider": {"max_cost_usd": 0.02}}
-    with books(tokenizer, encode, tmp_path, tier=tier, limits=limits) as made:
+    with opened(tier=tier, limits=limits) as made:
         rich = {"authorization": f"Bearer {made.new_key('rich')}"}
         for name, value in FIELDS.items():
             refused = made.world.chat(model="cloud", max_tokens=10, **{name: value})
@@ -91,12 +85,12 @@ def test_the_bodys_maximum_is_reserved_before_it_is_sent(
 
 
 def test_max_cost_usd_pays_for_the_dearer_tokens_behind_a_long_prompt(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
+    opened: OpenWorld,
 ) -> None:
     long = {"above": 100, "prompt": 10.0, "completion": 100.0}
     tier = {"price": {"prompt": 1.0, "completion": 1.0, "long_prompts": [long]}}
     short, longer = ([{"role": "user", "content": "x" * length}] for length in (5, 200))
-    with books(tokenizer, encode, tmp_path, tier=tier) as made:
+    with opened(tier=tier) as made:
         options = {"model": "cloud", "outrider": {"max_cost_usd": 0.01}}
         for messages in (short, longer):
             assert made.world.chat(messages=messages, **options).status_code == 200

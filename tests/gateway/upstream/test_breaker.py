@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from outrider.gateway.contract.errors.tree import BLAMELESS_FAILURES, FailureKind, UpstreamError
 from outrider.gateway.upstream.breaker import Breaker
-from tests.gateway.upstream.hand_clock import HandClock
+from tests.gateway.waiting import HandClock
 
 FAILURES: tuple[FailureKind, ...] = get_args(FailureKind)
 BLAMED = [failure for failure in FAILURES if failure not in BLAMELESS_FAILURES]

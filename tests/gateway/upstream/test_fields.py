@@ -1,21 +1,18 @@
 """Issue 15, hole 9: servers are sent the fields that are known for their kind, and no others."""
 
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from pydantic import ValidationError
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.kinds import ServerKind
 from outrider.gateway.settings.server_traits import TRAITS
 from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.upstream.fields import FieldFilter
+from tests.gateway.conftest import OpenWorld
 from tests.gateway.hybrid import LOCAL_TEXT
-from tests.gateway.tenancy.metering.tenants import books
 
 PLAIN: Final = {"model": "cloud", "messages": [{"role": "user", "content": "Hi"}]}
 REFUSED: Final[dict[str, Any]] = {
@@ -137,12 +134,8 @@ def test_a_salt_is_another_for_each_tenant_and_tier() -> None:
     assert filter_of("openai").outgoing(PLAIN, cache_salt=one) == PLAIN
 
 
-def test_requests_keep_their_tenants_apart_and_their_fields_at_home(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
-) -> None:
-    with books(
-        tokenizer, encode, tmp_path, tier={"server": "vllm", "unknown_fields": "refuse"}
-    ) as made:
+def test_requests_keep_their_tenants_apart_and_their_fields_at_home(opened: OpenWorld) -> None:
+    with opened(tier={"server": "vllm", "unknown_fields": "refuse"}) as made:
         world = made.world
         other = {"authorization": f"Bearer {made.new_key('other')}"}
         refused = world.chat(model="cloud", priority=-5)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.gateway.upstream.latency import LatencyEstimate
-from tests.gateway.upstream.hand_clock import HandClock
+from tests.gateway.waiting import HandClock
 
 TAU_S = 10.0
 

@@ -11,8 +11,8 @@ from outrider.gateway.contract.errors.tree import (
     UpstreamRefusalError,
 )
 from outrider.gateway.upstream.replicas import Lease
-from tests.gateway.upstream.hand_clock import HandClock
 from tests.gateway.upstream.replica_sets import answer, half_open, replica_set
+from tests.gateway.waiting import HandClock
 
 ENDS: dict[str, Callable[[Lease], None]] = {
     "succeeded": Lease.succeeded,

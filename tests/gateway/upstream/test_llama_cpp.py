@@ -21,10 +21,8 @@ import httpx
 import openai
 import pytest
 
-from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.sections import bundled_pair
-from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.wiring.serving import background_gateway
+from tests.gateway.conftest import real_gateway
 
 VARIABLE = "LLAMA_CPP_PYTHON"  # not OUTRIDER_…, which are settings
 pytestmark = [
@@ -83,25 +81,14 @@ def llama_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 @contextmanager
 def device(llama_url: str, **flags: Any) -> Iterator[str]:
     """A gateway with the bundled models, or some of them, and the server as its cloud tier."""
-    settings = load_settings(
-        flags={
-            "engine.process": False,
-            "engine.dtype": "float32",
-            "engine.device": "cpu",
-            "engine.num_threads": 1,
-            "engine.num_blocks": 600,
-            "speculation.adaptive": False,
-            "models.large": "demo",
-            "models.small": "demo",
-            "tiers.cloud.url": llama_url,
-            "tiers.cloud.server": "llama_cpp",
-            "tiers.cloud.tokenizer": str(bundled_pair() / "large"),
-            **flags,
-        },
-        environ={},
-        config_file=None,
-    )
-    with background_gateway(settings, no_progress) as url:
+    upstream = {
+        "models.large": "demo",
+        "models.small": "demo",
+        "tiers.cloud.url": llama_url,
+        "tiers.cloud.server": "llama_cpp",
+        "tiers.cloud.tokenizer": str(bundled_pair() / "large"),
+    }
+    with real_gateway(**upstream, **flags) as url:
         yield url
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.upstream.mirror import Mirror, MirroredAnswer
 from outrider.gateway.wiring.upstream import build_mirror, build_upstreams
+from tests.gateway.waiting import until
 
 TALK = [{"role": "user", "content": "Hello there"}]
 ANSWER = MirroredAnswer(
@@ -54,10 +55,7 @@ class Bench:
         found = self.registry.get_sample_value(f"outrider_{name}", {"tier": "shadow", **labels})
         return found or 0.0
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - what happens in background tasks
-                await asyncio.sleep(0.001)
+    until = staticmethod(until)
 
 
 @asynccontextmanager

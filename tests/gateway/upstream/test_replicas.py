@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from outrider.gateway.upstream.replicas import Lease, Replica, ReplicaSet
-from tests.gateway.upstream.hand_clock import HandClock
 from tests.gateway.upstream.replica_sets import answer, break_down, half_open, replica_set
+from tests.gateway.waiting import HandClock
 
 
 def _shares(replicas: ReplicaSet, num_picks: int = 400) -> Counter[Replica | None]:

@@ -31,6 +31,7 @@ from tests.gateway.upstream.raw_server import (
     raw_server,
     whole,
 )
+from tests.gateway.waiting import until
 
 pytestmark = pytest.mark.uvloop
 
@@ -80,13 +81,6 @@ async def until_error(response: UpstreamResponse) -> tuple[list[bytes], Exceptio
     except (UpstreamError, DeadlineExceededError) as error:
         return events, error
     raise AssertionError("it ended well")
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what the kernel brings at its own time."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - nobody could set an event
-            await asyncio.sleep(0.001)
 
 
 def assert_failed(error: BaseException, failure: FailureKind, server: RawServer) -> None:
@@ -315,7 +309,7 @@ async def test_time_that_the_reader_takes_is_not_the_servers(total_s: float) -> 
             read_on.set()
             assert await anext(events) == EVENTS[number]
         read_on.set()
-        await eventually(lambda: response._answer.content.total_bytes > 3 * len(EVENTS[0]))
+        await until(lambda: response._answer.content.total_bytes > 3 * len(EVENTS[0]))
         await asyncio.sleep(0.2)
         if total_s < 0.2:
             with pytest.raises(UpstreamError) as caught:
@@ -455,7 +449,7 @@ async def test_a_reader_that_was_busy_when_the_connection_broke_loses_nothing() 
     ):
         assert await anext(events) == EVENTS[0]
         may_break.set()
-        await eventually(lambda: response._answer.content.exception() is not None)
+        await until(lambda: response._answer.content.exception() is not None)
         assert [await anext(events) for _ in EVENTS[1:]] == EVENTS[1:]
         with pytest.raises(UpstreamError) as caught:
             await anext(events)
@@ -653,7 +647,7 @@ async def test_leaving_early_cuts_the_connection(way: str) -> None:
 
     async with talking(handler) as (transport, server):
         task = asyncio.create_task(read(transport, server))
-        await eventually(lambda: len(server.requests) == 1)
+        await until(lambda: len(server.requests) == 1)
         if way in ("cancel", "before"):
             await asyncio.sleep(0.02)
             task.cancel()
@@ -670,7 +664,7 @@ async def test_closing_ends_what_is_under_way(head: bytes) -> None:
             return await all_events(await ask(transport, server))
 
         reading = asyncio.create_task(read())
-        await eventually(lambda: len(server.requests) == 1)
+        await until(lambda: len(server.requests) == 1)
         await asyncio.sleep(0.02)
         async with asyncio.timeout(5):
             await transport.close()

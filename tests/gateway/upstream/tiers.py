@@ -21,6 +21,7 @@ from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.tier import TierParts, UpstreamTier
 from outrider.gateway.upstream.transport import Transport
 from outrider.gateway.wiring.credentials import build_credential
+from tests.gateway.waiting import until as until
 
 TIMEOUTS = {"connect_s": 2.0, "first_token_s": 2.0, "between_tokens_s": 2.0, "total_s": 10.0}
 
@@ -152,13 +153,6 @@ async def read_broken(answer: UpstreamAnswer) -> tuple[list[Chunk], GatewayError
     finally:
         await answer.aclose()
     raise AssertionError("it did not fail")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 def text_of(chunks: list[Chunk]) -> str:

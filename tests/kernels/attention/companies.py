@@ -1,9 +1,13 @@
 """Rows in company, and the path that a row sees by itself."""
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from outrider.kernels.attention.attention_plan import AttentionBatch
 from outrider.kernels.attention.ordered_plan import SPLIT_KEYS
+from tests.kernels.layers.bits import same_bits, torch_threads
 
 
 def chain(kv_len: int, num_rows: int, table: list[int]) -> AttentionBatch:
@@ -55,3 +59,55 @@ def company(seed: int, *, num_blocks: int = 900) -> AttentionBatch:
         tree_starts=starts,
         ancestor_masks=[nodes for _, nodes in pieces],
     )
+
+
+Attend = Callable[[AttentionBatch, Tensor, Tensor], Tensor]
+"""Attention of a batch's rows: queries, and both caches [2, num_blocks, 1, num_kv_heads, head_dim].
+"""
+
+
+def alone(
+    attend: Attend, batch: AttentionBatch, index: int, row: int, query: Tensor, caches: Tensor
+) -> Tensor:
+    """The row at the end of a chain of its ancestors, which lie elsewhere in the cache."""
+    path = path_of(batch, index, row)
+    moved = torch.zeros_like(caches[:, :1]).repeat(1, len(path) + 3, 1, 1, 1)
+    moved[:, 3:] = caches[:, path]
+    start = batch.query_indptr[index] + row
+    table = list(range(3, len(path) + 3))
+    return attend(chain(len(path), 1, table), query[start : start + 1].clone(), moved)
+
+
+def assert_rows_as_alone(
+    attend: Attend,
+    batch: AttentionBatch,
+    query: Tensor,
+    caches: Tensor,
+    *,
+    every: int,
+    threads: int,
+) -> None:
+    """In company a row has the bits that it has alone; `every` so many rows are looked at."""
+    with torch_threads(threads):
+        together = attend(batch, query, caches)
+    places = [
+        (index, row)
+        for index in range(len(batch.kv_lens))
+        for row in range(batch.query_indptr[index + 1] - batch.query_indptr[index])
+    ]
+    for number, (index, row) in list(enumerate(places))[::every]:
+        expected = alone(attend, batch, index, row, query, caches)
+        assert same_bits(together[number : number + 1], expected), (index, row)
+
+
+def assert_no_neighbour_is_read(attend: Attend, query: Tensor, caches: Tensor) -> None:
+    """What a tree's rows and keys hold reaches no other row of `company(0)`, however large."""
+    batch = company(0)
+    clean = attend(batch, query, caches)
+    caches[:, batch.block_tables[2][63:]] = float("inf")  # the tree
+    query[6:70] = float("nan")
+    spoilt = attend(batch, query, caches)
+    others = torch.ones(len(query), dtype=torch.bool)
+    others[6:70] = False
+    assert same_bits(spoilt[others], clean[others])
+    assert spoilt[6:70].isnan().all()

@@ -29,6 +29,7 @@ from tests.kernels.attention_inputs import (
     one_sequence,
     random_tree,
     small_shape,
+    tile_plan,
 )
 from tests.sizes import repeats
 
@@ -68,12 +69,12 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
     batch, block_size, num_blocks = drawn
     inputs = make_inputs(
         batch,
+        device,
         block_size=block_size,
         num_blocks=num_blocks,
         heads=heads,
         head_dim=head_dim,
         dtype=dtype,
-        device=device,
         is_scaled=is_scaled,
         seed=seed,
     )
@@ -86,35 +87,26 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
 
 
 @pytest.mark.parametrize(
-    ("prefix", "window", "num_rows"),
+    ("prefix", "window", "deterministic"),
     [
-        pytest.param(0, None, 256, marks=pytest.mark.slow),
-        pytest.param(48, None, 256, marks=pytest.mark.long),
-        (47, 7, 256),
-        pytest.param(130, None, 256, marks=pytest.mark.slow),
-        pytest.param(47, 9, -40, marks=pytest.mark.long),
-        (48, None, -40),
+        pytest.param(0, None, False, marks=pytest.mark.slow),
+        pytest.param(48, None, False, marks=pytest.mark.long),
+        (47, 7, False),
+        pytest.param(130, None, False, marks=pytest.mark.slow),
+        pytest.param(47, 9, True, marks=pytest.mark.long),
+        (48, None, True),
     ],
 )
 def test_tree_of_256_nodes(
-    prefix: int, window: int | None, num_rows: int, device: torch.device, poison: None
+    prefix: int, window: int | None, deterministic: bool, device: torch.device, poison: None
 ) -> None:
     """All four words of the masks, from places before, at and after a block's border.
 
-    A negative number: so many of its rows in deterministic mode.
+    In deterministic mode, which takes longer, the last 40 rows.
     """
-    deterministic = num_rows < 0
     masks = random_tree(256, seed=prefix)
-    batch = one_sequence(prefix + 256, abs(num_rows), masks, table=list(range(25)))
-    inputs = make_inputs(
-        batch,
-        block_size=16,
-        num_blocks=25,
-        heads=(2, 1),
-        head_dim=16,
-        dtype=torch.float32,
-        device=device,
-    )
+    batch = one_sequence(prefix + 256, 40 if deterministic else 256, masks, table=list(range(25)))
+    inputs = make_inputs(batch, device)
     shape = small_shape(2, deterministic=deterministic, block_n=32, **WIDE)
     if not deterministic:
         shape = dataclasses.replace(shape, block_n=64)
@@ -146,13 +138,7 @@ def test_shapes_of_serving(group_size: int, head_dim: int, device: torch.device)
         ancestor_masks=masks,
     )
     inputs = make_inputs(
-        batch,
-        block_size=16,
-        num_blocks=100,
-        heads=(group_size, 1),
-        head_dim=head_dim,
-        dtype=torch.float16,
-        device=device,
+        batch, device, heads=(group_size, 1), head_dim=head_dim, dtype=torch.float16
     )
     check(
         attend(batch, inputs, scale=head_dim**-0.5),
@@ -177,15 +163,7 @@ def test_many_splits_are_combined_in_their_order(
     monkeypatch.setattr(attention_tiles, "num_multiprocessors", lambda device: 64)
     monkeypatch.setattr(attention_tiles, "_THRIFTY_KEYS_PER_LINE", 1)
     batch = one_sequence(kv_len, 3, table=list(range(45)))
-    inputs = make_inputs(
-        batch,
-        block_size=16,
-        num_blocks=45,
-        heads=(2, 1),
-        head_dim=16,
-        dtype=torch.float32,
-        device=device,
-    )
+    inputs = make_inputs(batch, device)
     growing = torch.linspace(0.1, 3, 45 * 16).view(45, 16, 1, 1)  # so that later scores are greater
     inputs.caches[0].mul_(growing.to(device))
     inputs.exact[0].copy_(inputs.caches[0])
@@ -225,14 +203,7 @@ def test_options_with_shared_blocks(
     poison: None,
 ) -> None:
     inputs = make_inputs(
-        SHARED,
-        block_size=16,
-        num_blocks=8,
-        heads=(4, 2),
-        head_dim=32,
-        dtype=dtype,
-        device=device,
-        is_scaled=is_scaled,
+        SHARED, device, heads=(4, 2), head_dim=32, dtype=dtype, is_scaled=is_scaled
     )
     result = attend(
         SHARED,
@@ -263,24 +234,8 @@ def test_every_float8_number_is_read_exactly(dtype: torch.dtype, device: torch.d
 def test_rows_without_a_sequence_are_not_written(device: torch.device, poison: None) -> None:
     """Padding rows stay as they are; rows that see nothing are 0, not NaN."""
     batch = one_sequence(20, 2, table=[0, 1])
-    inputs = make_inputs(
-        batch,
-        block_size=16,
-        num_blocks=2,
-        heads=(2, 1),
-        head_dim=16,
-        dtype=torch.float32,
-        device=device,
-    )
-    plan = plan_tiles(
-        batch,
-        num_query_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        dtype=torch.float32,
-        device=device,
-        shape=small_shape(2),
-    )
+    inputs = make_inputs(batch, device)
+    plan = tile_plan(batch, inputs, shape=small_shape(2))
     plan.row_ends[1] = 0
     plan.prepare()
     query = torch.cat((inputs.query, inputs.query))
@@ -346,12 +301,12 @@ def test_bits_do_not_depend_on_other_rows(
     tree = one_sequence(prefix + num_nodes, num_nodes, masks, table=blocks[:40])
     inputs = make_inputs(
         tree,
+        device,
         block_size=8,
         num_blocks=60,
         heads=num_heads,
         head_dim=head_dim,
         dtype=dtype,
-        device=device,
         seed=prefix,
     )
     in_tree = attend(tree, inputs, shape=shape, window=window)
@@ -407,15 +362,7 @@ def test_plan_and_dispatch(device: torch.device) -> None:
         tree_starts=[30, 20],
         ancestor_masks=[None, [1, 3, 7, 9, 19]],
     )
-    inputs = make_inputs(
-        batch,
-        block_size=16,
-        num_blocks=5,
-        heads=(4, 2),
-        head_dim=32,
-        dtype=torch.float32,
-        device=device,
-    )
+    inputs = make_inputs(batch, device, heads=(4, 2), head_dim=32)
     for deterministic in (False, True):
         plan = plan_attention(
             batch,
@@ -433,26 +380,17 @@ def test_plan_and_dispatch(device: torch.device) -> None:
         assert plan.full is not None
         assert plan.shape.is_deterministic == deterministic
         for layer, window in ((plan, 3), (plan.full, None)):
-            result = paged_attention(inputs.query, *inputs.caches, layer, scale=0.3, softcap=5.0)
-            check(result, inputs, batch, window=window, softcap=5.0)
-            with use_kernels("reference"):
-                result = paged_attention(
-                    inputs.query, *inputs.caches, layer, scale=0.3, softcap=5.0
-                )
-            check(result, inputs, batch, window=window, softcap=5.0)
+            for kind in ("triton", "reference"):
+                with use_kernels(kind):
+                    result = paged_attention(
+                        inputs.query, *inputs.caches, layer, scale=0.3, softcap=5.0
+                    )
+                check(result, inputs, batch, window=window, softcap=5.0)
 
 
 def test_an_empty_batch(device: torch.device) -> None:
     batch = AttentionBatch(
         query_indptr=[0], kv_lens=[], block_tables=[], tree_starts=[], ancestor_masks=[]
     )
-    inputs = make_inputs(
-        batch,
-        block_size=16,
-        num_blocks=1,
-        heads=(2, 1),
-        head_dim=16,
-        dtype=torch.float32,
-        device=device,
-    )
+    inputs = make_inputs(batch, device)
     assert attend(batch, inputs).shape == (0, 2, 16)

@@ -101,15 +101,7 @@ def test_impossible_tiles_are_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="1025 sequences"):
         pack_rows(crowd)
     batch = one_sequence(20, 2, table=[0, 1])
-    inputs = make_inputs(
-        batch,
-        block_size=16,
-        num_blocks=2,
-        heads=(2, 1),
-        head_dim=16,
-        dtype=torch.float32,
-        device=device,
-    )
+    inputs = make_inputs(batch, device)
     one_scale = torch.ones(2, 16, 1, device=device)
     with pytest.raises(ValueError, match="float32"):
         attend(batch, dataclasses.replace(inputs, scales=(one_scale, one_scale)))

@@ -1,6 +1,7 @@
 """Attention in the order of positions: right, and the same bits in any company."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,13 @@ from outrider.kernels.attention.ordered_attention import (
     plan_in_order,
 )
 from outrider.kernels.attention.ordered_plan import SPLIT_KEYS, TILE_HEIGHTS
-from tests.kernels.attention.companies import chain, company, path_of
+from tests.kernels.attention.companies import (
+    alone,
+    assert_no_neighbour_is_read,
+    assert_rows_as_alone,
+    chain,
+    company,
+)
 from tests.kernels.attention.naive import batches, naive_attention
 from tests.kernels.layers.bits import same_bits, torch_threads
 
@@ -34,7 +41,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def attend(
     batch: AttentionBatch,
     query: Tensor,
-    caches: tuple[Tensor, Tensor],
+    caches: Tensor,
     *,
     window: int | None = None,
     **options: Any,
@@ -76,7 +83,7 @@ def test_equals_the_definition(
         2, num_blocks, block_size, heads[1], head_dim, generator=generator
     ).to(dtype)
     query = torch.randn(batch.query_indptr[-1], heads[0], head_dim, generator=generator).to(dtype)
-    result = attend(batch, query, (k_cache, v_cache), window=window)
+    result = attend(batch, query, torch.stack((k_cache, v_cache)), window=window)
     expected = naive_attention(query, k_cache, v_cache, batch, scale=0.7, window=window)
     assert result.shape == query.shape
     assert result.dtype == dtype
@@ -120,19 +127,6 @@ def test_a_window_far_into_a_context_is_planned_as_a_short_one() -> None:
     assert sum(len(band.mask) for band in plan.bands) == 4  # two pairs, and padding
 
 
-def alone(
-    batch: AttentionBatch, index: int, row: int, query: Tensor, caches: Tensor, window: int | None
-) -> Tensor:
-    """The row at the end of a chain of its ancestors, which lie elsewhere in the cache."""
-    path = path_of(batch, index, row)
-    moved = torch.zeros_like(caches[:, :1]).repeat(1, len(path) + 3, 1, 1, 1)
-    moved[:, 3:] = caches[:, path]
-    table = list(range(3, len(path) + 3))
-    start = batch.query_indptr[index] + row
-    one = query[start : start + 1].clone()
-    return attend(chain(len(path), 1, table), one, (moved[0], moved[1]), window=window)
-
-
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("window", [None, 1, 20, 50])
 @pytest.mark.parametrize(
@@ -145,50 +139,36 @@ def test_a_row_has_the_bits_of_its_path_alone(
     batch = company(threads)
     caches = torch.randn(2, 900, 1, heads[1], 32).to(dtype)
     query = torch.randn(batch.query_indptr[-1], heads[0], 32).to(dtype)
-    together = attend(batch, query, (caches[0], caches[1]), window=window)
-    row_of = [
-        (index, row)
-        for index in range(len(batch.kv_lens))
-        for row in range(batch.query_indptr[index + 1] - batch.query_indptr[index])
-    ]
-    for number, (index, row) in list(enumerate(row_of))[:: 3 if threads == 1 else 7]:
-        expected = alone(batch, index, row, query, caches, window)
-        assert same_bits(together[number : number + 1], expected), (index, row)
+    assert_rows_as_alone(
+        partial(attend, window=window),
+        batch,
+        query,
+        caches,
+        every=3 if threads == 1 else 7,
+        threads=threads,
+    )
 
 
 def test_neighbours_do_not_reach_a_row_even_when_infinite() -> None:
-    batch = company(0)
-    caches = torch.randn(2, 900, 1, 2, 16)
-    query = torch.randn(batch.query_indptr[-1], 4, 16)
-    clean = attend(batch, query, (caches[0], caches[1]))
-    caches[:, batch.block_tables[2][63:]] = float("inf")  # the tree
-    query[6:70] = float("nan")
-    spoilt = attend(batch, query, (caches[0], caches[1]))
-    others = torch.ones(len(query), dtype=torch.bool)
-    others[6:70] = False
-    assert same_bits(spoilt[others], clean[others])
-    assert spoilt[6:70].isnan().all()
+    query = torch.randn(company(0).query_indptr[-1], 4, 16)
+    assert_no_neighbour_is_read(attend, query, torch.randn(2, 900, 1, 2, 16))
 
 
 def test_every_row_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = company(0)
     caches, query = torch.randn(2, 900, 1, 2, 16), torch.randn(batch.query_indptr[-1], 4, 16)
-    clean = attend(batch, query, (caches[0], caches[1]))
+    clean = attend(batch, query, caches)
     monkeypatch.setattr(
         module.torch, "empty", lambda *size, **options: torch.full(*size, float("nan"), **options)
     )
-    assert same_bits(attend(batch, query, (caches[0], caches[1])), clean)
+    assert same_bits(attend(batch, query, caches), clean)
 
 
 def test_soft_cap() -> None:
     caches, query = torch.randn(2, 50, 1, 2, 16), 3 * torch.randn(4, 4, 16)
-    result = attend(chain(50, 4, list(range(50))), query, (caches[0], caches[1]), softcap=2.0)
-    key, value = caches[:, :, 0].double().repeat_interleave(2, 2)
-    scores = torch.einsum("nhd,khd->nhk", query.double(), key) * 0.7
-    scores = 2.0 * torch.tanh(scores / 2.0)
-    hidden = torch.ones(4, 50).tril(46) == 0
-    weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(-1)
-    expected = torch.einsum("nhk,khd->nhd", weights, value)
+    batch = chain(50, 4, list(range(50)))
+    result = attend(batch, query, caches, softcap=2.0)
+    expected = naive_attention(query, *caches, batch, scale=0.7, window=None, softcap=2.0)
     torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
 
 
@@ -197,9 +177,9 @@ def test_fp8_cache() -> None:
     caches = torch.randn(2, 20, 4, 2, 16).to(torch.float8_e4m3fn)
     scales = torch.rand(2, 20, 4, 2) + 0.5
     query, batch = torch.randn(4, 4, 16), chain(70, 4, list(range(20)))
-    result = attend(batch, query, (caches[0], caches[1]), k_scale=scales[0], v_scale=scales[1])
+    result = attend(batch, query, caches, k_scale=scales[0], v_scale=scales[1])
     plain = caches.float() * scales[..., None]
-    assert same_bits(result, attend(batch, query, (plain[0], plain[1])))
+    assert same_bits(result, attend(batch, query, plain))
 
 
 def test_the_slow_product_is_a_product_and_keeps_bits() -> None:
@@ -232,10 +212,10 @@ def test_heights_that_change_bits_are_not_used(bad: int, monkeypatch: pytest.Mon
         assert heights == (() if bad == TILE_HEIGHTS[0] else tuple(h for h in usable if h != bad))
         batch = company(0)
         caches, query = torch.randn(2, 900, 1, 2, 16), torch.randn(batch.query_indptr[-1], 4, 16)
-        together = attend(batch, query, (caches[0], caches[1]))
+        together = attend(batch, query, caches)
         start = batch.query_indptr[2]
         for row in (0, 1, 7, 30, 63):
-            expected = alone(batch, 2, row, query, caches, None)
+            expected = alone(attend, batch, 2, row, query, caches)
             assert same_bits(together[start + row : start + row + 1], expected)
     library_heights.cache_clear()
 
@@ -253,15 +233,9 @@ def test_exponentials_keep_their_bits(threads: int) -> None:
 def test_sinks_join_the_total_and_keep_bits(scale: float) -> None:
     caches, query = torch.randn(2, 50, 1, 2, 16), 3 * torch.randn(4, 4, 16)
     sinks = scale * torch.tensor([1.0, -1.0, 0.5, 2.0])
-    pair = (caches[0], caches[1])
-    result = attend(chain(50, 4, list(range(50))), query, pair, sinks=sinks)
-    key, value = caches[:, :, 0].double().repeat_interleave(2, 2)
-    scores = torch.einsum("nhd,khd->nhk", query.double(), key) * 0.7
-    hidden = torch.ones(4, 50).tril(46) == 0
-    scores = scores.masked_fill(hidden[:, None], float("-inf"))
-    column = sinks.double()[None, :, None].expand(4, -1, 1)
-    weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
-    expected = torch.einsum("nhk,khd->nhd", weights, value)
+    batch = chain(50, 4, list(range(50)))
+    result = attend(batch, query, caches, sinks=sinks)
+    expected = naive_attention(query, *caches, batch, scale=0.7, window=None, sinks=sinks)
     torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
-    last = attend(chain(50, 1, list(range(50))), query[3:], pair, sinks=sinks)
+    last = attend(chain(50, 1, list(range(50))), query[3:], caches, sinks=sinks)
     assert same_bits(last[0], result[3])

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,12 @@ from outrider.kernels.attention.row_plan import plan_row_keys
 from outrider.kernels.cpu.product_library import InstructionSet, product_support
 from outrider.kernels.cpu.row_attention import attend_rows
 from outrider.kernels.triton_support import use_kernels
-from tests.kernels.attention.companies import chain, company, path_of
+from tests.kernels.attention.companies import (
+    assert_no_neighbour_is_read,
+    assert_rows_as_alone,
+    chain,
+    company,
+)
 from tests.kernels.attention.naive import batches, naive_attention
 from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
@@ -104,20 +110,6 @@ def test_a_long_context_loses_no_digits(instruction_set: InstructionSet) -> None
     torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=2**-8 * 1.02)
 
 
-def alone(
-    batch: AttentionBatch, index: int, row: int, query: Tensor, caches: Tensor, window: int | None
-) -> Tensor:
-    """The row at the end of a chain of its ancestors, which lie elsewhere in the cache."""
-    path = path_of(batch, index, row)
-    moved = torch.zeros_like(caches[:, :1]).repeat(1, len(path) + 3, 1, 1, 1)
-    moved[:, 3:] = caches[:, path]
-    table = list(range(3, len(path) + 3))
-    start = batch.query_indptr[index] + row
-    return attend(
-        chain(len(path), 1, table), query[start : start + 1].clone(), moved, window=window
-    )
-
-
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("window", [None, 1, 20, 50])
 @pytest.mark.parametrize("heads", [(4, 2), (16, 1), (3, 3)])
@@ -128,29 +120,19 @@ def test_a_row_has_the_bits_of_its_path_alone(
     batch = company(threads)
     caches = random(2, 900, 1, heads[1], 32)
     query = random(batch.query_indptr[-1], heads[0], 32, seed=1)
-    with torch_threads(threads):
-        together = attend(batch, query, caches, window=window)
-    row_of = [
-        (index, row)
-        for index in range(len(batch.kv_lens))
-        for row in range(batch.query_indptr[index + 1] - batch.query_indptr[index])
-    ]
-    for number, (index, row) in list(enumerate(row_of))[:: 1 if threads == 1 else 7]:
-        expected = alone(batch, index, row, query, caches, window)
-        assert same_bits(together[number : number + 1], expected), (index, row)
+    assert_rows_as_alone(
+        partial(attend, window=window),
+        batch,
+        query,
+        caches,
+        every=1 if threads == 1 else 7,
+        threads=threads,
+    )
 
 
 def test_neighbours_do_not_reach_a_row_even_when_infinite() -> None:
-    batch = company(0)
-    caches, query = random(2, 900, 1, 2, 16), random(batch.query_indptr[-1], 4, 16, seed=1)
-    clean = attend(batch, query, caches)
-    caches[:, batch.block_tables[2][63:]] = float("inf")  # the tree
-    query[6:70] = float("nan")
-    spoilt = attend(batch, query, caches)
-    others = torch.ones(len(query), dtype=torch.bool)
-    others[6:70] = False
-    assert same_bits(spoilt[others], clean[others])
-    assert spoilt[6:70].isnan().all()
+    query = random(company(0).query_indptr[-1], 4, 16, seed=1)
+    assert_no_neighbour_is_read(attend, query, random(2, 900, 1, 2, 16))
 
 
 def test_blocks_that_no_row_sees_are_not_read() -> None:

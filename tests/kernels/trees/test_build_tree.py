@@ -1,6 +1,5 @@
 """Initial trees, the payload that the host reads, and a whole step without the host."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,15 +19,7 @@ from outrider.kernels.trees.tree_state import CandidateFields
 from outrider.verifier.token_tree import RECALLED_BIT
 from tests.kernels.growing import (
     Growth,
-    tree_kernels,
 )
-
-
-@pytest.fixture(params=["reference", "triton"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Either kind."""
-    with tree_kernels(request.param):
-        yield
 
 
 def test_an_empty_batch_builds_no_tree(kernels: None, device: torch.device) -> None:

@@ -1,6 +1,5 @@
 """The kernels' choice of the next pass, against `GrowingTree`'s and the rule itself."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,13 +29,6 @@ from tests.kernels.growing import (
     poison,
     tree_kernels,
 )
-
-
-@pytest.fixture(params=["reference", "triton"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Either kind."""
-    with tree_kernels(request.param):
-        yield
 
 
 def path_to(tree: Any, node: int) -> list[int]:

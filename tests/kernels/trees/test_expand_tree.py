@@ -1,6 +1,5 @@
 """Guesses that join trees in the kernels, against `GrowingTree`."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ from tests.kernels.growing import (
     fields_of,
     tree_kernels,
 )
-
-
-@pytest.fixture(params=["reference", "triton"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Either kind."""
-    with tree_kernels(request.param):
-        yield
 
 
 def assert_same_candidates(growth: Growth) -> None:

@@ -1,6 +1,5 @@
 """The trees that kernels select, against sorting all guesses of all trees."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,13 +24,6 @@ from tests.kernels.growing import (
     mask_of,
     tree_kernels,
 )
-
-
-@pytest.fixture(params=["reference", "triton"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Either kind."""
-    with tree_kernels(request.param):
-        yield
 
 
 def expected_parts(growth: Growth, num_nodes: int, caps: list[int]) -> list[list[int]]:

@@ -12,13 +12,12 @@ from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.caching.entry import CachedEntry
 from outrider.gateway.answering.caching.memory_store import MemoryStore
 from outrider.gateway.answering.caching.redis_store import RedisEntries
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.tenancy.limits.redis_store import redis_client
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, World, hybrid
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, World
 
 Make = Callable[..., Any]
 
@@ -29,12 +28,12 @@ MESSAGES = CHAT["messages"]
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Make:
+def make(open_world: OpenWorld) -> Make:
     """Makes a gateway with a cache; a context manager."""
 
     def made(script: MockScript = SAMPLED, **options: Any) -> Any:
         cache = {"store": "memory", **options.pop("cache", {})}
-        return hybrid(tokenizer, encode, clouds=(script,), cache=cache, **options)
+        return open_world(clouds=(script,), cache=cache, **options)
 
     return made
 
@@ -145,10 +144,8 @@ def test_a_sampled_answer_without_a_seed_is_refused(make: Make) -> None:
         assert status(world, outrider={"cache": "off"}) is None
 
 
-def test_without_a_store_the_wish_is_refused(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> None:
-    with hybrid(tokenizer, encode) as world:
+def test_without_a_store_the_wish_is_refused(open_world: OpenWorld) -> None:
+    with open_world() as world:
         answer = world.chat(**ON)
         assert answer.status_code == 400
         assert "cache.store" in answer.json()["error"]["message"]

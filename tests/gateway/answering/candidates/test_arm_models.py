@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.keys import Scopes
-from tests.gateway.tenancy.metering.tenants import Books, books
+from tests.gateway.conftest import OpenWorld
+from tests.gateway.tenancy.metering.tenants import Books
 
 ADMIN = "the-administrators-token"
 BOSS = {"authorization": f"Bearer {ADMIN}"}
@@ -22,16 +21,16 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture
-def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Open:
+def opened(opened: OpenWorld) -> Open:
     @contextmanager
-    def open_world(wanted: dict[str, Any], **options: Any) -> Iterator[Books]:
+    def opening(wanted: dict[str, Any], **options: Any) -> Iterator[Books]:
         keys = {"refresh_s": 0.02, "admin_token": ADMIN}
-        with books(tokenizer, encode, tmp_path, keys=keys, **options) as made:
+        with opened(keys=keys, **options) as made:
             response = made.world.http.post("/admin/experiments", json=wanted, headers=BOSS)
             assert response.status_code < 300, response.text
             yield made
 
-    return open_world
+    return opening
 
 
 def served(response: httpx.Response) -> tuple[str | None, str]:

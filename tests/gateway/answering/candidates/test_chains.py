@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.answering.candidates.chains import ChainBook
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema import parsing
 from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.settings.aliases import AliasSettings
@@ -19,8 +18,8 @@ from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.wiring.aliases import checked_aliases
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import CHAT, LOCAL_TEXT, hybrid
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import CHAT, LOCAL_TEXT
 from tests.gateway.scripted_client import Script, Step
 
 Make = Callable[..., Any]
@@ -37,14 +36,12 @@ WITHHELD = MockScript(pieces=("",), finish_reason="content_filter")
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Make:
+def make(open_world: OpenWorld) -> Make:
     """Makes a gateway with two upstream tiers, `cloud` and `second`; a context manager."""
 
     def made(first: MockScript = ONE, second: MockScript = TWO, **options: Any) -> Any:
         tier = {"server": "vllm", **options.pop("second_tier", {})}
-        return hybrid(
-            tokenizer, encode, clouds=(first,), others={"second": (second, tier)}, **options
-        )
+        return open_world(clouds=(first,), others={"second": (second, tier)}, **options)
 
     return made
 
@@ -76,10 +73,8 @@ def test_an_alias_is_its_model_and_is_listed(make: Make) -> None:
         assert route.json()["tier"] == "small"
 
 
-def test_an_alias_works_without_upstream_tiers(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> None:
-    with hybrid(tokenizer, encode, clouds=(), tiers={}, aliases=chain("large")) as world:
+def test_an_alias_works_without_upstream_tiers(open_world: OpenWorld) -> None:
+    with open_world(clouds=(), tiers={}, aliases=chain("large")) as world:
         answer = world.chat(model="gpt-4o-mini")
         assert answer.headers["x-outrider-tier"] == "large"
 
@@ -104,10 +99,10 @@ def test_a_request_is_decoded_once_along_its_chain(
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("has_clouds", [True, False])
 def test_a_local_model_continues_anothers_answer(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], has_clouds: bool
+    open_world: OpenWorld, encode: Callable[[str], list[int]], has_clouds: bool
 ) -> None:
     options: dict[str, Any] = {} if has_clouds else {"clouds": (), "tiers": {}}
-    with hybrid(tokenizer, encode, aliases=chain("large", "small"), **options) as world:
+    with open_world(aliases=chain("large", "small"), **options) as world:
         broken = Script(steps=steps_of("Well ", encode), failure=("engine_died", "gone"))
         whole = Script(steps=steps_of("then.", encode))
         world.engine.script = lambda request: broken if request.tier == "large" else whole
@@ -120,12 +115,12 @@ def test_a_local_model_continues_anothers_answer(
 
 @pytest.mark.parametrize("has_clouds", [True, False])
 def test_a_chain_goes_on_at_a_server_while_the_engine_restarts(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], has_clouds: bool
+    open_world: OpenWorld, has_clouds: bool
 ) -> None:
     """A chain of local models waits for its first."""
     options: dict[str, Any] = {"clouds": (ONE,)} if has_clouds else {"clouds": (), "tiers": {}}
     aliases = chain("large", "cloud" if has_clouds else "small")
-    with hybrid(tokenizer, encode, aliases=aliases, **options) as world:
+    with open_world(aliases=aliases, **options) as world:
         world.engine.is_ready, world.engine.is_paused = False, True
         response = world.chat(model="gpt-4o-mini")
         assert response.status_code == 200
@@ -414,7 +409,7 @@ def test_reasoning_effort_breaks_no_client_of_the_local_models(make: Make) -> No
 
 
 def test_unknown_fields_are_ignored_unless_the_settings_refuse_them(
-    make: Make, tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+    open_world: OpenWorld, make: Make
 ) -> None:
     with make() as world:
         for model in ("auto", "cloud"):
@@ -427,7 +422,7 @@ def test_unknown_fields_are_ignored_unless_the_settings_refuse_them(
             assert refused.status_code == 400, name
         # What is known and not supported is refused still: the answer would be another one.
         assert world.chat(model="small", audio={"voice": "x"}).status_code == 400
-    with hybrid(tokenizer, encode, clouds=(), tiers={}) as world:
+    with open_world(clouds=(), tiers={}) as world:
         answer = world.chat(odd=1, messages=[{"role": "user", "content": "Hi", "new": 2}])
         assert answer.headers[IGNORED] == "odd, messages.0.new"
         asked = {"model": "large", "input": "Hi", "max_tokens": 5, "messages": CHAT["messages"]}

@@ -4,18 +4,17 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from outrider.engine.errors import QueueFullError
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.experiments.totals import ArmTotals
+from tests.gateway.conftest import OpenWorld
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.scripted_client import Script
-from tests.gateway.tenancy.metering.tenants import Books, books
+from tests.gateway.tenancy.metering.tenants import Books
 
 ADMIN = "the-administrators-token"
 BOSS = {"authorization": f"Bearer {ADMIN}"}
@@ -29,19 +28,19 @@ USERS = [f"user-{number}" for number in range(40)]
 
 
 @pytest.fixture
-def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Open:
+def opened(opened: OpenWorld) -> Open:
     """Opens a gateway with a key, an administrator's token, and some experiments."""
 
     @contextmanager
-    def open_world(*experiments: dict[str, Any], **options: Any) -> Iterator[Books]:
+    def opening(*experiments: dict[str, Any], **options: Any) -> Iterator[Books]:
         keys = {"refresh_s": 0.02, "admin_token": ADMIN}
-        with books(tokenizer, encode, tmp_path, keys=keys, **options) as made:
+        with opened(keys=keys, **options) as made:
             for wanted in experiments:
                 response = made.world.http.post("/admin/experiments", json=wanted, headers=BOSS)
                 assert response.status_code < 300, response.text
             yield made
 
-    return open_world
+    return opening
 
 
 def arm_of(response: httpx.Response) -> str | None:

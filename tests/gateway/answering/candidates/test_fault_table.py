@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockScript, answer_text
 from benchmarks.shared.toxics import Toxic
-from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, World, hybrid
+from tests.gateway.conftest import OpenWorld
+from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, World
 
 Encode = Callable[[str], list[int]]
 
@@ -56,11 +56,9 @@ STREAM_ONLY: Final = {"slow first token", "no done", "error event", "garbage"}
 
 
 @pytest.fixture
-def replicas(tokenizer: ChatTokenizer, encode: Encode) -> Any:
+def replicas(open_world: OpenWorld) -> Any:
     """A tier of two replicas of one model, without local models."""
-    with hybrid(
-        tokenizer,
-        encode,
+    with open_world(
         clouds=(HEALTHY, HEALTHY),
         tier={"server": "outrider", "timeouts": TIMEOUTS, "max_retries": 2},
         local=(),
@@ -69,11 +67,9 @@ def replicas(tokenizer: ChatTokenizer, encode: Encode) -> Any:
 
 
 @pytest.fixture
-def fallback(tokenizer: ChatTokenizer, encode: Encode) -> Any:
+def fallback(open_world: OpenWorld) -> Any:
     """A tier of one server, and local models behind it."""
-    with hybrid(
-        tokenizer,
-        encode,
+    with open_world(
         clouds=(HEALTHY,),
         tier={"timeouts": TIMEOUTS, "max_retries": 0},
         handoff={"policy": "prefer_cloud"},

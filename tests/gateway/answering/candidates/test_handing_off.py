@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -24,8 +25,8 @@ from outrider.gateway.contract.schema.responses import (
 )
 from outrider.gateway.contract.schema.routing import RouteReport
 from tests.gateway.answers import read_answer
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World
 from tests.gateway.scripted_client import Script
 from tests.gateway.watches import PlannedWatch
 
@@ -38,13 +39,10 @@ DOWN = (503, "no_tier_available")
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
+def make(open_world: OpenWorld) -> Make:
     """Makes a gateway; a context manager."""
 
-    def made(**options: Any) -> Any:
-        return hybrid(tokenizer, encode, **{"clouds": (CLOUD,), **options})
-
-    return made
+    return partial(open_world, clouds=(CLOUD,))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import heapq
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,23 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.gateway.answering.candidates.local_responder import LoadTicket, LocalLoad
-
-
-@dataclass
-class Clock:
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.gateway.waiting import HandClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock()
 
 
 @pytest.fixture
-def load(clock: Clock) -> LocalLoad:
+def load(clock: HandClock) -> LocalLoad:
     return LocalLoad(clock)
 
 
@@ -35,7 +27,7 @@ def answer(
 ) -> None:
     """One request with 11 tokens, alone."""
     clock = load.clock
-    assert isinstance(clock, Clock)
+    assert isinstance(clock, HandClock)
     ticket = load.admit()
     clock.now_s += queue_s + prefill_s
     ticket.began(queue_s)
@@ -51,7 +43,7 @@ def test_unmeasured_times_count_as_zero(load: LocalLoad) -> None:
     assert load.queues_longer_than(0.0) is None
 
 
-def test_times_are_learnt(load: LocalLoad, clock: Clock) -> None:
+def test_times_are_learnt(load: LocalLoad, clock: HandClock) -> None:
     for _ in range(5):
         answer(load, prefill_s=0.2, token_s=0.03)
     expected = load.expected(101)
@@ -65,7 +57,7 @@ def test_times_are_learnt(load: LocalLoad, clock: Clock) -> None:
     assert load.expected(101).total_s == pytest.approx(1.4, rel=0.05)
 
 
-def test_a_deadline_is_missed_by_queue_or_by_length(load: LocalLoad, clock: Clock) -> None:
+def test_a_deadline_is_missed_by_queue_or_by_length(load: LocalLoad, clock: HandClock) -> None:
     for _ in range(5):
         answer(load, prefill_s=0.2, token_s=0.03)
     assert load.would_miss(clock.now_s + 4, 101) is None
@@ -81,7 +73,7 @@ def test_a_deadline_is_missed_by_queue_or_by_length(load: LocalLoad, clock: Cloc
 
 
 def test_a_waiting_request_reveals_the_queue_before_any_measurement(
-    load: LocalLoad, clock: Clock
+    load: LocalLoad, clock: HandClock
 ) -> None:
     first = load.admit()
     clock.now_s += 2.0
@@ -96,7 +88,7 @@ def test_a_waiting_request_reveals_the_queue_before_any_measurement(
     assert load.expected(1).queue_s == 1.0  # it is still the last that is known
 
 
-def test_a_place_that_became_free_ends_the_queue(load: LocalLoad, clock: Clock) -> None:
+def test_a_place_that_became_free_ends_the_queue(load: LocalLoad, clock: HandClock) -> None:
     running, waiting = load.admit(), load.admit()
     running.began(0.0)
     clock.now_s += 4.0
@@ -107,7 +99,7 @@ def test_a_place_that_became_free_ends_the_queue(load: LocalLoad, clock: Clock) 
     assert load.expected(1).queue_s == 0.0
 
 
-def test_a_jam_is_forgotten_when_all_is_handed_over(load: LocalLoad, clock: Clock) -> None:
+def test_a_jam_is_forgotten_when_all_is_handed_over(load: LocalLoad, clock: HandClock) -> None:
     """An old measurement must not hold for ever."""
     ticket = load.admit()
     clock.now_s += 8.0
@@ -122,7 +114,7 @@ def test_a_jam_is_forgotten_when_all_is_handed_over(load: LocalLoad, clock: Cloc
     assert load.would_miss(clock.now_s + 50, 100) is None
 
 
-def test_the_engines_word_on_the_queue_is_taken(load: LocalLoad, clock: Clock) -> None:
+def test_the_engines_word_on_the_queue_is_taken(load: LocalLoad, clock: HandClock) -> None:
     ticket = load.admit()
     clock.now_s += 1.0
     ticket.began(0.25)  # the rest was prefill
@@ -139,7 +131,7 @@ def test_the_engines_word_on_the_queue_is_taken(load: LocalLoad, clock: Clock) -
         assert fresh.expected(1).first_token_s == 1.0
 
 
-def test_words_count_once_and_never_after_the_end(load: LocalLoad, clock: Clock) -> None:
+def test_words_count_once_and_never_after_the_end(load: LocalLoad, clock: HandClock) -> None:
     ticket = load.admit()
     ticket.began(0.0)
     clock.now_s += 1.0
@@ -172,7 +164,7 @@ WORDS: dict[str, Any] = {
     )
 )
 def test_in_any_order(steps: list[tuple[str, int, float]]) -> None:
-    clock = Clock()
+    clock = HandClock()
     load = LocalLoad(clock)
     tickets = [load.admit()]
     for word, index, wait_s in steps:
@@ -198,7 +190,7 @@ def _simulate(
 ) -> list[tuple[float, float]]:
     """A server with so many places: what was expected at each arrival, and how long it waited."""
     rng = random.Random(5)
-    clock = Clock(0.0)
+    clock = HandClock(0.0)
     load = LocalLoad(clock)
     free = [0.0] * slots
     events: list[tuple[float, int, Any]] = []  # (time, order, what happens)

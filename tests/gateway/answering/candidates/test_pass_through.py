@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,13 +14,12 @@ import openai
 import pytest
 
 from outrider.gateway.answering.candidates.passed_work import json_size
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import World, hybrid
-from tests.gateway.tenancy.metering.tenants import Books, books
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import World
+from tests.gateway.tenancy.metering.tenants import Books
 
 EMBEDDED = {
     "object": "list",
@@ -82,7 +80,7 @@ def far() -> Iterator[Far]:
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], far: Far) -> Any:
+def make(open_world: OpenWorld, far: Far) -> Any:
     """Makes a gateway whose tier `media` has all endpoints; a context manager."""
 
     def made(**options: Any) -> Any:
@@ -93,7 +91,7 @@ def make(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], far: Far)
             "max_retries": 0,
         }
         tiers = {"media": {**media, **options.pop("media", {})}, **options.pop("tiers", {})}
-        return hybrid(tokenizer, encode, tiers=tiers, **options)
+        return open_world(tiers=tiers, **options)
 
     return made
 
@@ -402,17 +400,13 @@ SOUND = b'{"text": "hello", "usage": {"type": "duration", "seconds": 6.2}}'
 
 
 @pytest.fixture
-def keyed(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], far: Far, tmp_path: Path
-) -> Any:
+def keyed(opened: OpenWorld, far: Far) -> Any:
     """Opens a gateway with a limited key and a tier that makes images and hears and speaks."""
 
     @contextmanager
     def opened(limits: LimitSpec, **media: Any) -> Iterator[Books]:
         options = {"url": far.url, "model": "m", "endpoints": ["images", "audio"], **media}
-        with books(
-            tokenizer, encode, tmp_path, clouds=(), tiers={"media": options}, limits=limits
-        ) as made:
+        with opened(clouds=(), tiers={"media": options}, limits=limits) as made:
             yield made
 
     return opened

@@ -10,15 +10,14 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall
 from benchmarks.shared.toxics import Toxic
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.responses import UpstreamChunk, UpstreamCompletion
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.gateway.answers import read_answer
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World, hybrid
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy, World
 from tests.gateway.watches import PlannedWatch
 
 Encode = Callable[[str], list[int]]
@@ -31,7 +30,7 @@ PRIVATE = {"outrider": {"privacy": "private"}}
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
+def make(open_world: OpenWorld) -> Make:
     """Makes a gateway: a device's server, a cloud; `watch` judges the device's answers."""
 
     def made(watch: PlannedWatch | None = None, **options: Any) -> Any:
@@ -46,7 +45,7 @@ def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
             "models": {"small": "none", "large": "x" if local else "none"},
             "handoff": {"small": "device", **options.pop("handoff", {})},
         }
-        return hybrid(tokenizer, encode, **{**defaults, **options})
+        return open_world(**{**defaults, **options})
 
     return made
 

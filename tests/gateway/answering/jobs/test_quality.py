@@ -16,10 +16,9 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.responses import ChatCompletion
 from outrider.gateway.wiring.application import build_jobs
-from outrider.gateway.wiring.parts import GatewayParts
 from outrider.verifier.params import CascadeParams
 from tests.gateway.answers import read_answer
-from tests.gateway.conftest import LengthPolicy, Server
+from tests.gateway.conftest import Server, parts_over
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 CASCADE = {"cascade": 0.25}
@@ -125,11 +124,7 @@ class OtherInfo(ScriptedClient):
 def job_of(tokenizer: ChatTokenizer, change: Callable[[EngineInfo], EngineInfo]) -> Job:
     """The job of a request for a cascade, where the engine's information is changed."""
     engine = OtherInfo(vocab_size=420, script=lambda _: Script(), change=change)
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-    )
+    parts = parts_over(engine, tokenizer)
     body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
     request = ChatRequest.model_validate({**body, "outrider": {"quality": CASCADE}})
     return asyncio.run(

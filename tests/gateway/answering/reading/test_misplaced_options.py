@@ -1,14 +1,13 @@
 """Options that are misspelt, misplaced or given twice keep a request here, on every surface."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.conftest import Server
-from tests.gateway.hybrid import World, hybrid
+from tests.gateway.conftest import OpenWorld, Server
+from tests.gateway.hybrid import World
 
 CHAT = '"messages":[{"role":"user","content":"Hello"}]'
 SURFACES = {
@@ -43,9 +42,9 @@ MISPLACED = (
 
 
 @pytest.fixture(scope="module")
-def world(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Iterator[World]:
+def world(open_world: OpenWorld) -> Iterator[World]:
     """A gateway that hands requests to an upstream tier wherever it may."""
-    with hybrid(tokenizer, encode, handoff={"policy": "prefer_cloud"}) as made:
+    with open_world(handoff={"policy": "prefer_cloud"}) as made:
         yield made
 
 

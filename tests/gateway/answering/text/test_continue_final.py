@@ -16,11 +16,8 @@ from outrider.gateway.answering.jobs.prompts import prompt_end
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
-from outrider.gateway.engines.backends.step_loop import no_progress
-from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
-from tests.gateway.conftest import Server
+from tests.gateway.conftest import Server, real_gateway
 
 QUESTION = {"role": "user", "content": "What is 17 + 48?"}
 # Llama 3's way: what surrounds a text is cut off.
@@ -277,16 +274,7 @@ def test_the_beginning_is_not_said_again(
 @pytest.fixture(scope="module")
 def pair_url() -> Iterator[str]:
     """A gateway on the bundled pair, with its own router."""
-    flags = {
-        "engine.process": False,
-        "engine.dtype": "float32",
-        "engine.device": "cpu",
-        "engine.num_threads": 1,
-        "engine.num_blocks": 600,
-        "speculation.adaptive": False,
-    }
-    settings = load_settings(flags=flags, environ={}, config_file=None)
-    with background_gateway(settings, no_progress) as url:
+    with real_gateway() as url:
         yield url
 
 

@@ -18,9 +18,8 @@ from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.structured import MAX_REGEX_CHARS
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
-from tests.gateway.conftest import LengthPolicy, serve, wait_for
+from tests.gateway.conftest import parts_over, running, wait_for
 from tests.grammars import shipped_compiler, shipped_token_bytes
 
 SCHEMA = {
@@ -186,17 +185,10 @@ def url() -> Iterator[str]:
     compilers = {"large": shipped_compiler(), "small": shipped_compiler()}
     engine = InProcessEngineClient(lambda _: make_engine(shipped_pair(), grammars=compilers))
     tokenizer = ChatTokenizer.load(PAIR_FOLDER / "large")
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-        limits=GatewayLimits(default_max_tokens=160, max_body_bytes=2**20),
-    )
-    server, thread, url = serve(build_app(parts))
-    wait_for(lambda: engine.is_ready, 180)
-    yield url
-    server.should_exit = True
-    thread.join(10)
+    limits = GatewayLimits(default_max_tokens=160, max_body_bytes=2**20)
+    with running(build_app(parts_over(engine, tokenizer, limits=limits))) as url:
+        wait_for(lambda: engine.is_ready, 180)
+        yield url
 
 
 def ask(url: str, **fields: object) -> httpx.Response:

@@ -21,7 +21,6 @@ from outrider.gateway.answering.text.tool_parser import ToolParser, ToolReading
 from outrider.gateway.answering.text.tool_prompt import write_calls
 from outrider.gateway.contract.schema.kinds import ToolFormatName
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
 from tests.gateway.answering.text.tool_cases import (
     CALLED,
     HELLO,
@@ -32,7 +31,7 @@ from tests.gateway.answering.text.tool_cases import (
     request,
     verdict,
 )
-from tests.gateway.conftest import LengthPolicy
+from tests.gateway.conftest import parts_over
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.grammars import shipped_compiler
 
@@ -346,9 +345,7 @@ def answers(folder: Any, template: str, text: str, marks: list[str], **fields: A
     ids = loaded.encode(text, add_special_tokens=False)
     script = Script(steps=[Step(token_ids=(token_id,)) for token_id in ids])
     engine = ScriptedClient(vocab_size=500, max_context=4096, script=lambda _: script)
-    parts = GatewayParts(
-        engine=engine, tokenizers={"large": tokenizer, "small": tokenizer}, router=LengthPolicy()
-    )
+    parts = parts_over(engine, tokenizer)
     body = {"model": "large", "messages": [HELLO], "tools": TOOLS, **fields}
 
     async def ask() -> list[Any]:

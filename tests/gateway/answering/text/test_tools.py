@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,9 @@ from outrider.gateway.answering.text.tool_formats import (
 from outrider.gateway.answering.text.tools import plan_tools
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.responses import ChatCompletion, ChatCompletionChunk
-from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.build import build_client, build_parts
-from outrider.gateway.wiring.parts import GatewayParts
-from outrider.gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.answering.text.tool_cases import (
     CALLED,
@@ -44,7 +40,7 @@ from tests.gateway.answering.text.tool_cases import (
     verdict,
 )
 from tests.gateway.answers import read_answer
-from tests.gateway.conftest import LengthPolicy, Server, serve
+from tests.gateway.conftest import Server, parts_over, real_gateway, running
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -335,26 +331,17 @@ def test_parameters_without_a_type_are_an_object() -> None:
 
 
 @pytest.fixture(scope="module")
-def running(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> Iterator[tuple[Server, threading.Thread]]:
+def roomy(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Iterator[Server]:
     """The server of conftest.py with room for the tools in the prompt."""
     engine = ScriptedClient(vocab_size=420, max_context=4096, script=lambda _: Script())
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-    )
-    uvicorn_server, thread, url = serve(build_app(parts))
-    yield Server(url, engine, encode), thread
-    uvicorn_server.should_exit = True
-    thread.join(10)
+    with running(build_app(parts_over(engine, tokenizer))) as url:
+        yield Server(url, engine, encode)
 
 
 @pytest.fixture
-def server(running: tuple[Server, threading.Thread]) -> Server:
-    running[0].engine.submitted.clear()
-    return running[0]
+def server(roomy: Server) -> Server:
+    roomy.engine.submitted.clear()
+    return roomy
 
 
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
@@ -570,9 +557,7 @@ def test_special_tokens_of_the_format_are_read(tokenizer_folder: Path) -> None:
         return Script(steps=[Step(token_ids=(token_id,)) for token_id in ids])
 
     engine = ScriptedClient(vocab_size=500, max_context=4096, script=says)
-    parts = GatewayParts(
-        engine=engine, tokenizers={"large": tokenizer, "small": tokenizer}, router=LengthPolicy()
-    )
+    parts = parts_over(engine, tokenizer)
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(build_app(parts))
@@ -590,15 +575,7 @@ def test_special_tokens_of_the_format_are_read(tokenizer_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shipped_gateway() -> Iterator[str]:
-    flags = {
-        "engine.process": False,
-        "engine.dtype": "float32",
-        "engine.num_threads": 1,
-        "engine.num_blocks": 200,
-        "speculation.adaptive": False,
-    }
-    settings = load_settings(flags=flags, environ={}, config_file=None)
-    with background_gateway(settings, no_progress) as url:
+    with real_gateway() as url:
         yield url
 
 

@@ -20,13 +20,11 @@ from transformers import AutoTokenizer
 from typing_extensions import is_typeddict
 
 from outrider.engine.request import EngineRequest
-from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
-from tests.gateway.conftest import LengthPolicy, serve
+from tests.gateway.conftest import parts_over, running
 from tests.gateway.field_trials import (
     CHAT,
     COMPLETION,
@@ -199,17 +197,9 @@ def gateway(tokenizer_folder: Path, encode: Callable[[str], list[int]]) -> Itera
         return Script(steps=conforming if has_format else text, top_ids=(5, 6))
 
     engine = ScriptedClient(vocab_size=420, max_context=4096, script=script)
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-        limits=GatewayLimits(),
-    )
-    server, thread, url = serve(build_app(parts))
-    with httpx.Client(base_url=url, timeout=20) as http:
+    app = build_app(parts_over(engine, tokenizer))
+    with running(app) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield Gateway(engine, http)
-    server.should_exit = True
-    thread.join(10)
 
 
 def _timeless(request: EngineRequest) -> EngineRequest:

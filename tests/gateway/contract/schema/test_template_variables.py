@@ -1,19 +1,17 @@
 """Hole 4: variables of chat templates, on every path that renders one or sends them on."""
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.chat_template import ChatTemplate
 from outrider.gateway.answering.text.token_counts import TokenCounter
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.template_variables import RESERVED, read_variables
 from outrider.gateway.upstream.call import UpstreamCall
-from tests.gateway.hybrid import hybrid
+from tests.gateway.conftest import OpenWorld
 
 FREEZE = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}x"
 WORDS = [{"role": "user", "content": "word " * 1000}]
@@ -141,10 +139,8 @@ def test_hole_4_prompts_of_a_batch_are_bounded_together(tokenizer_folder: Any) -
     assert upstream.count_prompt(call) is None
 
 
-def test_hole_4_variables_are_refused_in_front_of_every_tier(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> None:
-    with hybrid(tokenizer, encode, tier={"server": "vllm"}) as world:
+def test_hole_4_variables_are_refused_in_front_of_every_tier(open_world: OpenWorld) -> None:
+    with open_world(tier={"server": "vllm"}) as world:
         for model in ("cloud", "small", "auto"):
             refused = world.chat(model=model, chat_template_kwargs={"chat_template": FREEZE})
             assert refused.status_code == 400

@@ -18,11 +18,11 @@ from outrider.gateway.settings.adapters import AdapterSettings, NamedAdapter, pa
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.policy import Route, RouteConstraints
 from tests.adapters import make_adapter
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.answers import read_answer
+from tests.gateway.conftest import parts_over
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
 
@@ -57,9 +57,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def http(world: World, folder: Path) -> Iterator[TestClient]:
     """A gateway over the shipped pair, with one adapter from its settings."""
     tokenizer = ChatTokenizer.load(str(PAIR_FOLDER / "large"))
-    parts = GatewayParts(
-        engine=InProcessEngineClient(lambda _: make_engine(shipped_pair())),
-        tokenizers={"small": tokenizer, "large": tokenizer},
+    parts = parts_over(
+        InProcessEngineClient(lambda _: make_engine(shipped_pair())),
+        tokenizer,
         router=AlwaysLarge(),
         tenancy=Tenancy(keys=world.parts),
         adapters=AdapterSettings(lora=(f"legal={folder / 'legal'}",)),

@@ -14,21 +14,14 @@ from outrider.gateway.engines.backends.crash_suspects import EXPIRES_S, CrashSus
 from outrider.gateway.engines.backends.streams import EventStreams
 from outrider.gateway.engines.backends.wire import Abort, Command, Submit
 from tests.gateway.scripted_engine import make_request
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.gateway.waiting import HandClock
 
 
 class Line:
     """Streams whose engine is played by hand."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = HandClock()
         self.sent: list[Command] = []
         self.suspects = CrashSuspects(clock=self.clock)
         self.streams = EventStreams(self.sent.append, self.suspects)
@@ -164,7 +157,7 @@ async def test_a_shutdown_is_no_death() -> None:
 
 
 def test_few_are_remembered_and_none_in_clear() -> None:
-    clock = Clock()
+    clock = HandClock()
     suspects = CrashSuspects(max_remembered=3, clock=clock)
     requests = [make_request(f"r{number}", prompt=(number,)) for number in range(5)]
     for request in requests:

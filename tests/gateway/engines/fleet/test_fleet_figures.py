@@ -10,46 +10,38 @@ from outrider.gateway.engines.fleet.fleet_stats import FleetStats
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
-from tests.gateway.conftest import LengthPolicy, serve, wait_for
+from tests.gateway.conftest import parts_over, running, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 
 
 def test_a_gateway_tells_how_many_replicas_are_up(tokenizer: ChatTokenizer) -> None:
     clients = {name: ScriptedClient(vocab_size=420, script=lambda _: Script()) for name in "xy"}
     pool = EnginePool(Replica(name, client) for name, client in clients.items())
-    parts = GatewayParts(
-        engine=pool, tokenizers={"small": tokenizer, "large": tokenizer}, router=LengthPolicy()
-    )
-    server, thread, url = serve(build_app(parts))
-    try:
-        with httpx.Client(base_url=url, timeout=60) as http:
-            wait_for(lambda: len([state for state in pool.states() if state.is_up]) == 2)
-            assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 2, "of": 2}}
-            clients["y"].is_ready = False
-            assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 1, "of": 2}}
-            message = {
-                "model": "auto",
-                "messages": [{"role": "user", "content": "hello"}],
-                "max_tokens": 4,
-            }
-            answer = http.post("/v1/chat/completions", json=message)
-            assert answer.status_code == 200, answer.text
-            told = http.get("/metrics").text
-            assert 'outrider_replica_up{replica="x"} 1.0' in told
-            assert 'outrider_replica_up{replica="y"} 0.0' in told
-            assert 'outrider_replica_requests_total{replica="x"} 1.0' in told
-            figures = http.get("/v1/dashboard").json()["replicas"]
-            assert [(each["name"], each["is_up"]) for each in figures] == [
-                ("x", True),
-                ("y", False),
-            ]
-            clients["x"].is_ready = False
-            assert http.get("/ready").status_code == 503
-            assert "None of 2 engine replicas" in http.get("/ready").text
-    finally:
-        server.should_exit = True
-        thread.join(10)
+    app = build_app(parts_over(pool, tokenizer))
+    with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+        wait_for(lambda: len([state for state in pool.states() if state.is_up]) == 2)
+        assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 2, "of": 2}}
+        clients["y"].is_ready = False
+        assert http.get("/ready").json() == {"ready": True, "replicas": {"up": 1, "of": 2}}
+        message = {
+            "model": "auto",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 4,
+        }
+        answer = http.post("/v1/chat/completions", json=message)
+        assert answer.status_code == 200, answer.text
+        told = http.get("/metrics").text
+        assert 'outrider_replica_up{replica="x"} 1.0' in told
+        assert 'outrider_replica_up{replica="y"} 0.0' in told
+        assert 'outrider_replica_requests_total{replica="x"} 1.0' in told
+        figures = http.get("/v1/dashboard").json()["replicas"]
+        assert [(each["name"], each["is_up"]) for each in figures] == [
+            ("x", True),
+            ("y", False),
+        ]
+        clients["x"].is_ready = False
+        assert http.get("/ready").status_code == 503
+        assert "None of 2 engine replicas" in http.get("/ready").text
 
 
 def stats(num_steps: int, num_running: int = 0) -> EngineStats:

@@ -26,10 +26,9 @@ from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.wiring.upstream import build_upstream
 from outrider.verifier.params import Tier
-from tests.gateway.conftest import LengthPolicy, serve, wait_for
+from tests.gateway.conftest import parts_over, running, wait_for
 from tests.gateway.engines.backends.clients import becomes, collect, started, tokens
 from tests.gateway.engines.fleet.replicas import mortal
 from tests.gateway.scripted_client import Script, ScriptedClient
@@ -186,18 +185,10 @@ def asleep(fleet: ScriptedFleet, client: ScriptedClient) -> DiscoveredPool:
 
 @contextmanager
 def gateway(pool: DiscoveredPool, tokenizer: ChatTokenizer, **parts: Any) -> Iterator[httpx.Client]:
-    tokenizers = {"small": tokenizer, "large": tokenizer}
-    app = build_app(
-        GatewayParts(engine=pool, tokenizers=tokenizers, router=LengthPolicy(), **parts)
-    )
-    server, thread, url = serve(app)
-    try:
-        with httpx.Client(base_url=url, timeout=60) as http:
-            wait_for(lambda: http.get("/ready").status_code == 200)
-            yield http
-    finally:
-        server.should_exit = True
-        thread.join(10)
+    app = build_app(parts_over(pool, tokenizer, **parts))
+    with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+        wait_for(lambda: http.get("/ready").status_code == 200)
+        yield http
 
 
 def test_a_gateway_without_engines_is_ready_and_its_first_client_waits(

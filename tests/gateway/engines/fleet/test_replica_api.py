@@ -11,10 +11,9 @@ from outrider.gateway.engines.fleet.admin import ReplicaList
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
 from tests.engines import PAIR_FOLDER
 from tests.gateway.answers import read_answer
-from tests.gateway.conftest import wait_for
+from tests.gateway.conftest import parts_over, wait_for
 from tests.gateway.engines.adapters.test_adapters import BOSS, AlwaysLarge
 from tests.gateway.engines.fleet.replicas import mortal
 from tests.gateway.scripted_client import Script, ScriptedClient
@@ -32,12 +31,8 @@ def http(tmp_path: Path) -> Iterator[TestClient]:
 
 def _gateway(engine: EnginePool | ScriptedClient, folder: Path) -> TestClient:
     tokenizer = ChatTokenizer.load(str(PAIR_FOLDER / "large"))
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=AlwaysLarge(),
-        tenancy=Tenancy(keys=World(folder).parts),
-    )
+    tenancy = Tenancy(keys=World(folder).parts)
+    parts = parts_over(engine, tokenizer, router=AlwaysLarge(), tenancy=tenancy)
     return TestClient(build_app(parts))
 
 

@@ -9,14 +9,7 @@ from outrider.gateway.contract.answers.outcomes import RequestOutcome
 from outrider.gateway.experiments.slo.goodput import GoodputSink, attained
 from outrider.gateway.experiments.slo.parts import SloParts, build_slo
 from outrider.gateway.settings.slo import SloSettings
-
-
-class Clock:
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.gateway.waiting import HandClock
 
 
 def outcome(**fields: Any) -> RequestOutcome:
@@ -58,7 +51,7 @@ def test_goodput_counts_requests_that_meet_their_objectives(
 
 
 def test_goodput_is_what_attained_over_the_window() -> None:
-    clock = Clock()
+    clock = HandClock()
     sink = GoodputSink(("short-chat", "batch"), clock=clock, window_s=10.0)
     clock.now_s += 100.5
     for _ in range(6):
@@ -80,7 +73,7 @@ def test_goodput_is_what_attained_over_the_window() -> None:
 
 
 def test_a_cell_is_not_counted_again_when_the_ring_comes_round() -> None:
-    clock = Clock()
+    clock = HandClock()
     sink = GoodputSink(("short-chat",), clock=clock, window_s=5.0)
     for _ in range(23):
         sink.observe(outcome())
@@ -89,7 +82,7 @@ def test_a_cell_is_not_counted_again_when_the_ring_comes_round() -> None:
 
 
 def test_a_young_gateway_divides_by_its_age() -> None:
-    clock = Clock()
+    clock = HandClock()
     sink = GoodputSink(("short-chat",), clock=clock, window_s=60.0)
     clock.now_s += 2.0
     for _ in range(8):
@@ -98,7 +91,7 @@ def test_a_young_gateway_divides_by_its_age() -> None:
 
 
 def test_goodput_is_exported_to_prometheus() -> None:
-    clock, registry = Clock(), CollectorRegistry()
+    clock, registry = HandClock(), CollectorRegistry()
     parts = build_slo(SloSettings(), registry, clock=clock)
     clock.now_s += 61.0
     for ttft_s in (0.1, 0.1, 0.9):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.hybrid import World, hybrid
+from tests.gateway.conftest import OpenWorld
+from tests.gateway.hybrid import World
 
 NUM_PARTS = 1_000
 API = "outrider.gateway.http.apis.reading"
@@ -27,9 +27,9 @@ MESSAGES = "outrider.gateway.http.apis.messages.api"
 
 
 @pytest.fixture(scope="module")
-def world(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Iterator[World]:
+def world(open_world: OpenWorld) -> Iterator[World]:
     """A gateway with local models and an upstream tier."""
-    with hybrid(tokenizer, encode) as made:
+    with open_world() as made:
         yield made
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -10,7 +10,6 @@ import pytest
 
 from outrider.engine.errors import QueueFullError
 from outrider.gateway.answering.candidates.chains import ChainBook
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     ModelNotFoundError,
@@ -19,8 +18,8 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal, Scopes
 from outrider.gateway.wiring.application import build_jobs, build_tokenizing
-from tests.gateway.conftest import Server
-from tests.gateway.hybrid import World, hybrid
+from tests.gateway.conftest import OpenWorld, Server
+from tests.gateway.hybrid import World
 from tests.gateway.scripted_client import Script
 
 HELLO: dict[str, Any] = {
@@ -39,12 +38,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 
 @pytest.fixture
-def near(
-    server: Server, tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> Iterator[World]:
+def near(open_world: OpenWorld, server: Server) -> Iterator[World]:
     """A gateway whose upstream tier is another gateway, asked by its Messages API."""
     tier = {"url": f"{server.url}/v1", "server": "anthropic", "model": "large"}
-    with hybrid(tokenizer, encode, clouds=(), tier=tier) as world:
+    with open_world(clouds=(), tier=tier) as world:
         yield world
 
 

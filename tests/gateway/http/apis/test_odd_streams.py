@@ -10,8 +10,8 @@ import anthropic
 import openai
 import pytest
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.hybrid import World, hybrid
+from tests.gateway.conftest import OpenWorld
+from tests.gateway.hybrid import World
 
 Calls = list[tuple[str, dict[str, str]]]
 OSLO, ROME = ("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Rome"})
@@ -49,11 +49,9 @@ def odd() -> Iterator[OddServer]:
 
 
 @pytest.fixture(scope="module")
-def world(
-    odd: OddServer, tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> Iterator[World]:
+def world(open_world: OpenWorld, odd: OddServer) -> Iterator[World]:
     tier = {"url": f"http://127.0.0.1:{odd.server_port}/v1"}
-    with hybrid(tokenizer, encode, clouds=(), tier=tier) as made:
+    with open_world(clouds=(), tier=tier) as made:
         yield made
 
 

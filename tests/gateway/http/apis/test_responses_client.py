@@ -14,9 +14,8 @@ from benchmarks.shared.mock_script import MockScript, ToolCall
 from benchmarks.shared.toxics import Toxic
 from outrider.engine.errors import QueueFullError
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.conftest import Server, scripted_server, wait_for
+from tests.gateway.conftest import OpenWorld, Server, scripted_server, wait_for
 from tests.gateway.http.apis.response_events import read_events, read_response, rebuilt
-from tests.gateway.hybrid import hybrid
 from tests.gateway.scripted_client import Script
 
 ADD = {
@@ -239,9 +238,7 @@ def test_the_trace_header(server: Server, http: httpx.Client) -> None:
     assert {drafted for _, drafted in tokens} == {True, False}
 
 
-def test_an_upstream_tier_answers_in_the_responses_format(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> None:
+def test_an_upstream_tier_answers_in_the_responses_format(open_world: OpenWorld) -> None:
     call = ToolCall(name="add", arguments='{"x":1}')
     script = MockScript(pieces=("Well, ", "I add."), reasoning=("hm",), tool_calls=(call,))
     body = {
@@ -252,7 +249,7 @@ def test_an_upstream_tier_answers_in_the_responses_format(
         "reasoning": {"effort": "high"},
         "metadata": {"a": "b"},
     }
-    with hybrid(tokenizer, encode, clouds=(script,)) as world:
+    with open_world(clouds=(script,)) as world:
         whole = read_response(world.http.post("/v1/responses", json=body).content)
         stream = world.http.post("/v1/responses", json={**body, "stream": True})
         events = read_events(stream.content)
@@ -273,11 +270,9 @@ def test_an_upstream_tier_answers_in_the_responses_format(
     assert "metadata" not in asked
 
 
-def test_refusals_of_an_upstream_server_keep_their_words(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> None:
+def test_refusals_of_an_upstream_server_keep_their_words(open_world: OpenWorld) -> None:
     toxic = Toxic(kind="status", status=400)
-    with hybrid(tokenizer, encode, clouds=(MockScript(toxic=toxic),)) as world:
+    with open_world(clouds=(MockScript(toxic=toxic),)) as world:
         answer = world.http.post("/v1/responses", json={"model": "cloud", "input": "Hello"})
     assert answer.status_code == 400
     assert answer.headers["x-outrider-tier"] == "cloud"

@@ -2,22 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.http.apis.api import TranslatedRequest
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.responses.tools import text_arguments, text_of
+from tests.gateway.conftest import OpenWorld
 from tests.gateway.http.apis.chat_answers import call, chunk, completion, ending
 from tests.gateway.http.apis.response_events import read_events, read_response, rebuilt
-from tests.gateway.hybrid import hybrid
 
 PARAMETERS = {"type": "object", "properties": {"id": {"type": "string"}}}
 FUNCTION = {"type": "function", "name": "close", "strict": False, "parameters": PARAMETERS}
@@ -67,10 +65,8 @@ def test_an_agents_request_is_a_chat() -> None:
     assert translated.ignored == ("tools.2.type",)
 
 
-def test_an_agents_request_is_answered(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
-) -> None:
-    with hybrid(tokenizer, encode, clouds=(), tiers={}) as world:
+def test_an_agents_request_is_answered(open_world: OpenWorld) -> None:
+    with open_world(clouds=(), tiers={}) as world:
         world.says("Hi there.")
         document = {**AGENT, "tools": [FUNCTION, HOSTED], "tool_choice": "none"}
         answer = world.http.post("/v1/responses", json=document)

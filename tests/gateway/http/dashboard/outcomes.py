@@ -5,14 +5,6 @@ from typing import Any
 from outrider.gateway.contract.answers.outcomes import RequestOutcome
 
 
-class Clock:
-    def __init__(self, now_s: float = 10_000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def outcome(**fields: Any) -> RequestOutcome:
     made: dict[str, Any] = {
         "request_id": "r",

@@ -15,7 +15,8 @@ from outrider.gateway.http.dashboard.recent import RecentOutcomes
 from outrider.gateway.http.dashboard.schema import Dashboard
 from outrider.gateway.settings.slo import default_classes
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal, Scopes
-from tests.gateway.http.dashboard.outcomes import Clock, outcome
+from tests.gateway.http.dashboard.outcomes import outcome
+from tests.gateway.waiting import HandClock
 
 ADMIN = Principal(key_id="boss", name="boss", tenant="boss", scopes=Scopes(is_admin=True))
 TEAM_KEY = Principal(key_id="key-b", name="b", tenant="team-1", team_id="team-1")
@@ -28,7 +29,7 @@ class Rig:
     def __init__(
         self, read_experiments: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]] | None = None
     ) -> None:
-        self.clock = Clock()
+        self.clock = HandClock(10_000.0)
         self.num_stats = 0
         self.failure: Exception | None = None
         self.stats: EngineStats | None = STATS

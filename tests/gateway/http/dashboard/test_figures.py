@@ -9,7 +9,8 @@ from outrider.gateway.contract.answers.outcomes import RequestOutcome
 from outrider.gateway.http.dashboard.figures import CELL_S, figures
 from outrider.gateway.http.dashboard.recent import WINDOW_S, RecentOutcomes
 from outrider.gateway.settings.slo import SloClassSettings
-from tests.gateway.http.dashboard.outcomes import Clock, outcome
+from tests.gateway.http.dashboard.outcomes import outcome
+from tests.gateway.waiting import HandClock
 
 CLASSES = {
     "short-chat": SloClassSettings(ttft_ms=1000.0, inter_token_ms=100.0),
@@ -22,7 +23,7 @@ def nearest_rank(values: list[float], quantile: float) -> float:
 
 
 def test_quantiles_are_those_of_the_requests() -> None:
-    clock = Clock()
+    clock = HandClock(10_000.0)
     recent = RecentOutcomes(clock=clock)
     ttfts = [float(t) for t in np.random.default_rng(3).gamma(2.0, 0.1, 200)]
     clock.now_s += 20
@@ -38,7 +39,7 @@ def test_quantiles_are_those_of_the_requests() -> None:
 
 
 def test_rates_shares_and_money() -> None:
-    clock = Clock()
+    clock = HandClock(10_000.0)
     recent = RecentOutcomes(clock=clock)
     clock.now_s += 40.0
     for tier in ("small", "small", "large", "cloud"):
@@ -66,7 +67,7 @@ def test_rates_shares_and_money() -> None:
 
 
 def test_each_cell_has_its_own_requests() -> None:
-    clock = Clock(10_000.0)
+    clock = HandClock(10_000.0)
     recent = RecentOutcomes(clock=clock)
     for ttft_s in (0.3, 0.1, 0.2):
         recent.observe(outcome(ttft_s=ttft_s))
@@ -85,7 +86,7 @@ def test_each_cell_has_its_own_requests() -> None:
 
 
 def test_outcomes_older_than_the_window_are_dropped() -> None:
-    clock = Clock()
+    clock = HandClock(10_000.0)
     recent = RecentOutcomes(clock=clock)
     recent.observe(outcome())
     clock.now_s += WINDOW_S + 1
@@ -96,7 +97,7 @@ def test_outcomes_older_than_the_window_are_dropped() -> None:
 
 
 def test_a_full_ring_says_that_its_window_is_shorter() -> None:
-    clock = Clock()
+    clock = HandClock(10_000.0)
     recent = RecentOutcomes(clock=clock, capacity=8)
     clock.now_s += 100
     for number in range(20):
@@ -108,7 +109,7 @@ def test_a_full_ring_says_that_its_window_is_shorter() -> None:
 
 
 def test_a_tenant_sees_its_own_only() -> None:
-    recent = RecentOutcomes(clock=Clock())
+    recent = RecentOutcomes(clock=HandClock(10_000.0))
     made: list[RequestOutcome] = [
         outcome(key_id="key-a"),
         outcome(key_id="key-a", team_id="team-1"),
@@ -124,7 +125,7 @@ def test_a_tenant_sees_its_own_only() -> None:
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
-    recent = RecentOutcomes(clock=Clock())
+    recent = RecentOutcomes(clock=HandClock(10_000.0))
     for number in range(1000):
         recent.observe(outcome(tier=f"tier-{number}"))
     rows = recent.rows()
@@ -134,7 +135,7 @@ def test_names_without_end_do_not_fill_the_memory() -> None:
 
 
 def test_nothing_yet() -> None:
-    done = figures(RecentOutcomes(clock=Clock()).rows(), CLASSES, shows_costs=True)
+    done = figures(RecentOutcomes(clock=HandClock(10_000.0)).rows(), CLASSES, shows_costs=True)
     assert done.requests.num == 0
     assert done.latency.ttft_ms.p50 is None
     assert done.tiers == []

@@ -21,7 +21,7 @@ from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy
 from tests.databases import with_tables
-from tests.gateway.conftest import LengthPolicy
+from tests.gateway.conftest import parts_over
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 STEPS = [Step(token_ids=(70, 300, 310), num_drafted=4, num_accepted=2)] * 2
@@ -58,17 +58,12 @@ def whole_gateway(
     http: HttpSettings | None = None,
 ) -> Whole:
     """`folder` is for the database of keys and the ledger; None: no keys are wanted."""
-    engine = ScriptedClient(
-        vocab_size=420,
-        max_context=max_context,
-        script=_script_of,
-    )
+    engine = ScriptedClient(vocab_size=420, max_context=max_context, script=_script_of)
     metrics = GatewayMetrics()
     tenancy = Tenancy() if folder is None else build_tenancy(_settings(folder), metrics.registry)
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
+    parts = parts_over(
+        engine,
+        tokenizer,
         limits=GatewayLimits(default_max_tokens=32, max_body_bytes=max_body_bytes),
         metrics=metrics,
         tenancy=tenancy,

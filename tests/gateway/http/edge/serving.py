@@ -4,8 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.http.edge.bounds import ConnectionBounds
 from outrider.gateway.http.edge.metrics import EdgeMetrics
 from outrider.gateway.http.edge.protocol import edge_protocol
+from tests.gateway.waiting import wait_for as wait_for
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,6 @@ def answer(received: bytes) -> Answered:
     """The only one."""
     (only,) = answers(received)
     return only
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for what happens in the server's thread."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.002)
 
 
 @contextmanager

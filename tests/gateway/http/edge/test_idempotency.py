@@ -25,6 +25,7 @@ from tests.gateway.http.edge.asking import Exchange, http_scope
 from tests.gateway.http.edge.gateways import STEPS, whole_gateway
 from tests.gateway.http.edge.serving import served
 from tests.gateway.scripted_client import Script
+from tests.gateway.waiting import HandClock
 
 BODY = b'{"messages": []}'
 
@@ -99,19 +100,11 @@ class ClientLeft(Response):
         await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Desk:
     """An endpoint with its answers."""
 
     def __init__(self, kitchen: Kitchen, **bounds: Any) -> None:
-        self.clock = Clock()
+        self.clock = HandClock(0.0)
         self.registry = CollectorRegistry()
         metrics = EdgeMetrics(self.registry)
         bounds = {"ttl_s": 60.0, "max_bytes": 100_000} | bounds

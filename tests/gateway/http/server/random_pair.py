@@ -1,8 +1,6 @@
 """Two tiny random models for processes of the gateway, and waiting for these."""
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +19,3 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> di
         save_hf_model("llama2", folders[tier], seed=seed, **SHAPE)
         shutil.copytree(tokenizer_folder, folders[tier], dirs_exist_ok=True)
     return folders
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.05)

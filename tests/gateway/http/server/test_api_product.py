@@ -5,31 +5,27 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import LOCAL_TEXT, hybrid
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import LOCAL_TEXT
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "api_product"
 
 
 @pytest.mark.slow
-def test_the_script_runs_with_its_settings(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path
-) -> None:
+def test_the_script_runs_with_its_settings(open_world: OpenWorld, tmp_path: Path) -> None:
     settings = tomllib.loads((EXAMPLE / "outrider.toml").read_text(encoding="utf-8"))
     more = {
         "database_url": f"sqlite:///{tmp_path}/product.db",
         "keys": {"refresh_s": 0.02},
         "ledger": {"flush_ms": 1},
     }
-    with hybrid(tokenizer, encode, clouds=(), **settings, **more) as world:
+    with open_world(clouds=(), **settings, **more) as world:
         store = world.context.tenancy.keys.store
         assert store is not None
         admin = store.create(KeyOrder(name="admin", scopes=Scopes(is_admin=True))).text

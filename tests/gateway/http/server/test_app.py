@@ -17,7 +17,6 @@ from outrider.engine.errors import (
     TierUnavailableError,
 )
 from outrider.engine.request import EngineRequest
-from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.errors import ErrorEvent, ErrorResponse
 from outrider.gateway.contract.schema.model_cards import ModelList
@@ -28,9 +27,8 @@ from outrider.gateway.contract.schema.responses import (
 )
 from outrider.gateway.engines.backends.client import PausedRequests
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
 from tests.gateway.answers import read_answer
-from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
+from tests.gateway.conftest import Server, parts_over, running, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 
 HI = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
@@ -131,13 +129,9 @@ def test_an_exception_of_ours_says_nothing_about_itself(
 ) -> None:
     """A bug is a 500 with OpenAI's body and a request id, not a traceback."""
     engine = ScriptedClient(vocab_size=420, script=lambda _: Script(refusal=KeyError("secret")))
-    parts = GatewayParts(engine=engine, tokenizers={"small": tokenizer}, router=LengthPolicy())
-    server, thread, url = serve(build_app(parts))
-    try:
+    parts = parts_over(engine, tokenizer, tiers=("small",))
+    with running(build_app(parts)) as url:
         response = httpx.post(f"{url}/v1/chat/completions", json=HI)
-    finally:
-        server.should_exit = True
-        thread.join(10)
     error = error_of(response, 500)
     assert "secret" not in response.text
     assert error.type == "server_error"
@@ -464,14 +458,8 @@ def test_one_tier_only_and_a_failed_start(tokenizer: ChatTokenizer) -> None:
     engine = ScriptedClient(
         vocab_size=420, script=lambda _: Script(), tiers=("large",), start_error=OSError("no file")
     )
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"large": tokenizer},
-        router=LengthPolicy(),
-        limits=GatewayLimits(),
-    )
-    server, thread, url = serve(build_app(parts))
-    try:
+    app = build_app(parts_over(engine, tokenizer, tiers=("large",)))
+    with running(app) as url:
         assert "no file" in error_of(httpx.get(f"{url}/ready"), 503).message
         assert "no file" in error_of(httpx.post(f"{url}/v1/chat/completions", json=HI), 503).message
         engine.is_ready = True
@@ -480,9 +468,6 @@ def test_one_tier_only_and_a_failed_start(tokenizer: ChatTokenizer) -> None:
         small = {**HI, "model": "small"}
         response = httpx.post(f"{url}/v1/chat/completions", json=small)
         assert error_of(response, 404).code == "model_not_found"
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 def test_many_streams_and_disconnects_leave_nothing_running(server: Server) -> None:

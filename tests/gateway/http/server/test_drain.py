@@ -24,7 +24,8 @@ from outrider.gateway.http.server.draining import DrainGate, Draining
 from outrider.gateway.http.server.listening import listen, url_of
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.serving import GatewayRun, background_gateway
-from tests.gateway.http.server.random_pair import pair, wait_until
+from tests.gateway.http.server.random_pair import pair
+from tests.gateway.waiting import wait_for
 
 __all__ = ["pair"]
 
@@ -100,7 +101,7 @@ def test_sigterm_with_everything_on(tmp_path: Path, collector: tuple[str, list[b
             next(lines)
             process.send_signal(signal.SIGTERM)
             _says_so_while_the_port_is_open(url)
-            wait_until(lambda: _is_refused(url))
+            wait_for(lambda: _is_refused(url))
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert process.wait(timeout=120) == 0
@@ -119,7 +120,7 @@ def test_sigterm_with_everything_on(tmp_path: Path, collector: tuple[str, list[b
 def _says_so_while_the_port_is_open(url: str) -> None:
     """Within the grace: /ready says no, the process is well, and requests are still answered."""
     with httpx.Client(base_url=url, timeout=30) as http:
-        wait_until(lambda: http.get("/ready").status_code == 503, timeout_s=1.0)
+        wait_for(lambda: http.get("/ready").status_code == 503, timeout_s=1.0)
         ready = http.get("/ready")
         assert ready.json()["error"]["code"] == "draining"
         assert int(ready.headers["retry-after"]) >= 1

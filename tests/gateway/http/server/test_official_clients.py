@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.gateway.cli import app as cli
-from tests.gateway.http.server.random_pair import wait_until
+from tests.gateway.waiting import wait_for
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = ROOT / "examples" / "clients"
@@ -46,7 +46,7 @@ class Running:
             "OUTRIDER_KEY": self.new_key("--tokens-per-minute", str(LIMIT)),
             "LIMITED_KEY": limited,
         }
-        wait_until(
+        wait_for(
             lambda: (
                 httpx.get(f"{self.url}/v1/models", headers={"x-api-key": limited}).status_code
                 == 200
@@ -78,7 +78,7 @@ def running() -> Iterator[Running]:
                 line = next((line for line in process.stdout if "http://" in line), "")
                 found = re.search(r"http://[\d.:]+", line)
                 assert found, process.stderr and process.stderr.read()
-                wait_until(lambda: httpx.get(f"{found.group()}/ready").status_code == 200)
+                wait_for(lambda: httpx.get(f"{found.group()}/ready").status_code == 200)
                 yield Running(found.group(), database_url)
             finally:
                 process.kill()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import keyed_gateway
 
 BROWSER = {"accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
@@ -45,10 +45,8 @@ class Keyed:
 def keyed(tokenizer: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     with keyed_gateway(tokenizer, tmp_path_factory.mktemp("page")) as whole:
         key = whole.new_key("reader")
-        server, thread, url = serve(whole.app)
-        yield Keyed(url, key)
-        server.should_exit = True
-        thread.join(10)
+        with running(whole.app) as url:
+            yield Keyed(url, key)
 
 
 def test_the_page_loads_nothing_from_other_servers(http: httpx.Client) -> None:

@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.server.paths import meant_path
-from tests.gateway.hybrid import World, hybrid
+from tests.gateway.conftest import OpenWorld
+from tests.gateway.hybrid import World
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def azure(world: World, **options: Any) -> openai.AzureOpenAI:
 
 
 @pytest.mark.slow
-def test_azures_clients_get_answers(tokenizer: ChatTokenizer, encode: Any) -> None:
-    with hybrid(tokenizer, encode) as world:
+def test_azures_clients_get_answers(open_world: OpenWorld) -> None:
+    with open_world() as world:
         with azure(world) as client:
             assert "small" in [each.id for each in client.models.list()]
             made = client.chat.completions.create(model="small", **CHAT)

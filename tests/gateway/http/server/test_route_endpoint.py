@@ -12,13 +12,12 @@ from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
 from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
 from outrider.router.guard import RouteGuard
 from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
 from tests.gateway.answers import read_answer
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import parts_over, running
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.router.routers import scorer_that_says, table
 
@@ -40,7 +39,7 @@ class Routed:
 
 
 @pytest.fixture(scope="module")
-def running(tokenizer: ChatTokenizer) -> Iterator[Routed]:
+def routed(tokenizer: ChatTokenizer) -> Iterator[Routed]:
     """A gateway whose router is always in doubt."""
     scorer = scorer_that_says(0.5, table())
     setting = own_setting(scorer)
@@ -48,9 +47,9 @@ def running(tokenizer: ChatTokenizer) -> Iterator[Routed]:
     assert scorer.calibration is not None
     guard = RouteGuard(current_setting=lambda: setting, deciles=scorer.calibration.quality_deciles)
     engine = ScriptedClient(vocab_size=420, script=lambda _: Script(steps=[Step(token_ids=(70,))]))
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
+    parts = parts_over(
+        engine,
+        tokenizer,
         router=TrainedPolicy(
             scorer=scorer,
             current_setting=lambda: setting,
@@ -67,15 +66,12 @@ def running(tokenizer: ChatTokenizer) -> Iterator[Routed]:
             guard=guard,
         ),
     )
-    server, thread, url = serve(build_app(parts))
-    with httpx.Client(base_url=url, timeout=20) as http:
+    with running(build_app(parts)) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield Routed(http, engine)
-    server.should_exit = True
-    thread.join(10)
 
 
-def test_a_chat_is_explained_and_not_answered(running: Routed) -> None:
-    report = running.report(**CHAT, stream=True)
+def test_a_chat_is_explained_and_not_answered(routed: Routed) -> None:
+    report = routed.report(**CHAT, stream=True)
     assert (report.object, report.model, report.tier) == ("route", "auto", "small")
     assert report.reason == "router: small model begins under watch (0.50 < 0.70)"
     assert report.quality == pytest.approx(0.5)
@@ -89,26 +85,26 @@ def test_a_chat_is_explained_and_not_answered(running: Routed) -> None:
     (other,) = report.alternatives
     assert (other.tier, other.model_id) == ("large", "test/large-model")
     assert other.cost_usd == pytest.approx(5 * report.cost_usd)
-    assert running.engine.submitted == []
+    assert routed.engine.submitted == []
 
 
-def test_the_same_decision_as_the_request_itself(running: Routed) -> None:
-    report = running.report(**CHAT, max_tokens=3)
+def test_the_same_decision_as_the_request_itself(routed: Routed) -> None:
+    report = routed.report(**CHAT, max_tokens=3)
     assert report.cascade is not None
     assert report.cascade.judges_whole
     assert report.cascade.hold_back_ms is None
-    answered = running.http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 3}).json()
+    answered = routed.http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 3}).json()
     assert answered["outrider"]["reason"].startswith(report.reason)
     assert answered["usage"]["prompt_tokens"] == report.prompt_tokens
-    running.engine.submitted.clear()
+    routed.engine.submitted.clear()
 
 
-def test_a_completion_is_explained_too(running: Routed) -> None:
-    report = running.report(model="auto", prompt=["Hello there", "Hi"], max_tokens=5)
+def test_a_completion_is_explained_too(routed: Routed) -> None:
+    report = routed.report(model="auto", prompt=["Hello there", "Hi"], max_tokens=5)
     assert report.tier == "small"
-    ids = running.report(model="auto", prompt=[70, 300], max_tokens=5)
+    ids = routed.report(model="auto", prompt=[70, 300], max_tokens=5)
     assert ids.prompt_tokens == 2
-    named = running.report(model="large", prompt="x")
+    named = routed.report(model="large", prompt="x")
     assert (named.reason, named.quality, named.alternatives) == ("requested", None, [])
 
 
@@ -137,12 +133,12 @@ def test_a_completion_is_explained_too(running: Routed) -> None:
     ],
 )
 def test_route_refuses_requests_that_the_endpoints_refuse(
-    running: Routed, body: dict[str, Any], status: int, param: str | None
+    routed: Routed, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     if "messages" in body:
         path = "/v1/chat/completions"
-    refused, real = running.ask(**body), running.http.post(path, json=body)
+    refused, real = routed.ask(**body), routed.http.post(path, json=body)
     assert (refused.status_code, real.status_code) == (status, status)
     assert refused.json() == real.json()
     assert refused.json()["error"]["param"] == param
@@ -160,34 +156,34 @@ def test_route_refuses_requests_that_the_endpoints_refuse(
         b'{"model": "auto", "prompt": "\\ud800"}',
     ],
 )
-def test_invalid_requests_are_refused(running: Routed, body: bytes) -> None:
+def test_invalid_requests_are_refused(routed: Routed, body: bytes) -> None:
     headers = {"content-type": "application/json"}
-    response = running.http.post("/v1/route", content=body, headers=headers)
+    response = routed.http.post("/v1/route", content=body, headers=headers)
     assert response.status_code == 400
-    assert running.http.post("/v1/route", content=b"{}").status_code == 415
+    assert routed.http.post("/v1/route", content=b"{}").status_code == 415
 
 
-def test_a_very_long_prompt_is_too_long_and_nothing_else(running: Routed) -> None:
+def test_a_very_long_prompt_is_too_long_and_nothing_else(routed: Routed) -> None:
     text = "why " * 25_000
-    error = running.ask(model="auto", messages=[{"role": "user", "content": text}])
+    error = routed.ask(model="auto", messages=[{"role": "user", "content": text}])
     assert error.status_code == 400
     assert error.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_the_guards_numbers_are_gauges(running: Routed) -> None:
+def test_the_guards_numbers_are_gauges(routed: Routed) -> None:
     for _ in range(2):
-        running.http.post("/v1/chat/completions", json={**CHAT, "outrider": {"min_quality": 0.7}})
-        running.http.post("/v1/chat/completions", json={**CHAT, "model": "small"})
-    running.engine.submitted.clear()
-    text = running.http.get("/metrics").text
+        routed.http.post("/v1/chat/completions", json={**CHAT, "outrider": {"min_quality": 0.7}})
+        routed.http.post("/v1/chat/completions", json={**CHAT, "model": "small"})
+    routed.engine.submitted.clear()
+    text = routed.http.get("/metrics").text
     assert "outrider_router_expected_share 0.5" in text
     assert "outrider_router_threshold 0.5" in text
     assert "outrider_router_drifting 0.0" in text
     assert "outrider_router_outcomes " in text
 
 
-def test_the_document_describes_it(running: Routed) -> None:
-    document = running.http.get("/openapi.json").json()
+def test_the_document_describes_it(routed: Routed) -> None:
+    document = routed.http.get("/openapi.json").json()
     operation = document["paths"]["/v1/route"]["post"]
     body = operation["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
     assert [ref["$ref"].rpartition("/")[2] for ref in body] == ["ChatRequest", "CompletionRequest"]

@@ -19,7 +19,8 @@ import pytest
 from outrider.gateway.http.server.listening import listen, url_of
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.wiring.serving import background_gateway
-from tests.gateway.http.server.random_pair import pair, wait_until
+from tests.gateway.http.server.random_pair import pair
+from tests.gateway.waiting import wait_for
 
 __all__ = ["pair"]
 
@@ -113,7 +114,7 @@ def _survives_the_death_of_its_engine(gateway: Gateway) -> None:
         stream = chunks(response)
         begun = [next(stream)]
         dead.kill()
-        wait_until(lambda: not gateway.is_ready())
+        wait_for(lambda: not gateway.is_ready())
         assert httpx.post(url, json=body(3), timeout=180).status_code == 200  # it has waited
         answer = begun + list(stream)
     deltas = [choice["delta"] for chunk in answer for choice in chunk["choices"]]
@@ -164,7 +165,7 @@ def test_a_signal_while_loading_ends_it(pair: dict[str, Path]) -> None:
         cwd=ROOT,
     ) as process:
         me = psutil.Process(process.pid)
-        wait_until(lambda: bool(me.children()))
+        wait_for(lambda: bool(me.children()))
         (engine,) = me.children()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 0

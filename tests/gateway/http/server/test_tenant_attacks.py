@@ -25,10 +25,8 @@ from outrider.gateway.tenancy.keys.records import KeyOrder, TeamOrder
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, TestPolicy
 from tests.gateway.scripted_client import Script
-from tests.gateway.tenancy.metering.tenants import Books, Open, opened
+from tests.gateway.tenancy.metering.tenants import Books, Open
 from tests.gateway.watches import PlannedWatch
-
-__all__ = ["opened"]
 
 ADMIN = Scopes(is_admin=True)
 PATHS = {

@@ -16,9 +16,7 @@ from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, TestPolicy
 from tests.gateway.scripted_client import Script, Step
-from tests.gateway.tenancy.metering.tenants import Open, opened
-
-__all__ = ["opened"]
+from tests.gateway.tenancy.metering.tenants import Open
 
 ADMIN = Scopes(is_admin=True)
 HELLO = CHAT["messages"]

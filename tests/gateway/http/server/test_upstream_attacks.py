@@ -16,13 +16,12 @@ import httpx
 import pytest
 
 from benchmarks.shared.mock_upstream import MockScript
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import ThrottledError
 from outrider.gateway.settings.tiers import TimeoutSettings
 from outrider.gateway.upstream.retry_after import asked_wait_s
 from outrider.gateway.upstream.transport import Transport
-from tests.gateway.conftest import wait_for
+from tests.gateway.conftest import OpenWorld, wait_for
 from tests.gateway.hostile import (
     CHUNKED,
     FINE,
@@ -34,7 +33,7 @@ from tests.gateway.hostile import (
     piece,
     streamed,
 )
-from tests.gateway.hybrid import CHAT, LOCAL_TEXT, World, hybrid
+from tests.gateway.hybrid import CHAT, LOCAL_TEXT, World
 from tests.gateway.upstream.raw_server import (
     LAST_CHUNK,
     Connection,
@@ -57,13 +56,8 @@ BODY = (
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
-    """Makes a gateway; a context manager."""
-
-    def made(**options: Any) -> Any:
-        return hybrid(tokenizer, encode, **options)
-
-    return made
+def make(open_world: OpenWorld) -> Make:
+    return open_world
 
 
 @contextmanager

@@ -14,13 +14,12 @@ from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thre
 from benchmarks.shared.toxics import Toxic
 from outrider.engine.events import EngineEvent
 from outrider.engine.request import EngineRequest
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.engines.backends.client import OnEnd
 from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.serving import background_gateway
-from tests.gateway.conftest import wait_for
-from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
+from tests.gateway.conftest import OpenWorld, wait_for
+from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.gateway.watches import PlannedWatch
 
@@ -32,13 +31,8 @@ SILENT = MockScript(first_token_delay_s=30.0)
 
 
 @pytest.fixture
-def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
-    """Makes a gateway; a context manager."""
-
-    def made(**options: Any) -> Any:
-        return hybrid(tokenizer, encode, **options)
-
-    return made
+def make(open_world: OpenWorld) -> Make:
+    return open_world
 
 
 def num_tasks(world: World) -> int:

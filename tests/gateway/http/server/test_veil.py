@@ -1,8 +1,6 @@
 """What clients see of costs and suppliers: `reveals` of a key, or of the alias that it names."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -10,13 +8,13 @@ import httpx
 import pytest
 
 from benchmarks.shared.mock_upstream import MockScript, Toxic
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.errors import ErrorEvent
 from outrider.gateway.tenancy.keys.keys import Scopes
 from tests.gateway.answers import read_answer
+from tests.gateway.conftest import OpenWorld
 from tests.gateway.hostile import hostile, piece, streamed
 from tests.gateway.hybrid import CHAT, Streamed
-from tests.gateway.tenancy.metering.tenants import Books, books
+from tests.gateway.tenancy.metering.tenants import Books
 
 HIDDEN = ("tier", "reason", "route_tier", "cost_usd")
 SCOPED = Scopes(models=frozenset({"assistant", "gpt"}))
@@ -25,12 +23,12 @@ TIER = {"price": {"prompt": 1.0, "completion": 2.0}}
 
 
 @pytest.fixture
-def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Any:
+def opened(opened: OpenWorld) -> Any:
     """Opens a gateway whose alias `assistant` stands for an upstream tier with a price."""
 
     def made(**options: Any) -> Any:
         options = {"tier": {**TIER, **options.pop("tier", {})}, "aliases": ALIASES, **options}
-        return books(tokenizer, encode, tmp_path, **options)
+        return opened(**options)
 
     return made
 

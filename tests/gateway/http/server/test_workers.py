@@ -13,8 +13,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.adapters import make_adapter
-from tests.gateway.http.server.random_pair import pair, wait_until
+from tests.gateway.http.server.random_pair import pair
 from tests.gateway.http.server.test_serving import Gateway, body, chunks, serving
+from tests.gateway.waiting import wait_for
 
 __all__ = ["pair"]
 
@@ -120,8 +121,8 @@ def _one_dies(gateway: Gateway) -> None:
         assert sorted(bool(is_whole(each)) for each in begun) == [False, False, True, True]
     assert ask(gateway).status_code == 200
     assert metric(gateway, _SUCCESS) > counted
-    wait_until(lambda: metric(gateway, _RUNNING) == 0 and metric(gateway, _USAGE) == 0)
-    wait_until(lambda: up(gateway) == {"up": 2, "of": 2})
+    wait_for(lambda: metric(gateway, _RUNNING) == 0 and metric(gateway, _USAGE) == 0)
+    wait_for(lambda: up(gateway) == {"up": 2, "of": 2})
     assert victim.pid not in {each.pid for each in workers(gateway)}
     assert _status_of_both(gateway, "mine") == {200}  # the new one knows the adapter, too
 
@@ -133,7 +134,7 @@ def _drains(gateway: Gateway) -> None:
         gateway.process.send_signal(signal.SIGTERM)
         assert all(is_whole(each) for each in begun)
     assert gateway.process.wait(timeout=120) == 0
-    wait_until(lambda: not any(each.is_running() for each in family))
+    wait_for(lambda: not any(each.is_running() for each in family))
 
 
 def test_nothing_is_left_of_a_killed_parent(tmp_path: Path) -> None:
@@ -144,4 +145,4 @@ def test_nothing_is_left_of_a_killed_parent(tmp_path: Path) -> None:
         left = workers(gateway)
         assert len(left) == 2
         gateway.process.kill()
-        wait_until(lambda: not any(each.is_running() for each in left))
+        wait_for(lambda: not any(each.is_running() for each in left))

@@ -1,30 +1,21 @@
 """Wrong keys are counted by address, in bounded memory."""
 
-from typing import Any
-
 import pytest
 
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.gateway.waiting import HandClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock(100.0)
 
 
-def throttle_of(clock: Clock, **options: Any) -> AuthThrottle:
-    return AuthThrottle(clock, **({"burst": 3, "per_minute": 6} | options))
+def throttle_of(clock: HandClock, **options: float) -> AuthThrottle:
+    return AuthThrottle(clock, **({"burst": 3, "per_minute": 6} | options))  # type: ignore[arg-type]
 
 
-def test_after_the_burst_an_address_waits(clock: Clock) -> None:
+def test_after_the_burst_an_address_waits(clock: HandClock) -> None:
     throttle = throttle_of(clock)
     for n in range(3):
         assert throttle.wait_s("a") == 0
@@ -40,7 +31,7 @@ def test_after_the_burst_an_address_waits(clock: Clock) -> None:
     assert throttle.wait_s("a") > 0  # what came back is no more than the burst
 
 
-def test_the_same_wrong_key_is_one_guess(clock: Clock) -> None:
+def test_the_same_wrong_key_is_one_guess(clock: HandClock) -> None:
     throttle = throttle_of(clock)
     assert throttle.count("a", b"old") == "new"
     assert {throttle.count("a", b"old") for _ in range(100)} == {"again"}
@@ -48,7 +39,7 @@ def test_the_same_wrong_key_is_one_guess(clock: Clock) -> None:
     assert throttle.count("b", b"old") == "new"
 
 
-def test_memory_is_bounded(clock: Clock) -> None:
+def test_memory_is_bounded(clock: HandClock) -> None:
     throttle = throttle_of(clock, max_addresses=10, overall_burst=1e9)
     for n in range(3):
         throttle.count("often", b"%d" % n)
@@ -59,7 +50,7 @@ def test_memory_is_bounded(clock: Clock) -> None:
     assert throttle.wait_s("often") > 0  # who goes on guessing is not forgotten
 
 
-def test_all_addresses_together_are_counted(clock: Clock) -> None:
+def test_all_addresses_together_are_counted(clock: HandClock) -> None:
     throttle = throttle_of(clock, overall_burst=5, overall_per_minute=60)
     counted = [throttle.count(f"10.0.0.{n}", b"x") for n in range(7)]
     assert counted == ["new"] * 5 + ["throttled"] * 2
@@ -68,7 +59,7 @@ def test_all_addresses_together_are_counted(clock: Clock) -> None:
     assert throttle.count("10.0.1.1", b"x") == "new"
 
 
-def test_a_network_of_ipv6_is_one_address(clock: Clock) -> None:
+def test_a_network_of_ipv6_is_one_address(clock: HandClock) -> None:
     throttle = throttle_of(clock)
     for n in range(3):
         throttle.count(f"2001:db8:1:2::{n}", b"%d" % n)
@@ -77,7 +68,7 @@ def test_a_network_of_ipv6_is_one_address(clock: Clock) -> None:
     assert len(throttle) == 1
 
 
-def test_an_ipv4_address_is_the_same_in_ipv6(clock: Clock) -> None:
+def test_an_ipv4_address_is_the_same_in_ipv6(clock: HandClock) -> None:
     throttle = throttle_of(clock)
     for n in range(3):
         throttle.count(f"::ffff:10.0.0.{n % 2}", b"%d" % n)
@@ -89,14 +80,14 @@ def test_an_ipv4_address_is_the_same_in_ipv6(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("peer", [None, "", "not:an:address", "/run/socket"])
-def test_whatever_stands_for_an_address(clock: Clock, peer: str | None) -> None:
+def test_whatever_stands_for_an_address(clock: HandClock, peer: str | None) -> None:
     throttle = throttle_of(clock)
     for n in range(3):
         throttle.count(peer, b"%d" % n)
     assert throttle.wait_s(peer) > 0
 
 
-def test_one_address_does_not_use_up_what_all_may_try(clock: Clock) -> None:
+def test_one_address_does_not_use_up_what_all_may_try(clock: HandClock) -> None:
     throttle = throttle_of(clock, overall_burst=5, overall_per_minute=1)
     counted = [throttle.count("a", b"%d" % n) for n in range(100)]
     assert counted == ["new"] * 3 + ["throttled"] * 97

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,7 @@ from outrider.gateway.tenancy.keys.amounts import NO_LIMITS, LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder, TeamOrder
 from tests.gateway.tenancy.keys.world import HASHER, World
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - the registry does not say when it has read
-            await asyncio.sleep(0.002)
+from tests.gateway.waiting import until
 
 
 def test_a_principal_is_what_the_key_says(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.tools.commands.keys_cli import app
 from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
-from tests.gateway.tenancy.metering.tenants import Open, opened
-
-__all__ = ["opened"]
+from tests.gateway.tenancy.metering.tenants import Open
 
 SCRAPER = Scopes(models=frozenset(), tiers=frozenset(), reads_metrics=True)
 

@@ -17,9 +17,7 @@ from outrider.gateway.tenancy.keys.keys import ANONYMOUS
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.tenancy.keys.world import World
-from tests.gateway.tenancy.metering.tenants import Open, opened
-
-__all__ = ["opened"]
+from tests.gateway.tenancy.metering.tenants import Open
 
 PROMPT = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import gateways
 from outrider.gateway.tenancy.limits.metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.presence import GatewayPresence
+from tests.gateway.waiting import until
 
 
 @pytest.fixture
@@ -24,14 +24,6 @@ def database(tmp_path: Path) -> Database:
 
 def presence(database: Database, registry: CollectorRegistry | None = None) -> GatewayPresence:
     return GatewayPresence(database, LimitMetrics(registry), interval_s=0.005)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(4000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never happened")
 
 
 def test_hole_10_two_gateways_without_redis_know_of_each_other(database: Database) -> None:

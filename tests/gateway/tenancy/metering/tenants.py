@@ -1,6 +1,5 @@
 """A gateway with keys, limits and a ledger, and a way to look into its books."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from sqlalchemy import select
 
 from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -20,6 +18,7 @@ from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
 from tests.databases import with_tables
 from tests.gateway.hybrid import World, hybrid
+from tests.gateway.waiting import wait_for
 
 ALL = Scopes()
 Open = Callable[..., Any]
@@ -96,13 +95,7 @@ class Books:
         reservations = tenancy.limiter._open
         self.until(lambda: not reservations and not tenancy.settlements.is_busy)
 
-    @staticmethod
-    def until(condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds."""
-        deadline_s = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline_s, "it never happened"
-            time.sleep(0.01)
+    until = staticmethod(wait_for)
 
 
 @contextmanager
@@ -124,15 +117,3 @@ def books(
     }
     with hybrid(tokenizer, encode, **{**sections, **world}) as made:
         yield Books(made, limits, scopes)
-
-
-@pytest.fixture
-def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Open:
-    """Opens a gateway with a key."""
-
-    @contextmanager
-    def open_books(**options: Any) -> Iterator[Books]:
-        with books(tokenizer, encode, tmp_path, **options) as made:
-            yield made
-
-    return open_books

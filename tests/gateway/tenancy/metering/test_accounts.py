@@ -8,12 +8,10 @@ from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy
 from tests.gateway.scripted_client import Script, Step
-from tests.gateway.tenancy.metering.tenants import Open, opened
+from tests.gateway.tenancy.metering.tenants import Open
 from tests.gateway.watches import PlannedWatch
 
 MANY = LimitSpec(tokens_per_minute=10_000)
-
-__all__ = ["opened"]
 
 
 def nanos(tier_prices: tuple[float, float], num_prompt: int, num_completion: int) -> int:

@@ -8,7 +8,6 @@ import concurrent.futures
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +15,12 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.server.responses import AnswerResponse
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
+from tests.gateway.conftest import OpenWorld
 from tests.gateway.hostile import hostile, piece, streamed
 from tests.gateway.hybrid import CHAT, Streamed
-from tests.gateway.tenancy.metering.tenants import Books, books
+from tests.gateway.tenancy.metering.tenants import Books
 
 Open = Callable[..., Any]
 Scripted = MockScript | Callable[[MockRequest], MockScript]
@@ -32,17 +31,17 @@ MANY = LimitSpec(tokens_per_minute=10_000, usd_per_day=100)
 
 
 @pytest.fixture
-def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Open:
+def opened(opened: OpenWorld) -> Open:
     """Opens a gateway with a key and one upstream tier, whose answers have no default length."""
 
     @contextmanager
-    def open_books(script: Scripted = LONG, **options: Any) -> Iterator[Books]:
+    def opening(script: Scripted = LONG, **options: Any) -> Iterator[Books]:
         tier = {"price": PRICE, **options.pop("tier", {})}
-        with books(tokenizer, encode, tmp_path, tier=tier, clouds=[script], **options) as made:
+        with opened(tier=tier, clouds=[script], **options) as made:
             object.__setattr__(made.world.context.limits, "default_max_tokens", None)
             yield made
 
-    return open_books
+    return opening
 
 
 def charged(rows: list[dict[str, Any]]) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from outrider.gateway.tools.commands.terminal_chat import (
     is_reachable,
 )
 from outrider.gateway.tools.commands.user_errors import ChatError
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 
 HELLO = MockScript(pieces=("Hello", " there"))
 
@@ -43,19 +43,17 @@ class RawGateway:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RawGateway]:
+def served() -> Iterator[RawGateway]:
     app = RawGateway()
-    server, thread, url = serve(app)
-    app.gateway = Gateway(url=url)
-    yield app
-    server.should_exit = True
-    thread.join(10)
+    with running(app) as url:
+        app.gateway = Gateway(url=url)
+        yield app
 
 
 @pytest.fixture
-def raw(running: RawGateway) -> RawGateway:
-    running.requests.clear()
-    return running
+def raw(served: RawGateway) -> RawGateway:
+    served.requests.clear()
+    return served
 
 
 def answer_of(gateway: Gateway) -> ChatAnswer:

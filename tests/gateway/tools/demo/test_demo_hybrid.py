@@ -20,7 +20,7 @@ from benchmarks.shared.toxics import Toxic
 from outrider.gateway.tools.demo import hybrid as demo_hybrid
 from outrider.gateway.tools.demo.hybrid import Cloud, DeviceApp, HybridQuestion, HybridReply
 from outrider.gateway.tools.demo.process import GatewayProcess
-from tests.gateway.conftest import serve
+from tests.gateway.conftest import running
 
 
 @dataclass
@@ -88,11 +88,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         Route("/v1/chat/completions", device.answer, methods=["POST"]),
         Route("/metrics", device.metrics),
     ]
-    app = Starlette(routes=routes)
-    server, thread, device.url = serve(app)
-    yield device
-    server.should_exit = True
-    thread.join(10)
+    with running(Starlette(routes=routes)) as device.url:
+        yield device
 
 
 def run(device: Device) -> tuple[int, str]:
