@@ -2,5 +2,5 @@
 
 Open `http/server/endpoints.py` first, then `answering/candidates/planner.py`. The objects of one
 request are listed in `answering/__init__.py`. Terms: a tier is a model of this process or an
-upstream server's, a candidate may answer a request, a responder does, a tenant is a team or a key.
+upstream server's. A candidate may answer a request; a responder does. A tenant is a team or a key.
 """

@@ -1,6 +1,6 @@
 """The router: it predicts how good the small model's answer would be, and chooses the model by it.
 
 Open `policy.py` first: it turns text and constraints into a `Route`. Terms: quality is that
-prediction, a threshold is what it is compared with, the watch judges an answer while it is held
-back, and a cascade is a small answer under watch that may escalate to the large model.
+prediction, and a threshold is what it is compared with. The watch judges an answer while it is held
+back. A cascade is a small answer under watch that may escalate to the large model.
 """

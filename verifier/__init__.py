@@ -1,6 +1,6 @@
 """The acceptance rule: which token a position has, and why a tree of guesses never changes it.
 
 Open `coupled.py` first, then docs/exactness.md, which follows the files. Terms: the target is the
-model whose distribution counts, noise is drawn from seed and position alone, a verdict is the
-accepted path of a tree and its next token, and a token is unratified if a cascade alone allowed it.
+model whose distribution counts. Noise is drawn from seed and position alone. A verdict is the
+accepted path of a tree and its next token. A token is unratified if a cascade alone allowed it.
 """
