@@ -103,7 +103,7 @@ def svg_file(
     charts: Iterable[AnyChart], *, title: str = "", note: str = "", num_columns: int = 1, style: str
 ) -> str:
     """Return the charts in rows, each below its name, as a file that stands alone."""
-    drawings = list(filter(None, map(_drawn, charts)))
+    drawings = [_drawn(chart) or _empty(chart.name) for chart in charts]
     parts, top = [], 12.0
     if title:
         parts.append(_text("head", _GAP, 24, title))
@@ -161,6 +161,10 @@ def _rows(chart: IntervalChart) -> _Drawing | None:
     for number, row in enumerate(chart.rows):
         parts += _row(row, across, _TOP + _ROW_HEIGHT * (number + 0.5))
     return _Drawing(parts=parts, height=bottom + _BOTTOM, name=chart.name)
+
+
+def _empty(name: str) -> _Drawing:
+    return _Drawing(parts=[_text("x", _WIDTH / 2, _TOP, "no data")], height=_BOTTOM, name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ def _by_depth(name: str, series: Sequence[PlotSeries], label: str) -> Chart:
     return Chart(
         name,
         series,
-        x=Axis(label, low=depths[0] - 0.3, ticks=depths),
+        x=Axis(label, low=0.7, ticks=depths),
         y=Axis("share accepted", high=1.03, is_share=True),
     )
 

@@ -8,7 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from outrider.gateway.tools.commands.terminal import make_console
+from outrider.gateway.tools.commands.terminal import make_console, print_whole
 from outrider.gateway.tools.reports.grids import Grid
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def print_tuning(report: "TuneReport") -> None:
 def print_comparison(found: "Sequence[Compared]") -> None:
     """Print a row a drafter, the fastest in green."""
     console = make_console()
-    console.print(compared_grid(found).terminal(COMPARED_TITLE))
+    print_whole(console, compared_grid(found).terminal(COMPARED_TITLE))
     console.print(pace_text(found))
 
 

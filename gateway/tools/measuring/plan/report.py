@@ -22,7 +22,7 @@ from outrider.gateway.tools.measuring.plan.simulation_figures import SimulationF
 from outrider.gateway.tools.measuring.plan.workload import LengthPairs
 from outrider.gateway.tools.reports.charts import Axis, lines_by_case
 from outrider.gateway.tools.reports.grids import Grid
-from outrider.gateway.tools.reports.page import figure, figures, notes, page
+from outrider.gateway.tools.reports.page import LATENCY_TERMS, figure, figures, notes, page
 
 _GB = 1e9
 _MS = 1e3
@@ -126,6 +126,7 @@ def plan_page(plan: CapacityPlan) -> str:
         subtitle=", ".join(shape.name for shape in plan.shapes),
         lead=words,
         body="\n".join([*parts, *notes(plan.notes)]),
+        terms={term: words for term, words in LATENCY_TERMS.items() if term != "Intervals"},
     )
 
 

@@ -1,5 +1,6 @@
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -177,8 +178,10 @@ def test_a_file_stands_alone() -> None:
         y=Axis(label="y"),
     )
     rows = IntervalChart(name="rows", rows=[bar("a", 2.0, 1)], x=Axis(label="x"))
-    root = ElementTree.fromstring(svg_file([chart, rows], style=page.style()))
+    empty = replace(chart, name="empty", series=())
+    root = ElementTree.fromstring(svg_file([chart, rows, empty], style=page.style()))
     inner = [one for one in root if one.tag.endswith("svg")]
-    assert [one.attrib["aria-label"] for one in inner] == ["a < b", "rows"]
+    assert [one.attrib["aria-label"] for one in inner] == ["a < b", "rows", "empty"]
+    assert [one.text for one in inner[2]] == ["no data"]
     assert float(inner[1].attrib["y"]) >= float(inner[0].attrib["height"])
     assert "the series" in [one.text for one in inner[0]]

@@ -9,7 +9,7 @@ from outrider.draft.training.tune import DraftLimits, RunFigures, Tried, TuneRep
 from outrider.gateway.tools.learning.drafters.charts import draw_comparison, draw_plots
 
 
-def run(tokens_per_s: float) -> RunFigures:
+def run(tokens_per_s: float, accepted_per_depth: tuple[int, ...] = (40, 20)) -> RunFigures:
     return RunFigures(
         num_tokens=100,
         elapsed_s=100 / tokens_per_s,
@@ -17,7 +17,7 @@ def run(tokens_per_s: float) -> RunFigures:
         num_drafts=50,
         num_draft_tokens=200,
         num_accepted_tokens=60,
-        accepted_per_depth=(40, 20),
+        accepted_per_depth=accepted_per_depth,
         pass_s={"large": 0.02, "small": 0.002},
     )
 
@@ -46,7 +46,10 @@ def test_drafters_are_drawn_side_by_side(suffix: str, start: bytes, tmp_path: Pa
             assert words in text
 
 
-def test_tuned_limits_are_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accepted_per_depth", [(40, 20), ()])
+def test_tuned_limits_are_drawn_also_where_no_draft_was_accepted(
+    accepted_per_depth: tuple[int, ...], tmp_path: Path
+) -> None:
     tried = [
         Tried(
             limit="max_draft_nodes",
@@ -57,7 +60,7 @@ def test_tuned_limits_are_drawn(tmp_path: Path) -> None:
                 max_frontier=2,
                 adaptive=False,
             ),
-            runs=(run(40.0), run(50.0)),
+            runs=(run(40.0, accepted_per_depth), run(50.0, accepted_per_depth)),
             ratios=(1.3, 1.6),
         )
         for nodes in (4, 8)
