@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from outrider.draft.budget.budget import AcceptanceEstimate
+from outrider.draft.budget.budget import AcceptanceEstimate, DraftGain
 from outrider.draft.forecast import TreeForecast
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree
@@ -12,6 +12,9 @@ from outrider.engine.protocols import DraftModel
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.params import Source
 from outrider.verifier.verdict import Verdict
+
+# How far a request's pace may count for or against its nodes.
+_LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -203,6 +206,15 @@ class Draft:
         return self.state.acceptance_of(self.state.model)
 
     @property
+    def gain(self) -> DraftGain:
+        """What asking the model may gain. A cascade accepts no text that it has not read."""
+        return DraftGain(
+            acceptance=self.acceptance.value,
+            text_tokens=0.0 if self.needs_root else self.expected_tokens,
+            urgency=self.urgency,
+        )
+
+    @property
     def may_ask_model(self) -> bool:
         """True if the model that drafts in this step may add to the tree."""
         return self.may_ask(self.state.model)
@@ -211,3 +223,12 @@ class Draft:
         """True if this model may add to the tree."""
         source: Source = "head" if model == "head" else "model"
         return source in self.sources and min(self.tree.max_nodes, self.tree.max_depth) > 0
+
+
+def urgency_of(sequence: Sequence, now_s: float) -> float:
+    """Weight of a token: greater for a request that is behind the pace it asked for."""
+    wanted_s = sequence.request.speculation.inter_token_s
+    if wanted_s is None or sequence.first_token_s is None:
+        return 1.0
+    pace_s = (now_s - sequence.first_token_s) / max(sequence.num_own_tokens, 1)
+    return min(max(pace_s / wanted_s, _LEAST_URGENCY), _MOST_URGENCY)

@@ -8,7 +8,6 @@ from math import inf
 
 from outrider.draft.budget.budget import (
     AcceptanceEstimate,
-    DraftGain,
     Floats,
     StepBudget,
     TreeBudget,
@@ -17,7 +16,7 @@ from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.budget.step_choice import MODELS, StepChoice, StepKind
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_growth import DeviceGrowth
-from outrider.draft.draft_state import Draft, DraftState
+from outrider.draft.draft_state import Draft, DraftState, urgency_of
 from outrider.draft.guesses.block_guesses import BlockGuesses
 from outrider.draft.guesses.head_guesses import HeadGuesses
 from outrider.draft.guesses.head_texts import Head, HeadTexts
@@ -44,11 +43,9 @@ from outrider.engine.protocols import (
 )
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.params import Source
 from outrider.verifier.token_tree import TokenTree
 from outrider.verifier.verdict import Verdict
-
-# How far a request's pace may count for or against its nodes.
-_LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0
 
 
 class TreeDrafter:
@@ -209,9 +206,7 @@ class TreeDrafter:
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
     ) -> TokenTree | None:
-        """Return what is predicted or was written before; see
-        `outrider.engine.protocols.Drafter`.
-        """
+        """Guess what was predicted or written; see `outrider.engine.protocols.Drafter`."""
         expects = sequence.proposal_token_ids or sequence.request.prediction_token_ids
         if sequence.cascade is not None or not expects:
             return None
@@ -231,9 +226,7 @@ class TreeDrafter:
         return select_nodes([draft], floor)[sequence.request_id]
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
-        """Learn from the verdict, keep the accepted path; see
-        `outrider.engine.protocols.Drafter`.
-        """
+        """Learn, and keep the accepted path; see `outrider.engine.protocols.Drafter`."""
         state = self._states.get(sequence.request_id)
         if state is None or state.tree is None:
             return [], []
@@ -310,9 +303,6 @@ class TreeDrafter:
             nodes = min(nodes, own.max_draft_nodes)
         own_depth = nodes if own.max_draft_depth is None else own.max_draft_depth
         num_ahead = sequence.num_remaining_tokens - 1  # the last token comes from the target itself
-        sources = frozenset(config.sources)
-        if own.sources is not None:
-            sources &= frozenset(own.sources)
         state.tree = new_tree(
             root_token_id=sequence.token_ids[-1],
             root_slot=len(sequence.token_ids) - 1,
@@ -324,21 +314,12 @@ class TreeDrafter:
         return Draft(
             state=state,
             tree=state.tree,
-            sources=sources,
-            urgency=self._urgency(sequence),
+            sources=self._sources(sequence),
+            urgency=urgency_of(sequence, self._clock()),
             max_text_depth=min(config.max_text_depth, own_depth, num_ahead, nodes),
             max_answer_depth=min(own_depth, num_ahead, nodes),
             needs_root=sequence.request.cascade is not None,
         )
-
-    def _urgency(self, sequence: Sequence) -> float:
-        """Weight of a token: greater for a request that is behind the pace it asked for."""
-        wanted_s = sequence.request.speculation.inter_token_s
-        if wanted_s is None or sequence.first_token_s is None:
-            return 1.0
-        spent_s = self._clock() - sequence.first_token_s
-        pace_s = spent_s / max(sequence.num_own_tokens, 1)
-        return min(max(pace_s / wanted_s, _LEAST_URGENCY), _MOST_URGENCY)
 
     # ---- which model drafts, and for which sequences --------------------------------------
 
@@ -348,17 +329,17 @@ class TreeDrafter:
         kinds: list[StepKind] = []
         if texts is not None and any(texts.can_draft(sequence) for sequence in own):
             kinds.append("head")
-        if self._runner is not None and any(self._may_draft(sequence) for sequence in own):
+        if self._runner is not None and any("model" in self._sources(each) for each in own):
             kinds.append("small")
         if self._budget is None:  # always the largest trees
             return kinds or ["text"]
         return [*kinds, "text", "plain"] if len(own) == len(sequences) else [*kinds, "text"]
 
-    def _may_draft(self, sequence: Sequence) -> bool:
-        """True if a request wants guesses of the small model."""
-        own = sequence.request.speculation
-        is_wanted = own.sources is None or "model" in own.sources
-        return is_wanted and "model" in self._config.sources
+    def _sources(self, sequence: Sequence) -> frozenset[Source]:
+        """The sources of guesses that the config and the request allow."""
+        own = sequence.request.speculation.sources
+        allowed = frozenset(self._config.sources)
+        return allowed if own is None else allowed & frozenset(own)
 
     def _choose_growers(
         self, drafts: SequenceOf[Draft], kind: StepKind, probs: Floats
@@ -400,7 +381,7 @@ class TreeDrafter:
         max_depth = self._config.max_draft_depth
         if (block := self._growths[model].block) is not None:
             max_depth = min(max_depth, block.num_depths)
-        gains = [(self._draft_gain(draft), draft) for draft in able if draft.may_ask_model]
+        gains = [(draft.gain, draft) for draft in able if draft.may_ask_model]
         gains.sort(key=lambda item: -item[0].gain(max_depth))
         number = step.num_worth_drafting([gain for gain, _ in gains], probs, max_depth)
         if 0 < number < len(able):  # the others only wait
@@ -417,11 +398,3 @@ class TreeDrafter:
         if not chosen:
             self._doubt(model)
         return [draft for draft in able if id(draft) in chosen or draft.needs_root]
-
-    def _draft_gain(self, draft: Draft) -> DraftGain:
-        # A cascade accepts no text that the small model has not read.
-        return DraftGain(
-            acceptance=draft.acceptance.value,
-            text_tokens=0.0 if draft.needs_root else draft.expected_tokens,
-            urgency=draft.urgency,
-        )

@@ -16,10 +16,10 @@ first. A sequence is paused, or loses its place, a bounded number of times.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+from outrider.engine.queue.deadlines import Deadlines, SloQueueConfig
 from outrider.engine.queue.fair_queue import FairQueue, FairQueueConfig
 from outrider.engine.queue.policy import NO_HOLDS, NewcomerHolds, StepThrottle
 from outrider.engine.request import LOW, NORMAL
@@ -27,37 +27,8 @@ from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.ttft_predictor import ServiceTimes
 from outrider.verifier.params import Tier
 
-# A prompt may take so much longer than expected before its deadline counts as out of reach.
-_PREFILL_MARGIN: Final = 1.2
 # A newcomer that has used up this share of its time, and still has no place, may take another's.
 _PRESSING_SHARE: Final = 0.5
-# With less than this share of its time left, a prompt is computed without batch beside it.
-_GUARDED_SHARE: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SloQueueConfig:
-    """Bounds on the effect of objectives."""
-
-    unstated_ttft_s: float = 10.0
-    """The objective assumed for a request without one."""
-    late_aging_s: float = 20.0
-    """A request that is so much over its time counts as passed over."""
-    batch_aging_s: float = 120.0
-    """A batch request that has waited so long counts as passed over."""
-    aged_every: int = 4
-    """One of so many starts of a tier is for requests that were passed over."""
-    batch_share: float = 0.5
-    """Share of places that batch requests may hold while other requests are there."""
-    pace: float = 0.8
-    """Share of the requested time between tokens that is aimed at."""
-    max_pause_s: float = 2.0
-    """A batch answer that stood still for so long gets a step."""
-    max_displacements: int = 2
-    """Times that a batch answer may lose its place to a request that is short of time."""
-    max_lead_tokens: float = 2048.0
-    """A tenant that has had so many more tokens (over its weight) than the one whose turn it is
-    takes no place from others."""
 
 
 class SloQueue(FairQueue):
@@ -73,7 +44,7 @@ class SloQueue(FairQueue):
         """`fair`: how tenants share; see there."""
         super().__init__(fair)
         self._slo = config or SloQueueConfig()
-        self._times: ServiceTimes | None = None
+        self._deadlines = Deadlines(self._slo)
         self._max_batch_running = 1
         self._stated: dict[Sequence, None] = {}  # with an objective, not batch
         self._batch: dict[Sequence, int] = {}  # how often each has been displaced
@@ -89,7 +60,7 @@ class SloQueue(FairQueue):
 
     def attach(self, times: ServiceTimes, *, num_places: int) -> None:
         """Go by these times, and leave batch its share of so many places."""
-        self._times = times
+        self._deadlines.times = times
         self._max_batch_running = max(int(num_places * self._slo.batch_share), 1)
 
     # ---- what happens to sequences --------------------------------------------------------
@@ -137,50 +108,9 @@ class SloQueue(FairQueue):
         self._batch_running.discard(sequence)
         self._paused_since_s.pop(sequence, None)
 
-    # ---- time -----------------------------------------------------------------------------
-
     def start_by_s(self, sequence: Sequence) -> float:
-        """Return the latest time to begin its prompt for its first token to come in time.
-
-        Batch has until it counts as passed over, so within a pass no prompt waits for ever.
-        """
-        objective = sequence.request.objective
-        if objective.is_batch:
-            return sequence.arrival_s + self._slo.batch_aging_s
-        ttft_s = objective.ttft_s
-        if ttft_s is None:
-            return sequence.arrival_s + self._slo.unstated_ttft_s
-        return sequence.arrival_s + ttft_s - self._lead_s(sequence)
-
-    def _lead_s(self, sequence: Sequence) -> float:
-        """Return how long it takes from the start of its prompt to its first token."""
-        times = self._times
-        if times is None:
-            return 0.0
-        row_s = times.prefill_row_s(sequence.tier)
-        return _PREFILL_MARGIN * sequence.num_uncomputed_tokens * row_s + (times.step_s or 0.0)
-
-    @property
-    def _step_s(self) -> float:
-        return 0.0 if self._times is None else self._times.step_s or 0.0
-
-    def _is_late(self, sequence: Sequence, now_s: float) -> bool:
-        """True if its first token cannot come in time any more."""
-        return (
-            sequence.first_token_s is None
-            and sequence.request.objective.ttft_s is not None
-            and not sequence.request.objective.is_batch
-            and now_s > self.start_by_s(sequence)
-        )
-
-    def _is_aged(self, sequence: Sequence, now_s: float) -> bool:
-        """True if it was passed over for long enough."""
-        objective, waited_s = sequence.request.objective, now_s - sequence.arrival_s
-        if objective.is_batch:
-            return waited_s >= self._slo.batch_aging_s
-        if objective.ttft_s is None or sequence.first_token_s is not None:
-            return False
-        return waited_s >= objective.ttft_s + self._slo.late_aging_s
+        """Return the latest time to begin its prompt for its first token to come in time."""
+        return self._deadlines.start_by_s(sequence)
 
     # ---- the order ----------------------------------------------------------------------
 
@@ -229,9 +159,9 @@ class SloQueue(FairQueue):
             return False
         if not self._is_pressed:
             return True
-        if is_batch or self._is_late(sequence, now_s):
+        if is_batch or self._deadlines.is_late(sequence, now_s):
             return False
-        return not self._has_time(sequence, now_s)
+        return not self._deadlines.has_time(sequence, now_s)
 
     def _slows_answers(self, sequence: Sequence, now_s: float) -> bool:
         """True if, with its answer beside them, answers would miss their time between tokens.
@@ -240,9 +170,10 @@ class SloQueue(FairQueue):
         objective that not even a lone answer could meet holds nothing back. A tenant with no more
         than its share of the answers is not held back by the objectives of others.
         """
-        if self._times is None or sequence.tier != "large":
+        times = self._deadlines.times
+        if times is None or sequence.tier != "large":
             return False
-        pace = self._times.pace
+        pace = times.pace
         running = [
             other
             for other in self._stated
@@ -258,7 +189,7 @@ class SloQueue(FairQueue):
             if (inter_token_s := other.request.objective.inter_token_s) is not None
             and not other.request.objective.is_assumed
             and alone_s <= inter_token_s * self._slo.pace < expected_s
-            and not self._is_behind(other, inter_token_s, now_s)
+            and not self._deadlines.is_behind(other, inter_token_s, now_s)
         }
         if not slowed or sequence in self._batch or sequence.request.tenant in slowed:
             return bool(slowed)
@@ -277,21 +208,13 @@ class SloQueue(FairQueue):
         share = newcomer.request.weight / sum(weights.values())
         return num_own <= share * len(answers)
 
-    def _has_time(self, sequence: Sequence, now_s: float) -> bool:
-        """True if it can wait until no running sequence is short of time."""
-        ttft_s = sequence.request.objective.ttft_s
-        if ttft_s is None or sequence.first_token_s is not None:
-            return False
-        left_s = self.start_by_s(sequence) - now_s - self._step_s
-        return left_s > _GUARDED_SHARE * ttft_s
-
     def _arranged(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
         """Order by slack; sequences passed over for long come in between, the oldest first."""
         self._aged = frozenset()
         if not self.has_objectives:
             return super()._arranged(waiting, now_s)
         ranked = sorted(waiting, key=lambda sequence: self._rank(sequence, now_s))
-        aged = [sequence for sequence in ranked if self._is_aged(sequence, now_s)]
+        aged = [sequence for sequence in ranked if self._deadlines.is_aged(sequence, now_s)]
         if not aged:
             return ranked
         self._aged = frozenset(aged)
@@ -339,7 +262,7 @@ class SloQueue(FairQueue):
     def step_throttle(self, now_s: float) -> StepThrottle | None:
         """Batch answers stand still, and batch prompts wait, while others are short of time."""
         self._now_s = now_s
-        spare_s = {s: self._spare_s(s, now_s) for s in self._stated}
+        spare_s = {s: self._deadlines.spare_s(s, now_s) for s in self._stated}
         self._is_pressed = any(
             seconds < 0.0 and not s.request.objective.is_assumed for s, seconds in spare_s.items()
         )
@@ -362,39 +285,6 @@ class SloQueue(FairQueue):
             return True
         del self._paused_since_s[sequence]
         return False
-
-    def _spare_s(self, sequence: Sequence, now_s: float) -> float:
-        """Seconds that a sequence could give to others now; infinite where it has no objective.
-
-        Until the next token is due or the prompt has to be begun, less the step that begins.
-        """
-        objective = sequence.request.objective
-        if sequence.first_token_s is None:
-            if objective.ttft_s is None or self._is_late(sequence, now_s):
-                return math.inf
-            left_s = self.start_by_s(sequence) - now_s
-            return left_s - self._step_s - _GUARDED_SHARE * objective.ttft_s
-        if objective.inter_token_s is None or sequence.status is not SequenceStatus.RUNNING:
-            return math.inf
-        inter_token_s = objective.inter_token_s
-        if self._is_behind(sequence, inter_token_s, now_s + self._step_s):
-            return math.inf
-        begun_s = sequence.first_token_s - now_s - self._step_s
-        return begun_s + sequence.num_own_tokens * inter_token_s * self._slo.pace
-
-    def _is_behind(self, sequence: Sequence, inter_token_s: float, now_s: float) -> bool:
-        """True if it is too far behind its pace for the rest of its answer to make it good."""
-        if sequence.first_token_s is None:
-            return False
-        due_s = sequence.first_token_s + sequence.num_own_tokens * inter_token_s
-        return due_s + self._gain_s(sequence, inter_token_s) < now_s
-
-    def _gain_s(self, sequence: Sequence, inter_token_s: float) -> float:
-        """Seconds behind that the rest of an answer could make good, at the best pace."""
-        if self._times is None:
-            return 0.0
-        best_s = self._times.best_token_s.get(sequence.tier, 0.0)
-        return self._times.remaining_tokens(sequence) * (inter_token_s - best_s)
 
     # ---- pre-emption ----------------------------------------------------------------------
 

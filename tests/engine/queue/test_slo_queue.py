@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.config import EngineConfig
+from outrider.engine.queue.deadlines import SloQueueConfig
 from outrider.engine.queue.fair_queue import FairQueue
 from outrider.engine.queue.policy import NO_HOLDS, NewcomerHolds
-from outrider.engine.queue.slo_queue import SloQueue, SloQueueConfig
+from outrider.engine.queue.slo_queue import SloQueue
 from outrider.engine.request import HIGH, LOW, NO_OBJECTIVE, NORMAL, EngineRequest, LatencyObjective
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.verifier.params import SamplingParams, Tier
