@@ -137,12 +137,11 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         while True:
             if principal is not context.principal:
                 context = msgspec.structs.replace(context, principal=principal)
-            job = await parts.jobs.job(request, context, strong)
-            if context.meter is None:
-                return job
+            built = await parts.jobs.build(request, context, strong)
             try:
-                credit = await _reserved(context.meter, job, upstream)
-                return msgspec.structs.replace(job, credit=credit, work=LocalWork(parts.jobs.clock))
+                job = await self._admitted(built.job, context.meter, upstream)
+                parts.jobs.count(built)
+                return job
             except (RateLimitError, BudgetError) as error:
                 is_named = request.outrider is not None and request.outrider.tier is not None
                 if error.tier is None or request.model != AUTO or is_named:
@@ -154,6 +153,13 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
                     upstream = strong = None
                 else:
                     principal = left or principal
+
+    async def _admitted(self, job: Job, meter: RequestMeter | None, upstream: str | None) -> Job:
+        """Reserve a job. Raises RateLimitError or BudgetError."""
+        if meter is None:
+            return job
+        credit = await _reserved(meter, job, upstream)
+        return msgspec.structs.replace(job, credit=credit, work=LocalWork(self.parts.jobs.clock))
 
     @property
     def _is_mirrored(self) -> bool:
@@ -190,7 +196,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         context = msgspec.structs.replace(self.parsed.context, meter=None)
 
         async def look() -> None:
-            job = await self.parts.jobs.job(self.query.request, context)
+            job = (await self.parts.jobs.build(self.query.request, context)).job
             token_ids = await job.tokenizer.encode_answer(kept.text, 2 * kept.num_tokens)
             share = None
             if token_ids:

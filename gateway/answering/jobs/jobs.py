@@ -49,7 +49,7 @@ _SEED_BITS: Final = 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
+class BuiltJob:
     """A job, and how it came about."""
 
     job: Job
@@ -82,22 +82,21 @@ class JobBuilder:
             on_held=partial(self.metrics.stages.observe, "prompt"),
         )
 
-    async def job(
+    async def build(
         self,
         request: ApiRequest,
         context: RequestContext,
         upstream: Escalation | None = None,
-    ) -> Job:
+    ) -> BuiltJob:
         """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
 
         Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
         """
         try:
-            planned = await self._plan(request, context, upstream)
+            return await self._build(request, context, upstream)
         except HandOffError as handed:
             self._count_hand_off(handed)
             raise
-        return self._counted(planned)
 
     async def route_report(
         self,
@@ -109,10 +108,10 @@ class JobBuilder:
 
         Raises what the request itself would raise.
         """
-        planned = await self._plan(request, context, upstream)
-        costs = await self.chooser.costs_usd(planned.prompts, planned.candidates)
+        built = await self._build(request, context, upstream)
+        costs = await self.chooser.costs_usd(built.prompts, built.candidates)
         return describe_route(
-            request.model, planned.candidates, planned.choice, planned.job, costs, self.routing
+            request.model, built.candidates, built.choice, built.job, costs, self.routing
         )
 
     def _prompts(self, request: ApiRequest, principal: Principal) -> Prompts:
@@ -122,9 +121,9 @@ class JobBuilder:
         memory, salt = self.routing.memory, principal.cache_salt
         return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
-    async def _plan(
+    async def _build(
         self, request: ApiRequest, context: RequestContext, upstream: Escalation | None
-    ) -> _Planned:
+    ) -> BuiltJob:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
         await self.models.until_known()
@@ -134,8 +133,8 @@ class JobBuilder:
         info = await self.models.engine_info()
         choice = await self.chooser.choose(prompts, candidates, upstream, info)
         self._trace_route(context, choice, chosen_from_s)
-        job = await self._job(prompts, choice, context, upstream)
-        return _Planned(job=job, prompts=prompts, candidates=candidates, choice=choice)
+        job = await self._assemble(prompts, choice, context, upstream)
+        return BuiltJob(job=job, prompts=prompts, candidates=candidates, choice=choice)
 
     def _objective(
         self, request: ApiRequest, num_prompt_tokens: int, context: RequestContext
@@ -166,7 +165,7 @@ class JobBuilder:
                 quality=None if choice.route is None else choice.route.quality,
             )
 
-    async def _job(
+    async def _assemble(
         self,
         prompts: Prompts,
         choice: TierChoice,
@@ -257,19 +256,18 @@ class JobBuilder:
             arm=context.arm,
         )
 
-    def _counted(self, planned: _Planned) -> Job:
-        """Count the job, which will be answered, in the metrics and for the guard."""
-        job, route, parts = planned.job, planned.choice.route, self.routing
+    def count(self, built: BuiltJob) -> None:
+        """Count a job that is admitted, in the metrics and for the guard."""
+        job, route, parts = built.job, built.choice.route, self.routing
         self.metrics.routed(job.tier, job.reason)
         if any(choice.request.adapters for choice in job.choices):
-            self.metrics.adapted(planned.prompts.request.model)
+            self.metrics.adapted(built.prompts.request.model)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
         # A watched answer is reported by its watch.
         if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
             is_strong = job.tier == "large"
             for _ in job.choices:
                 parts.guard.saw(GuardOutcome(quality=route.quality, is_strong=is_strong))
-        return job
 
     def _count_hand_off(self, handed: HandOffError) -> None:
         """Tell the router's guard of requests that leave as well."""
