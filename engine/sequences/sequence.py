@@ -173,7 +173,7 @@ class Sequence:
         """The counts of a tier's work for this request."""
         return self.work.setdefault(tier, WorkCounts())
 
-    def start_over(self, tier: Tier, noise: "SequenceNoise") -> None:
+    def restart_on(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Retract the answer and begin another tier's own, which is counted from zero.
 
         The large tier gets the retracted one as a proposal.
@@ -182,13 +182,13 @@ class Sequence:
         self.proposal_token_ids = self.output_token_ids if is_up else []
         self.proposal_candidates = self.candidates if is_up else []
         del self.token_ids[self.num_prompt_tokens :]
-        self.go_on(tier, noise)
+        self.continue_on(tier, noise)
         self.first_token_s = None
         self.num_resumed_tokens = 0
         self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0
         self.num_unratified_tokens = self.num_reused_tokens = 0
 
-    def go_on(self, tier: Tier, noise: "SequenceNoise") -> None:
+    def continue_on(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Leave the rest of the answer to another tier."""
         self.tier, self.noise = tier, noise
         self.candidates = []

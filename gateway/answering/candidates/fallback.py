@@ -16,10 +16,10 @@ from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
     DIRECT,
     AnswerFacts,
-    HandOffError,
     Place,
     Responder,
     RouteReason,
+    TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.contract.schema.routing import RouteReport
@@ -64,19 +64,19 @@ class Candidate(Protocol):
         """Return the seconds of an answer; 0 or None while nothing was measured."""
 
     async def open(self, origin: RouteReason) -> Responder:
-        """Make a responder, not yet begun. Raises HandOffError where others are to answer."""
+        """Make a responder, not yet begun. Raises TryNextPlace where others are to answer."""
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
         """Return the report of a request that they begin. Raises as `open` does."""
 
-    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+    def may_try_next(self, error: GatewayError | EngineError) -> bool:
         """Return whether another candidate may answer after this error of theirs."""
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried after this error."""
 
     def by_itself(self) -> Self:
-        """Return the same models, for when those that they handed over to have failed."""
+        """Return the same models, for when the strong tier behind them has failed."""
 
 
 class Lineup(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,11 +186,11 @@ class FallbackChain:
                 if self.responder is not None and origin is not DIRECT:
                     lineup.on_begin(origin, self.responder.facts.tier)
                 return begun
-            except HandOffError as handed:
-                origin = handed.origin
-                left.append(candidate.by_itself())  # tried if all that may take over fail
+            except TryNextPlace as signal:
+                origin = signal.origin
+                left.append(candidate.by_itself())  # tried if all that may answer instead fail
             except (GatewayError, EngineError) as error:
-                if isinstance(error, CutShortError) or not candidate.may_go_on(error):
+                if isinstance(error, CutShortError) or not candidate.may_try_next(error):
                     raise
                 failures[candidate.place] = error
                 log.warning("place failed place=%s error=%s", candidate.place, name_of(error))
@@ -208,10 +208,10 @@ class FallbackChain:
             or not self._lineup.continues_on_failure
         ):
             return None
-        by = before.taken_over_by or current.place
+        by = before.escalated_to or current.place
         broken = next(each for each in self._lineup.candidates if each.place == by)
         is_cut_short = isinstance(error, CutShortError)
-        if not is_cut_short and not broken.may_go_on(error):
+        if not is_cut_short and not broken.may_try_next(error):
             return None
         self._failures[broken.place] = error
         origin = broken.after(self._lineup.origin, error)

@@ -26,11 +26,11 @@ from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.answering.streaming.usage_summary import usage_summary
 from outrider.gateway.contract.answers.responder import (
     DraftAnswer,
-    Escalation,
     Place,
     Responder,
     RouteReason,
-    TakenOver,
+    StrongAnswer,
+    StrongTier,
 )
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
 from outrider.gateway.contract.schema.routing import RouteReport
@@ -48,7 +48,7 @@ class LocalParts:
     jobs: JobBuilder
     load: LocalLoad
     calls: UpstreamCalls
-    """Calls of the upstream tiers that take over or get copies."""
+    """Calls of the upstream tiers that answer instead or get copies."""
 
     def busy_reason(self, parsed: ParsedRequest) -> str | None:
         """Return why these models would answer too late; None where they would not."""
@@ -78,7 +78,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     parts: LocalParts
     parsed: ParsedRequest
     query: LocalQuery
-    strong: Escalation | None
+    strong: StrongTier | None
     patience_s: Patience
 
     @property
@@ -91,7 +91,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts.load.expected(self.parts.likely_tokens(self.parsed)).total_s
 
     async def open(self, origin: RouteReason) -> Responder:
-        """Make a responder, not yet begun. Raises HandOffError where `strong` is to answer."""
+        """Make a responder, not yet begun. Raises TryNextPlace where `strong` is to answer."""
         parts, parsed, context = self.parts, self.parsed, self.parsed.context
         upstream = parts.calls.upstream
         if upstream.tiers and "failure" in parsed.falls_back_on:
@@ -127,7 +127,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             is_continuable=parsed.continues_elsewhere(upstream.rules),
         )
 
-    async def _admitted_job(self, request: ApiRequest, strong: Escalation | None) -> Job:
+    async def _admitted_job(self, request: ApiRequest, strong: StrongTier | None) -> Job:
         """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
@@ -181,15 +181,15 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         self.parts.calls.mirror(self.parsed, answer)
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
-        """Return the report of a request that they begin. Raises HandOffError as `open` does."""
+        """Return the report of a request that they begin. Raises TryNextPlace as `open` does."""
         del origin  # the report has the router's own reason
         request, context = self.query.request, self.parsed.context
         return await self.parts.jobs.route_report(request, context, self.strong)
 
-    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+    async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
         """Answer in the place of a weak answer."""
         opened = partial(self.by_itself().open, weak.origin)
-        return await self.parts.calls.taken_over(self.place, self.parsed, weak, opened)
+        return await self.parts.calls.strong_answer(self.place, self.parsed, weak, opened)
 
     def second_opinion(self, kept: DraftAnswer) -> None:
         """Have the large model judge an answer that is kept."""
@@ -208,7 +208,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
         self.parts.jobs.routing.second_looks.offer(look)
 
-    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+    def may_try_next(self, error: GatewayError | EngineError) -> bool:
         """Return whether another may answer: no other takes what these models refuse."""
         return is_passing(error)
 

@@ -11,12 +11,12 @@ from outrider.gateway.answering.streaming import sse
 from outrider.gateway.answering.streaming.choice import Delta
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.contract.answers.responder import (
+    AnswerEscalated,
     AnswerFacts,
-    HandedOverError,
     PartialAnswer,
     Place,
     RouteReason,
-    TakenOver,
+    StrongAnswer,
 )
 
 _SHARE_OF_NEW: Final = 0.2
@@ -209,9 +209,9 @@ class Writing:
 
 
 class LocalResponder:
-    """Answers by the engine's models, or passes on the answer of the tier that took over."""
+    """Answers by the engine's models, or passes on the strong tier's answer."""
 
-    taken_over_by: Place | None = None
+    escalated_to: Place | None = None
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class LocalResponder:
         self._is_continuable = is_continuable
         self._keeps_text = on_answered is not None or is_continuable
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
-        self._taken: TakenOver | None = None
+        self._strong_answer: StrongAnswer | None = None
         self._has_begun = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
@@ -256,10 +256,10 @@ class LocalResponder:
                         yield writer.chunk(delta)
                     else:
                         collected.append(delta)
-        except HandedOverError as handed:
+        except AnswerEscalated as signal:
             self._end_ticket()
-            self._taken, self.taken_over_by = handed.taken, handed.taken.place
-            async with aclosing(handed.taken.parts()) as others:
+            self._strong_answer, self.escalated_to = signal.answer, signal.answer.place
+            async with aclosing(signal.answer.parts()) as others:
                 async for part in others:
                     yield part
             return
@@ -294,8 +294,8 @@ class LocalResponder:
     @property
     def unfinished(self) -> PartialAnswer | None:
         """The sent text; None where more than plain text was sent."""
-        if self._taken is not None:
-            return self._taken.responder.unfinished
+        if self._strong_answer is not None:
+            return self._strong_answer.responder.unfinished
         if not self._is_continuable:
             return None
         text = "".join(self._texts[0])
@@ -313,8 +313,8 @@ class LocalResponder:
     @property
     def facts(self) -> AnswerFacts:
         """The facts of the responder that answers in the end."""
-        if self._taken is not None:
-            return self._taken.responder.facts
+        if self._strong_answer is not None:
+            return self._strong_answer.responder.facts
         generation, origin = self._generation, self._origin
         used, is_degraded = generation.usage, generation.is_degraded
         return AnswerFacts(

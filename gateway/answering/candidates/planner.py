@@ -29,9 +29,9 @@ from outrider.gateway.answering.reading.parsed_request import (
 from outrider.gateway.answering.reading.reading import RequestReader
 from outrider.gateway.contract.answers.responder import (
     DIRECT,
-    HandOffError,
     HandOffKind,
     RouteReason,
+    TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
@@ -105,8 +105,8 @@ class Planner:
         for candidate in first:
             try:
                 return await candidate.route_report(origin)
-            except HandOffError as handed:
-                origin = handed.origin
+            except TryNextPlace as signal:
+                origin = signal.origin
             except PromptTooLongError as error:
                 origin = candidate.after(DIRECT, error)
         return await last.route_report(origin)
@@ -121,18 +121,18 @@ class Planner:
             pass
         elif first is not queries[0]:
             origin = RouteReason(hand_off="failure", reason="the local models are being restarted")
-        elif constraints.may_hand_over:
+        elif constraints.may_hand_off:
             busy = self.local.busy_reason(parsed)
             if busy is not None:
                 queries, origin = queries[::-1], RouteReason(hand_off="load", reason=busy)
-        elif constraints.places[0] == "cloud" and constraints.reason != "requested":
+        elif constraints.places[0] == "upstream" and constraints.reason != "requested":
             has_local = self.calls.upstream.rules.has_local  # else no model handed it off
             kind: HandOffKind | None = "policy" if has_local else None
             origin = RouteReason(hand_off=kind, reason=constraints.reason)
         return msgspec.structs.replace(parsed, queries=queries, origin=origin)
 
     def _candidates(self, parsed: ParsedRequest) -> Sequence[Candidate]:
-        """Return the candidates in order. The first may hand over to the one behind it."""
+        """Return the candidates in order. The first may escalate to the next."""
         made: list[Candidate] = []
         for query in reversed(parsed.queries):
             behind = made[0] if made else None
@@ -145,12 +145,12 @@ class Planner:
     ) -> Candidate:
         patience = self._patience(parsed, behind)
         if isinstance(query, LocalQuery):
-            hands_over = parsed.constraints.strong == "cloud"
+            escalates_upstream = parsed.constraints.strong == "upstream"
             return LocalCandidate(
                 parts=self.local,
                 parsed=parsed,
                 query=query,
-                strong=strong if hands_over else None,
+                strong=strong if escalates_upstream else None,
                 patience_s=patience,
             )
         if query.has_small_model:

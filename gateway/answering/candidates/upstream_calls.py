@@ -25,7 +25,7 @@ from outrider.gateway.contract.answers.responder import (
     Place,
     Responder,
     RouteReason,
-    TakenOver,
+    StrongAnswer,
 )
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
@@ -46,7 +46,7 @@ from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.router.label_free import text_agreement
 from outrider.router.policy import Route
 
-# If no tier takes over, the held text must still be sent and the answer written to its end.
+# If no tier answers instead, the held text must still be sent and the answer written to its end.
 _SHARE_FOR_OTHERS: Final = 0.7
 _LOOK_FACTOR: Final = 2
 """The tokens of a second opinion for each one of the answer: it may put the same otherwise."""
@@ -159,13 +159,13 @@ class UpstreamCalls:
             )
         )
 
-    async def taken_over(
+    async def strong_answer(
         self,
         place: Place,
         parsed: ParsedRequest,
         weak: DraftAnswer,
         open_: Callable[[], Awaitable[Responder]],
-    ) -> TakenOver | None:
+    ) -> StrongAnswer | None:
         """Have a place's responder answer instead of a weak answer.
 
         None if it failed, or did not begin in the time that a deadline leaves.
@@ -191,7 +191,7 @@ class UpstreamCalls:
                 await parts.aclose()
             raise
         self.count_origin(weak.origin, responder.facts.tier)
-        return TakenOver(place, responder, parts, first)
+        return StrongAnswer(place, responder, parts, first)
 
     def count_origin(self, origin: RouteReason, tier: str) -> None:
         """Count why an answer has begun on this tier."""
@@ -287,7 +287,7 @@ class UpstreamCalls:
 class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """An upstream tier that may answer one request."""
 
-    place: ClassVar[Place] = "cloud"
+    place: ClassVar[Place] = "upstream"
     words: ClassVar[str] = "upstream tier"
     calls: UpstreamCalls
     parsed: ParsedRequest
@@ -318,12 +318,12 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
         """Return the report of a request that it answers."""
         return self.calls.route_report(self.parsed, self.query, origin)
 
-    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+    async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
         """Answer in the place of a weak answer, which the server may take as a prediction."""
         opened = partial(
             self.calls.responder, self.parsed, self.query, weak.origin, weak.text, weak=weak
         )
-        return await self.calls.taken_over(self.place, self.parsed, weak, opened)
+        return await self.calls.strong_answer(self.place, self.parsed, weak, opened)
 
     def second_opinion(self, kept: DraftAnswer) -> None:
         """Write the beginning of an answer that is kept, and compare."""
@@ -345,7 +345,7 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
         if not parsed.constraints.is_private:
             self.calls.routing.second_looks.offer(look)
 
-    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+    def may_try_next(self, error: GatewayError | EngineError) -> bool:
         """Return whether another may answer: ours take what this server's API cannot express."""
         if isinstance(error, RateLimitError | BudgetError):
             return error.tier is not None  # a limit of that tier alone

@@ -9,8 +9,8 @@ import msgspec
 from outrider.gateway.answering.candidates.failures import CutShortError
 from outrider.gateway.answering.streaming.sse import DONE, event, rounded
 from outrider.gateway.contract.answers.responder import (
+    AnswerEscalated,
     AnswerFacts,
-    HandedOverError,
     PartialAnswer,
     Place,
     RouteReason,
@@ -39,7 +39,7 @@ _CONTEXT_SLACK: Final = 16
 class UpstreamResponder:
     """Answers by an upstream tier."""
 
-    taken_over_by: Place | None = None
+    escalated_to: Place | None = None
 
     def __init__(  # noqa: PLR0913 - all but the first three by keyword
         self,
@@ -123,7 +123,7 @@ class UpstreamResponder:
         except CutShortError:
             self._outcome = "stop"
             raise
-        except HandedOverError:
+        except AnswerEscalated:
             self._outcome = "handed_over"
             raise
         except Exception as error:
@@ -135,11 +135,11 @@ class UpstreamResponder:
             self._is_over = True
 
     def _chunks(self) -> AsyncGenerator[Chunk]:
-        """Return the chunks that may be sent. Raises HandedOverError where another tier answers."""
+        """Return the chunks that may be sent. Raises AnswerEscalated where another tier answers."""
         return self._answer.chunks()
 
     async def _judge_whole(self, whole: WholeAnswer) -> None:
-        """Raise HandedOverError where another tier answers instead."""
+        """Raise AnswerEscalated where another tier answers instead."""
 
     async def _stream(self) -> AsyncGenerator[bytes]:
         """Yield the parts of a stream that has begun."""
@@ -155,7 +155,7 @@ class UpstreamResponder:
                     yield part
 
     async def _until_cut_short(self) -> AsyncGenerator[bytes]:
-        """Yield the parts of a stream that another model takes over if its server ends it early.
+        """Yield the parts of a stream that another model continues if its server ends it early.
 
         What comes before the first text is held back with it, and so is the end. Raises
         CutShortError.

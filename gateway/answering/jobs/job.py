@@ -25,7 +25,7 @@ from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.answer_form import AnswerForm
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.tool_parser import ToolReading
-from outrider.gateway.contract.answers.responder import Escalation
+from outrider.gateway.contract.answers.responder import StrongTier
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Endpoint
@@ -128,7 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     With it goes one of `escalation` and `strong`."""
     escalation: EscalationTarget | None = None
-    strong: Escalation | None = None
+    strong: StrongTier | None = None
     """An upstream tier in the large model's part; there is one choice then."""
     on_prefill: Callable[[float], None] | None = None
     """Called with the seconds that a choice queued; must not block."""

@@ -32,7 +32,7 @@ from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext, permitted
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptSlots, PromptWork
-from outrider.gateway.contract.answers.responder import Escalation, HandOffError
+from outrider.gateway.contract.answers.responder import StrongTier, TryNextPlace
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.routing import RouteReport
@@ -86,23 +86,23 @@ class JobBuilder:
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: Escalation | None = None,
+        upstream: StrongTier | None = None,
     ) -> BuiltJob:
         """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
 
-        Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
+        Raises GatewayError or EngineError, and TryNextPlace where the upstream tier is to answer.
         """
         try:
             return await self._build(request, context, upstream)
-        except HandOffError as handed:
-            self._count_hand_off(handed)
+        except TryNextPlace as signal:
+            self._count_hand_off(signal)
             raise
 
     async def route_report(
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: Escalation | None = None,
+        upstream: StrongTier | None = None,
     ) -> RouteReport:
         """Return the request's route; nothing is counted or remembered.
 
@@ -122,7 +122,7 @@ class JobBuilder:
         return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
     async def _build(
-        self, request: ApiRequest, context: RequestContext, upstream: Escalation | None
+        self, request: ApiRequest, context: RequestContext, upstream: StrongTier | None
     ) -> BuiltJob:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
@@ -170,7 +170,7 @@ class JobBuilder:
         prompts: Prompts,
         choice: TierChoice,
         context: RequestContext,
-        upstream: Escalation | None,
+        upstream: StrongTier | None,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
         request = prompts.request
@@ -185,7 +185,7 @@ class JobBuilder:
         if seed is None and temperature > 0:
             seed = secrets.randbits(_SEED_BITS)
         plan = None
-        watches = choice.escalation is not None or choice.hands_over
+        watches = choice.escalation is not None or choice.escalates_upstream
         if choice.route is not None and watches:
             plan = choice.route.cascade
         frame = EngineRequestDefaults(
@@ -248,7 +248,7 @@ class JobBuilder:
             quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,
-            strong=upstream if choice.hands_over else None,
+            strong=upstream if choice.escalates_upstream else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
             on_answer=self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,
@@ -269,10 +269,10 @@ class JobBuilder:
             for _ in job.choices:
                 parts.guard.saw(GuardOutcome(quality=route.quality, is_strong=is_strong))
 
-    def _count_hand_off(self, handed: HandOffError) -> None:
+    def _count_hand_off(self, signal: TryNextPlace) -> None:
         """Tell the router's guard of requests that leave as well."""
-        guard, quality = self.routing.guard, handed.origin.quality
-        if guard is not None and handed.is_own and quality is not None:
+        guard, quality = self.routing.guard, signal.origin.quality
+        if guard is not None and signal.is_own and quality is not None:
             guard.saw(GuardOutcome(quality=quality, is_strong=True))
 
     def _learner(

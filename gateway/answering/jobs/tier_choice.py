@@ -14,9 +14,9 @@ from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import (
-    Escalation,
-    HandOffError,
     RouteReason,
+    StrongTier,
+    TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
@@ -32,15 +32,15 @@ class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The tier that a request goes to, and why.
 
     `route`: the router's decision where it made one. `escalation`: where the route has a cascade,
-    the tier that takes a weak answer over; `hands_over`: an upstream tier does. `sticky`: the tier
-    that has the conversation in its cache.
+    the tier that answers instead of a weak answer; `escalates_upstream`: an upstream tier does.
+    `sticky`: the tier that has the conversation in its cache.
     """
 
     info: TierInfo
     reason: str
     route: Route | None = None
     escalation: TierInfo | None = None
-    hands_over: bool = False
+    escalates_upstream: bool = False
     sticky: Tier | None = None
 
     @property
@@ -73,14 +73,14 @@ class TierChooser:
         self,
         prompts: Prompts,
         candidates: CandidateTiers,
-        upstream: Escalation | None,
+        upstream: StrongTier | None,
         engine: EngineInfo,
     ) -> TierChoice:
         """Choose the tier of a request.
 
         `candidates`: the tiers that its model means and its key allows. `upstream`: the upstream
         tier that plays the large model's part for this request. Raises BadRequestError,
-        TierUnavailableError or PromptTooLongError, and HandOffError where the request is for the
+        TierUnavailableError or PromptTooLongError, and TryNextPlace where the request is for the
         upstream tier.
         """
         candidates = _narrowed(prompts.options.tier, candidates, engine)
@@ -163,14 +163,14 @@ class TierChooser:
         return msgspec.structs.replace(fitted, sticky=sticky)
 
     async def _shared(self, prompts: Prompts, small: TierInfo, upstream: str) -> TierChoice:
-        """Choose the small model where the router trusts it; else raise HandOffError."""
+        """Choose the small model where the router trusts it; else raise TryNextPlace."""
         await self._budget(prompts, (small,))
         dialogue = prompts.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, prompts, (small,), _Budget(affordable=(small,)))
             reason = f"tool loop: {upstream}, the tier that made the calls is unknown"
-            raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
+            raise TryNextPlace(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         constraints = replace(
             requested_constraints(prompts.options),
@@ -182,9 +182,9 @@ class TierChooser:
             origin = RouteReason(
                 hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
             )
-            raise HandOffError(origin, is_own=route.is_own)
+            raise TryNextPlace(origin, is_own=route.is_own)
         choice = self._choice(small, route.reason, route)
-        return msgspec.structs.replace(choice, hands_over=route.cascade is not None)
+        return msgspec.structs.replace(choice, escalates_upstream=route.cascade is not None)
 
     async def _route(self, text: str, constraints: RouteConstraints) -> Route:
         """Return the router's decision, made in a turn of the event loop of its own.

@@ -150,7 +150,7 @@ class ModelCatalog:
                 self._meant.setdefault(meant.name, meant)
 
     def _remote(self, name: str, models: TierModels, model: str | None) -> ResolvedModel:
-        return ResolvedModel(name=name, named="cloud", tier=models.tier, model=model)
+        return ResolvedModel(name=name, named="upstream", tier=models.tier, model=model)
 
     def _of_model(self, models: TierModels, model: str) -> ResolvedModel:
         """A server's model under its own name; where that is taken, under TIER/ID."""
@@ -182,7 +182,7 @@ class ModelCatalog:
             has = " or ".join(_tiers_of(meant))
             raise _bad_tier(f"{tier} contradicts the model, which means the {has} tier")
         local = tuple(info for info in meant.local if info.tier == tier)
-        return meant if meant.named == "cloud" else replace(meant, named="local", local=local)
+        return meant if meant.named == "upstream" else replace(meant, named="local", local=local)
 
     def _card(self, meant: ResolvedModel) -> dict[str, Any]:
         behind: list[dict[str, Any]] = [

@@ -36,9 +36,9 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """The places that may answer one request.
 
     `places` in the order in which they are tried. `upstream`: the upstream tier that is meant where
-    "cloud" is among them; else None. `small`: the server's tier, where "server" is. `strong`: the
-    place for what the router finds too hard for the small model. `deadline_s` is on the gateway's
-    clock. `reason`: why the first place is the first, one line of ASCII.
+    "upstream" is among them; else None. `small`: the server's tier, where "small_upstream" is.
+    `strong`: the place for what the router finds too hard for the small model. `deadline_s` is on
+    the gateway's clock. `reason`: why the first place is the first, one line of ASCII.
     """
 
     policy: Policy
@@ -56,14 +56,14 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
             self,
             places=places,
             strong=self.strong if self.strong in places else places[0],
-            upstream=self.upstream if "cloud" in places else None,
-            small=self.small if "server" in places else None,
+            upstream=self.upstream if "upstream" in places else None,
+            small=self.small if "small_upstream" in places else None,
         )
 
     @property
-    def may_hand_over(self) -> bool:
-        """True if an answer may begin here and end upstream, or be handed over before."""
-        return self.places == ("local", "cloud")
+    def may_hand_off(self) -> bool:
+        """True if an answer may begin here and end upstream, or be handed off before."""
+        return self.places == ("local", "upstream")
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,7 +228,7 @@ def constraints_of(
     prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
     that does not exist.
     """
-    tier = upstream if named == "cloud" else rules.upstream
+    tier = upstream if named == "upstream" else rules.upstream
     is_private = options.privacy == "private"
     if is_private:
         _check_private(options, rules, named, upstream)
@@ -237,26 +237,26 @@ def constraints_of(
         _check_policy(options.policy, rules, named, upstream)
     stays_here = is_private or policy == "local_only"
     exists: dict[Place, bool] = {
-        "server": named == "auto"
+        "small_upstream": named == "auto"
         and rules.small is not None
         and (rules.is_small_on_device or not stays_here),
         "local": rules.has_local,
-        "cloud": tier is not None and (not is_private or tier in rules.on_device),
+        "upstream": tier is not None and (not is_private or tier in rules.on_device),
     }
     order = PLACES["prefer_local" if is_private else policy]
     places = tuple(place for place in order if exists[place])
-    if not places and exists["cloud"] and tier in rules.on_device:
-        places = ("cloud",)  # its server is on this device
-    if rules.strong == "cloud" and places == ("server", "local", "cloud"):
-        places = ("server", "cloud", "local")
+    if not places and exists["upstream"] and tier in rules.on_device:
+        places = ("upstream",)  # its server is on this device
+    if rules.strong == "upstream" and places == PLACES["prefer_local"]:
+        places = ("small_upstream", "upstream", "local")
     if not places:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
     return PlacementConstraints(
         policy=policy,
         is_private=is_private,
         places=places,
-        upstream=tier if "cloud" in places else None,
-        small=rules.small if "server" in places else None,
+        upstream=tier if "upstream" in places else None,
+        small=rules.small if "small_upstream" in places else None,
         strong=rules.strong if named == "auto" and rules.strong in places else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
         reason=_reason(options, policy, named, is_private),
@@ -272,7 +272,7 @@ def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> P
             return rules.policy
         case "local":
             return "local_only"
-        case "cloud":
+        case "upstream":
             return "cloud_only"
 
 
@@ -286,7 +286,7 @@ def _check_private(
             "a private request stays on this machine, which outrider.policy "
             "cloud_only does not allow",
         )
-    if named == "cloud" and upstream not in rules.on_device:
+    if named == "upstream" and upstream not in rules.on_device:
         _contradicts(
             "privacy",
             f"a private request stays on this machine, and the {upstream} tier is an upstream "
@@ -301,14 +301,14 @@ def _check_policy(
 ) -> None:
     """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
     is_here = upstream is not None and upstream in rules.on_device
-    if policy == "local_only" and named == "cloud" and not is_here:
+    if policy == "local_only" and named == "upstream" and not is_here:
         _contradicts("policy", f"local_only contradicts the model, which means the {upstream} tier")
     if policy == "cloud_only" and named == "local":
         _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
     answers_first = rules.answers_here or (policy == "prefer_local" and rules.small is not None)
     if policy in ("local_only", "prefer_local") and not answers_first:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
-    if PLACES[policy][0] == "cloud" and rules.upstream is None and named != "cloud":
+    if PLACES[policy][0] == "upstream" and rules.upstream is None and named != "upstream":
         _contradicts("policy", f"{policy}, but {_NO_UPSTREAM}")
 
 
@@ -370,8 +370,8 @@ def permitted_places(
         return constraints
     tiers: Mapping[Place, Sequence[str | None]] = {
         "local": local,
-        "server": (constraints.small,),
-        "cloud": (constraints.upstream,),
+        "small_upstream": (constraints.small,),
+        "upstream": (constraints.upstream,),
     }
     places = tuple(
         place

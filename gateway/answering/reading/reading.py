@@ -213,8 +213,8 @@ class RequestReader:
         """Return what the upstream tiers among the places are asked."""
         queries: dict[Place, UpstreamQuery] = {}
         tiers: dict[Place, str | None] = {
-            "server": constraints.small,
-            "cloud": constraints.upstream,
+            "small_upstream": constraints.small,
+            "upstream": constraints.upstream,
         }
         for place, tier in tiers.items():
             if tier is not None:
@@ -317,7 +317,7 @@ class RequestReader:
             if needs and not lacking(needs, supports):
                 return msgspec.structs.replace(
                     parsed,
-                    constraints=constraints.restricted(("cloud",)),
+                    constraints=constraints.restricted(("upstream",)),
                     origin=RouteReason(hand_off="capability", reason=describe(needs)),
                 )
         return parsed

@@ -80,7 +80,7 @@ class ChoiceStream:
         """Yield the text as it may be sent. Closing this aborts what still runs.
 
         Raises the engine's refusal, EngineLostError or GenerationError (also for an answer that
-        does not conform to its schema), and HandedOverError where an upstream tier answers in its
+        does not conform to its schema), and AnswerEscalated where an upstream tier answers in its
         place.
         """
         async with AsyncExitStack() as readers:
