@@ -249,7 +249,7 @@ def _build_planner(
         typical=parts.routing.typical,
     )
     calls = UpstreamCalls(
-        upstream=parts.upstream,
+        upstreams=parts.upstream,
         names=catalog,
         checks=checks,
         routing=parts.routing,
@@ -258,7 +258,7 @@ def _build_planner(
         clock=parts.clock,
     )
     reader = RequestReader(
-        upstream=parts.upstream,
+        upstreams=parts.upstream,
         names=catalog,
         checks=checks,
         experiments=parts.experiments,

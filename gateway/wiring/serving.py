@@ -256,7 +256,9 @@ async def _routing(parts: GatewayParts) -> str:
         await small.until_known(_SMALL_KNOWN_S)
         return f"{summary}; small: {small.tier.name}, {small.summary}"
     if not rules.has_local:
-        return f"all to {rules.upstream}: no model here (--small MODEL, a server's URL, or demo)"
+        return (
+            f"all to {rules.upstream_tier}: no model here (--small MODEL, a server's URL, or demo)"
+        )
     return summary
 
 

@@ -56,7 +56,7 @@ class LocalParts:
         if fleet is not None and fleet.is_asleep:
             fleet.wake(self.jobs.tokenizers)
             return "load: no engine runs; one is being started"
-        max_queue_s = self.calls.upstream.rules.max_queue_s
+        max_queue_s = self.calls.upstreams.rules.max_queue_s
         busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
         if busy is None and parsed.constraints.deadline_s is not None:
             busy = self.load.would_miss(parsed.constraints.deadline_s, self.likely_tokens(parsed))
@@ -93,8 +93,8 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     async def open(self, origin: RouteReason) -> Responder:
         """Make a responder, not yet begun. Raises TryNextPlace where `strong` is to answer."""
         parts, parsed, context = self.parts, self.parsed, self.parsed.context
-        upstream = parts.calls.upstream
-        if upstream.tiers and "failure" in parsed.falls_back_on:
+        upstreams = parts.calls.upstreams
+        if upstreams.tiers and "failure" in parsed.falls_back_on:
             parts.jobs.models.require_ready()  # the chain's next model need not wait for a restart
         request, strong = self.query.request, self.strong
         if origin.continues is not None:
@@ -124,7 +124,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             origin,
             ticket,
             on_answered=partial(self._mirror, generation) if self._is_mirrored else None,
-            is_continuable=parsed.continues_elsewhere(upstream.rules),
+            is_continuable=parsed.continues_elsewhere(upstreams.rules),
         )
 
     async def _admitted_job(self, request: ApiRequest, strong: StrongTier | None) -> Job:
@@ -133,13 +133,14 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         Raises RateLimitError or BudgetError.
         """
         parts, context = self.parts, self.parsed.context
-        principal, upstream = context.principal, self.parsed.constraints.upstream
+        principal = context.principal
+        upstream_tier = self.parsed.constraints.upstream_tier
         while True:
             if principal is not context.principal:
                 context = msgspec.structs.replace(context, principal=principal)
             built = await parts.jobs.build(request, context, strong)
             try:
-                job = await self._admitted(built.job, context.meter, upstream)
+                job = await self._admitted(built.job, context.meter, upstream_tier)
                 parts.jobs.count(built)
                 return job
             except (RateLimitError, BudgetError) as error:
@@ -147,18 +148,20 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
                 if error.tier is None or request.model != AUTO or is_named:
                     raise
                 left = without_tier(principal, error.tier, parts.calls.local_tiers)
-                if left is None and error.tier != upstream:
+                if left is None and error.tier != upstream_tier:
                     raise
-                if error.tier == upstream:
-                    upstream = strong = None
+                if error.tier == upstream_tier:
+                    upstream_tier = strong = None
                 else:
                     principal = left or principal
 
-    async def _admitted(self, job: Job, meter: RequestMeter | None, upstream: str | None) -> Job:
+    async def _admitted(
+        self, job: Job, meter: RequestMeter | None, upstream_tier: str | None
+    ) -> Job:
         """Reserve a job. Raises RateLimitError or BudgetError."""
         if meter is None:
             return job
-        credit = await _reserved(meter, job, upstream)
+        credit = await _reserved(meter, job, upstream_tier)
         return msgspec.structs.replace(job, credit=credit, work=LocalWork(self.parts.jobs.clock))
 
     @property
@@ -166,7 +169,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether it may be copied: requests for this machine only never leave it."""
         wants_local = self.parsed.options.policy == "local_only"
         is_private = self.parsed.constraints.is_private or wants_local
-        return self.parts.calls.upstream.mirror is not None and not is_private
+        return self.parts.calls.upstreams.mirror is not None and not is_private
 
     def _mirror(self, generation: Generation, texts: tuple[str, ...]) -> None:
         """Offer a local answer's request for a second opinion."""
@@ -221,8 +224,10 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, strong=None, patience_s=unbounded)
 
 
-async def _reserved(meter: RequestMeter, job: Job, upstream: str | None) -> TokenAllowance | None:
-    """Reserve the job; `upstream` takes it over, or answers if it fails.
+async def _reserved(
+    meter: RequestMeter, job: Job, upstream_tier: str | None
+) -> TokenAllowance | None:
+    """Reserve the job; `upstream_tier` answers if it is too weak or fails.
 
     Raises RateLimitError or BudgetError.
     """
@@ -231,8 +236,8 @@ async def _reserved(meter: RequestMeter, job: Job, upstream: str | None) -> Toke
     tiers: list[str] = [job.tier]
     if job.escalation is not None:
         tiers.append(job.escalation.tier)
-    if upstream is not None:
-        tiers.append(upstream)
+    if upstream_tier is not None:
+        tiers.append(upstream_tier)
     return await meter.admit(
         UsageEstimate(
             tiers=tuple(tiers),

@@ -79,7 +79,7 @@ class Planner:
         return Lineup(
             candidates=self._candidates(parsed),
             origin=origin,
-            continues_on_failure=parsed.continues_elsewhere(self.calls.upstream.rules),
+            continues_on_failure=parsed.continues_elsewhere(self.calls.upstreams.rules),
             on_begin=self.calls.count_origin,
             arm=parsed.context.arm,
         )
@@ -126,7 +126,7 @@ class Planner:
             if busy is not None:
                 queries, origin = queries[::-1], RouteReason(hand_off="load", reason=busy)
         elif constraints.places[0] == "upstream" and constraints.reason != "requested":
-            has_local = self.calls.upstream.rules.has_local  # else no model handed it off
+            has_local = self.calls.upstreams.rules.has_local  # else no model handed it off
             kind: HandOffKind | None = "policy" if has_local else None
             origin = RouteReason(hand_off=kind, reason=constraints.reason)
         return msgspec.structs.replace(parsed, queries=queries, origin=origin)

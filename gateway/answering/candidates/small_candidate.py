@@ -92,7 +92,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
             ) from None
 
     async def _watch(self, route: Route, strong: StrongTier) -> SmallWatch | None:
-        small = self.calls.upstream.small
+        small = self.calls.upstreams.small
         assert small is not None, "a request for it has come"
         if route.cascade is None:
             return None

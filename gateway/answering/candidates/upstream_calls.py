@@ -60,7 +60,7 @@ _LONGEST_ANSWER: Final = 131_072
 class UpstreamCalls:
     """Makes upstream calls and their responders. `local_tiers` are those with a tokenizer."""
 
-    upstream: UpstreamParts
+    upstreams: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     routing: RoutingParts
@@ -111,7 +111,7 @@ class UpstreamCalls:
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=parsed.context.arrival_s,
-            hops=(*parsed.context.hops, self.upstream.gateway_id),
+            hops=(*parsed.context.hops, self.upstreams.gateway_id),
             deadline_s=parsed.constraints.deadline_s,
             affinity=self._affinity(parsed, tier),
             prediction=prediction,
@@ -124,9 +124,9 @@ class UpstreamCalls:
             tier,
             call,
             origin,
-            secrets=self.upstream.secrets,
+            secrets=self.upstreams.secrets,
             on_answered=partial(self._answered, parsed, weak),
-            is_continuable=parsed.continues_elsewhere(self.upstream.rules),
+            is_continuable=parsed.continues_elsewhere(self.upstreams.rules),
             falls_back_on=parsed.falls_back_on,
             credit=credit,
             is_bounded=parsed.token_limit is not None,
@@ -184,7 +184,7 @@ class UpstreamCalls:
         except (GatewayError, EngineError, TimeoutError):
             if parts is not None:
                 await parts.aclose()
-            self.upstream.metrics.degraded()
+            self.upstreams.metrics.degraded()
             return None
         except BaseException:
             if parts is not None:
@@ -196,19 +196,19 @@ class UpstreamCalls:
     def count_origin(self, origin: RouteReason, tier: str) -> None:
         """Count why an answer has begun on this tier."""
         if origin.hand_off is not None:
-            self.upstream.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
+            self.upstreams.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
         if origin.is_degraded:
-            self.upstream.metrics.degraded()
+            self.upstreams.metrics.degraded()
 
     def mirror(self, parsed: ParsedRequest, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
-        mirror = self.upstream.mirror
+        mirror = self.upstreams.mirror
         if mirror is None or parsed.constraints.is_private:
             return
         if not parsed.context.principal.scopes.allows_tier(mirror.tier):
             return  # requests that may not be answered there are not mirrored there either
         try:
-            call = self.copy(parsed, self.upstream.tiers[mirror.tier], parsed.document, "")
+            call = self.copy(parsed, self.upstreams.tiers[mirror.tier], parsed.document, "")
         except BadRequestError:
             return  # the copy would differ from the request
         mirror.offer(call, answer)
@@ -223,7 +223,7 @@ class UpstreamCalls:
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=self.clock(),
-            hops=(*parsed.context.hops, self.upstream.gateway_id),
+            hops=(*parsed.context.hops, self.upstreams.gateway_id),
             on_attempt=None if parsed.context.meter is None else parsed.context.meter.on_attempt,
         )
 

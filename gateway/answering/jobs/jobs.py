@@ -86,14 +86,14 @@ class JobBuilder:
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: StrongTier | None = None,
+        strong: StrongTier | None = None,
     ) -> BuiltJob:
-        """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
+        """Build the job of a conversation or of prompts. `strong` plays the large model's part.
 
         Raises GatewayError or EngineError, and TryNextPlace where the upstream tier is to answer.
         """
         try:
-            return await self._build(request, context, upstream)
+            return await self._build(request, context, strong)
         except TryNextPlace as signal:
             self._count_hand_off(signal)
             raise
@@ -102,13 +102,13 @@ class JobBuilder:
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: StrongTier | None = None,
+        strong: StrongTier | None = None,
     ) -> RouteReport:
         """Return the request's route; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
-        built = await self._build(request, context, upstream)
+        built = await self._build(request, context, strong)
         costs = await self.chooser.costs_usd(built.prompts, built.candidates)
         return describe_route(
             request.model, built.candidates, built.choice, built.job, costs, self.routing
@@ -122,7 +122,7 @@ class JobBuilder:
         return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
     async def _build(
-        self, request: ApiRequest, context: RequestContext, upstream: StrongTier | None
+        self, request: ApiRequest, context: RequestContext, strong: StrongTier | None
     ) -> BuiltJob:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
@@ -131,9 +131,9 @@ class JobBuilder:
         candidates = permitted(context.principal, meant, prompts.options.tier)
         chosen_from_s = self.clock()
         info = await self.models.engine_info()
-        choice = await self.chooser.choose(prompts, candidates, upstream, info)
+        choice = await self.chooser.choose(prompts, candidates, strong, info)
         self._trace_route(context, choice, chosen_from_s)
-        job = await self._assemble(prompts, choice, context, upstream)
+        job = await self._assemble(prompts, choice, context, strong)
         return BuiltJob(job=job, prompts=prompts, candidates=candidates, choice=choice)
 
     def _objective(
@@ -170,7 +170,7 @@ class JobBuilder:
         prompts: Prompts,
         choice: TierChoice,
         context: RequestContext,
-        upstream: StrongTier | None,
+        strong: StrongTier | None,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
         request = prompts.request
@@ -248,7 +248,7 @@ class JobBuilder:
             quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,
-            strong=upstream if choice.escalates_upstream else None,
+            strong=strong if choice.escalates_upstream else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
             on_answer=self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,

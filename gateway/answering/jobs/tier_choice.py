@@ -73,12 +73,12 @@ class TierChooser:
         self,
         prompts: Prompts,
         candidates: CandidateTiers,
-        upstream: StrongTier | None,
+        strong: StrongTier | None,
         engine: EngineInfo,
     ) -> TierChoice:
         """Choose the tier of a request.
 
-        `candidates`: the tiers that its model means and its key allows. `upstream`: the upstream
+        `candidates`: the tiers that its model means and its key allows. `strong`: the upstream
         tier that plays the large model's part for this request. Raises BadRequestError,
         TierUnavailableError or PromptTooLongError, and TryNextPlace where the request is for the
         upstream tier.
@@ -92,8 +92,8 @@ class TierChooser:
             return self._choice(info, "requested" if is_named else "cascade")
         if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
-            if upstream is not None and small is not None:
-                return await self._shared(prompts, small, upstream.tier)
+            if strong is not None and small is not None:
+                return await self._shared(prompts, small, strong.tier)
             return await self._routed(prompts, candidates)
         for name in ("min_quality", "threshold"):
             if getattr(prompts.options, name) is not None:
@@ -162,14 +162,14 @@ class TierChooser:
         fitted = await self._fitted(prompts, route, budget.affordable)
         return msgspec.structs.replace(fitted, sticky=sticky)
 
-    async def _shared(self, prompts: Prompts, small: TierInfo, upstream: str) -> TierChoice:
+    async def _shared(self, prompts: Prompts, small: TierInfo, strong_tier: str) -> TierChoice:
         """Choose the small model where the router trusts it; else raise TryNextPlace."""
         await self._budget(prompts, (small,))
         dialogue = prompts.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, prompts, (small,), _Budget(affordable=(small,)))
-            reason = f"tool loop: {upstream}, the tier that made the calls is unknown"
+            reason = f"tool loop: {strong_tier}, the tier that made the calls is unknown"
             raise TryNextPlace(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         constraints = replace(

@@ -35,7 +35,7 @@ ApiRequest = ChatRequest | CompletionRequest
 class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """The places that may answer one request.
 
-    `places` in the order in which they are tried. `upstream`: the upstream tier that is meant where
+    `places` in the order in which they are tried. `upstream_tier`: the one that is meant where
     "upstream" is among them; else None. `small`: the server's tier, where "small_upstream" is.
     `strong`: the place for what the router finds too hard for the small model. `deadline_s` is on
     the gateway's clock. `reason`: why the first place is the first, one line of ASCII.
@@ -44,7 +44,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     is_private: bool
     places: tuple[Place, ...]
-    upstream: str | None
+    upstream_tier: str | None
     strong: Place
     deadline_s: float | None
     reason: str
@@ -56,7 +56,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
             self,
             places=places,
             strong=self.strong if self.strong in places else places[0],
-            upstream=self.upstream if "upstream" in places else None,
+            upstream_tier=self.upstream_tier if "upstream" in places else None,
             small=self.small if "small_upstream" in places else None,
         )
 
@@ -220,21 +220,21 @@ def constraints_of(
     *,
     arrival_s: float,
     named: Named,
-    upstream: str | None = None,
+    upstream_tier: str | None = None,
 ) -> PlacementConstraints:
-    """Return the constraints of a request; `upstream` is the upstream tier that it names, if any.
+    """Return the constraints of a request; `upstream_tier` is the one that it names, if any.
 
     A model that is named answers alone, unless the request itself says prefer_local or
     prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
     that does not exist.
     """
-    tier = upstream if named == "upstream" else rules.upstream
+    tier = upstream_tier if named == "upstream" else rules.upstream_tier
     is_private = options.privacy == "private"
     if is_private:
-        _check_private(options, rules, named, upstream)
+        _check_private(options, rules, named, upstream_tier)
     policy = _policy(options, rules, named)
     if options.policy is not None:
-        _check_policy(options.policy, rules, named, upstream)
+        _check_policy(options.policy, rules, named, upstream_tier)
     stays_here = is_private or policy == "local_only"
     exists: dict[Place, bool] = {
         "small_upstream": named == "auto"
@@ -255,7 +255,7 @@ def constraints_of(
         policy=policy,
         is_private=is_private,
         places=places,
-        upstream=tier if "upstream" in places else None,
+        upstream_tier=tier if "upstream" in places else None,
         small=rules.small if "small_upstream" in places else None,
         strong=rules.strong if named == "auto" and rules.strong in places else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
@@ -277,7 +277,7 @@ def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> P
 
 
 def _check_private(
-    options: OutriderOptions, rules: PlacementPolicy, named: Named, upstream: str | None
+    options: OutriderOptions, rules: PlacementPolicy, named: Named, upstream_tier: str | None
 ) -> None:
     """Raise BadRequestError where a private request names a place that is not this machine."""
     if options.policy == "cloud_only":
@@ -286,29 +286,31 @@ def _check_private(
             "a private request stays on this machine, which outrider.policy "
             "cloud_only does not allow",
         )
-    if named == "upstream" and upstream not in rules.on_device:
+    if named == "upstream" and upstream_tier not in rules.on_device:
         _contradicts(
             "privacy",
-            f"a private request stays on this machine, and the {upstream} tier is an upstream "
-            f"server that is not marked as local (tiers.{upstream}.local)",
+            f"a private request stays on this machine, and the {upstream_tier} tier is an upstream "
+            f"server that is not marked as local (tiers.{upstream_tier}.local)",
         )
     if not rules.answers_here:
         _contradicts("privacy", f"a private request stays on this machine, but {NO_LOCAL}")
 
 
 def _check_policy(
-    policy: Policy, rules: PlacementPolicy, named: Named, upstream: str | None
+    policy: Policy, rules: PlacementPolicy, named: Named, upstream_tier: str | None
 ) -> None:
     """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
-    is_here = upstream is not None and upstream in rules.on_device
+    is_here = upstream_tier is not None and upstream_tier in rules.on_device
     if policy == "local_only" and named == "upstream" and not is_here:
-        _contradicts("policy", f"local_only contradicts the model, which means the {upstream} tier")
+        _contradicts(
+            "policy", f"local_only contradicts the model, which means the {upstream_tier} tier"
+        )
     if policy == "cloud_only" and named == "local":
         _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
     answers_first = rules.answers_here or (policy == "prefer_local" and rules.small is not None)
     if policy in ("local_only", "prefer_local") and not answers_first:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
-    if PLACES[policy][0] == "upstream" and rules.upstream is None and named != "upstream":
+    if PLACES[policy][0] == "upstream" and rules.upstream_tier is None and named != "upstream":
         _contradicts("policy", f"{policy}, but {_NO_UPSTREAM}")
 
 
@@ -371,7 +373,7 @@ def permitted_places(
     tiers: Mapping[Place, Sequence[str | None]] = {
         "local": local,
         "small_upstream": (constraints.small,),
-        "upstream": (constraints.upstream,),
+        "upstream": (constraints.upstream_tier,),
     }
     places = tuple(
         place
@@ -379,7 +381,7 @@ def permitted_places(
         if any(scopes.allows_tier(tier or "") for tier in tiers[place])
     )
     if not places:
-        raise tier_not_allowed(constraints.upstream or constraints.small or " or ".join(local))
+        raise tier_not_allowed(constraints.upstream_tier or constraints.small or " or ".join(local))
     return constraints.restricted(places)
 
 

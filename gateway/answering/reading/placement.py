@@ -25,17 +25,17 @@ NO_LOCAL: Final = "no model is loaded on this machine, and no tier is marked as 
 class PlacementPolicy:
     """The settings for hand-offs.
 
-    `policy` is for requests that name none. `upstream`: the tier that takes hand-offs; None without
-    upstream tiers. `small`: the one in the small model's part. `on_device`: those that are servers
-    on this device. has_local: this process runs a model. `strong`: the place for what is too hard
-    for the small model. `max_queue_s`: requests that would wait longer for the local models are
-    handed off. `deadline_s`: from the arrival of requests that name no deadline.
-    `continue_on_failure`: another model may continue an answer that broke off;
-    None: where the request's policy is prefer_local.
+    `policy` is for requests that name none. `upstream_tier`: the one that takes hand-offs; None
+    without upstream tiers. `small`: the one in the small model's part. `on_device`: those that are
+    servers on this device. has_local: this process runs a model. `strong`: the place for what is
+    too hard for the small model. `max_queue_s`: requests that would wait longer for the local
+    models are handed off. `deadline_s`: from the arrival of requests that name no deadline.
+    `continue_on_failure`: another model may continue an answer that broke off; None: where the
+    request's policy is prefer_local.
     """
 
     policy: Policy = "prefer_local"
-    upstream: str | None = None
+    upstream_tier: str | None = None
     small: str | None = None
     on_device: Collection[str] = frozenset()
     has_local: bool = True
@@ -91,7 +91,7 @@ class PlacementPolicy:
             is_local = settings.strong == "local"
         return cls(
             policy=policy,
-            upstream=upstream,
+            upstream_tier=upstream,
             small=settings.small,
             on_device=frozenset(on_device),
             has_local=bool(local),

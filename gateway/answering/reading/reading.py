@@ -68,7 +68,7 @@ _MAX_HOPS: Final = 8
 class RequestReader:
     """Reads requests. Keeps nothing of them."""
 
-    upstream: UpstreamParts
+    upstreams: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     experiments: Experiments
@@ -83,13 +83,13 @@ class RequestReader:
 
         A request that cannot be served as its arm wants it is put in no arm.
         """
-        if self.upstream.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
+        if self.upstreams.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError(
                 "The request has come through this gateway before: its tiers point at each other."
-                if self.upstream.gateway_id in context.hops
+                if self.upstreams.gateway_id in context.hops
                 else f"The request has come through {len(context.hops)} gateways."
             )
-        if not self.upstream.tiers:
+        if not self.upstreams.tiers:
             return await self._read_for_local(endpoint, body, context)
         return await self._read_for_tiers(endpoint, body, context)
 
@@ -198,11 +198,11 @@ class RequestReader:
             token_limit=envelope.token_limit,
             assignment=assignment,
         )
-        upstream = await self._upstream_queries(parsed.constraints, meant)
-        parsed = self._without_impossible(parsed, upstream)
+        upstream_queries = await self._upstream_queries(parsed.constraints, meant)
+        parsed = self._without_impossible(parsed, upstream_queries)
         await end_turn(body.raw)
         queries = tuple(
-            upstream.get(place) or self._local_query(parsed, body, read, meant)
+            upstream_queries.get(place) or self._local_query(parsed, body, read, meant)
             for place in parsed.constraints.places
         )
         return msgspec.structs.replace(parsed, queries=queries)
@@ -214,7 +214,7 @@ class RequestReader:
         queries: dict[Place, UpstreamQuery] = {}
         tiers: dict[Place, str | None] = {
             "small_upstream": constraints.small,
-            "upstream": constraints.upstream,
+            "upstream": constraints.upstream_tier,
         }
         for place, tier in tiers.items():
             if tier is not None:
@@ -286,21 +286,20 @@ class RequestReader:
         context: RequestContext,
     ) -> PlacementConstraints:
         named = meant.named if meant else ("auto" if model == AUTO else "local")
-        upstream = meant.tier if meant else None
         constraints = constraints_of(
             options,
-            self.upstream.rules,
+            self.upstreams.rules,
             arrival_s=context.arrival_s,
             named=named,
-            upstream=upstream,
+            upstream_tier=meant.tier if meant else None,
         )
         return permitted_places(context.principal, constraints, self.local_tiers)
 
     def _without_impossible(
-        self, parsed: ParsedRequest, upstream: Mapping[Place, UpstreamQuery]
+        self, parsed: ParsedRequest, upstream_queries: Mapping[Place, UpstreamQuery]
     ) -> ParsedRequest:
         """Leave out the places that cannot answer this request, as long as one is left."""
-        for place, query in upstream.items():
+        for place, query in upstream_queries.items():
             complaint = self.checks.complaint(parsed, query)
             if complaint is None:
                 continue
@@ -311,9 +310,9 @@ class RequestReader:
                 parsed, constraints=parsed.constraints.restricted(left)
             )
         constraints = parsed.constraints
-        if "local" in constraints.places and constraints.upstream is not None:
+        if "local" in constraints.places and constraints.upstream_tier is not None:
             needs = required_capabilities(parsed.document, parsed.endpoint)
-            supports = self.upstream.tiers[constraints.upstream].settings.supports
+            supports = self.upstreams.tiers[constraints.upstream_tier].settings.supports
             if needs and not lacking(needs, supports):
                 return msgspec.structs.replace(
                     parsed,

@@ -286,7 +286,7 @@ def test_all_parts_of_the_cloud_are_wired(metrics: UpstreamMetrics) -> None:
     )
     cloud = build_upstream(settings, {}, ("small", "large"), metrics)
     assert list(cloud.tiers) == ["first", "second"]
-    assert cloud.rules.upstream == "second"
+    assert cloud.rules.upstream_tier == "second"
     assert cloud.rules.policy == "prefer_local"
     assert cloud.mirror is not None
     registry = CollectorRegistry()
@@ -299,4 +299,4 @@ def test_without_tiers_there_is_no_cloud(metrics: UpstreamMetrics) -> None:
     cloud = build_upstream(load_settings(environ={}), {}, ("small", "large"), metrics)
     assert not cloud.tiers
     assert cloud.mirror is None
-    assert cloud.rules.policy == "local_only" or cloud.rules.upstream is None
+    assert cloud.rules.policy == "local_only" or cloud.rules.upstream_tier is None

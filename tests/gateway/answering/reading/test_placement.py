@@ -13,10 +13,10 @@ from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Policy
 from outrider.gateway.settings.tiers import HandoffSettings
 
-BOTH = PlacementPolicy(upstream="cloud")
+BOTH = PlacementPolicy(upstream_tier="cloud")
 LOCAL_ONLY = PlacementPolicy()
 CLOUD_ONLY = PlacementPolicy(
-    policy="cloud_only", upstream="cloud", has_local=False, strong="upstream"
+    policy="cloud_only", upstream_tier="cloud", has_local=False, strong="upstream"
 )
 
 POLICIES: tuple[Policy | None, ...] = (None, *get_args(Policy))
@@ -47,7 +47,7 @@ def constraints(
 ) -> PlacementConstraints:
     cloud = "other" if named == "upstream" else None
     parsed = OutriderOptions.model_validate(options)
-    return constraints_of(parsed, rules, arrival_s=100.0, named=named, upstream=cloud)
+    return constraints_of(parsed, rules, arrival_s=100.0, named=named, upstream_tier=cloud)
 
 
 def refusal(rules: PlacementPolicy, named: Named = "auto", **options: object) -> BadRequestError:
@@ -70,7 +70,7 @@ def test_places(named: Named, policy: Policy | None) -> None:
     assert made.places == places
     assert not made.is_private
     tier = "other" if named == "upstream" else "cloud"
-    assert made.upstream == (tier if "upstream" in places else None)
+    assert made.upstream_tier == (tier if "upstream" in places else None)
     assert made.may_hand_off == (places == ("local", "upstream"))
 
 
@@ -88,7 +88,7 @@ def test_private_requests_never_name_the_cloud(
     has_local: bool,
     cloud: str | None,
 ) -> None:
-    rules = PlacementPolicy(policy=default, upstream=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
+    rules = PlacementPolicy(policy=default, upstream_tier=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
     if not has_local or named == "upstream" or policy == "cloud_only":
         assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.privacy"
         return
@@ -98,7 +98,7 @@ def test_private_requests_never_name_the_cloud(
     made = constraints(rules, named, policy=policy, privacy="private")
     assert made.is_private
     assert made.places == ("local",)
-    assert made.upstream is None
+    assert made.upstream_tier is None
     assert made.strong == "local"
     assert not made.may_hand_off
     assert made.reason == "private"
@@ -122,7 +122,7 @@ def test_private_contradictions(
 
 
 def test_private_overrules_the_configured_policy_only() -> None:
-    rules = PlacementPolicy(policy="cloud_only", upstream="cloud", strong="upstream")
+    rules = PlacementPolicy(policy="cloud_only", upstream_tier="cloud", strong="upstream")
     assert constraints(rules).places == ("upstream",)
     assert constraints(rules, privacy="private").places == ("local",)
     assert constraints(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
@@ -153,7 +153,7 @@ def test_without_a_local_model(policy: Policy) -> None:
 
 @pytest.mark.parametrize("default", get_args(Policy))
 def test_the_configured_policy_is_for_auto(default: Policy) -> None:
-    rules = PlacementPolicy(policy=default, upstream="cloud")
+    rules = PlacementPolicy(policy=default, upstream_tier="cloud")
     assert constraints(rules).places == PLACES["auto", default]
     assert constraints(rules).policy == default
     assert constraints(rules, "local").places == ("local",)
@@ -184,7 +184,7 @@ def test_the_deadline_is_the_requests_own_else_the_configured_one() -> None:
 
 
 def test_the_strong_place_is_one_of_the_places() -> None:
-    rules = PlacementPolicy(upstream="cloud", strong="upstream")
+    rules = PlacementPolicy(upstream_tier="cloud", strong="upstream")
     assert constraints(rules).strong == "upstream"
     assert constraints(rules, policy="prefer_cloud").strong == "upstream"
     assert constraints(rules, policy="local_only").strong == "local"
@@ -199,12 +199,12 @@ def test_the_strong_place_is_one_of_the_places() -> None:
 def test_rules_of_the_settings() -> None:
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_local", upstream="cloud", has_local=True, strong="local"
+        policy="prefer_local", upstream_tier="cloud", has_local=True, strong="local"
     )
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=["small"])
     assert (made.policy, made.strong) == ("prefer_local", "upstream")
     made = PlacementPolicy.of(HandoffSettings(), tiers=[], local=["small"])
-    assert (made.upstream, made.strong) == (None, "local")
+    assert (made.upstream_tier, made.strong) == (None, "local")
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=[])
     assert made == CLOUD_ONLY
     settings = HandoffSettings(
@@ -213,8 +213,8 @@ def test_rules_of_the_settings() -> None:
     )  # fmt: skip
     made = PlacementPolicy.of(settings, tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_cloud", upstream="other", strong="upstream", max_queue_s=0.5, deadline_s=2.0,
-        continue_on_failure=True,
+        policy="prefer_cloud", upstream_tier="other", strong="upstream", max_queue_s=0.5,
+        deadline_s=2.0, continue_on_failure=True,
     )  # fmt: skip
 
 
