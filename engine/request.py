@@ -118,7 +118,7 @@ class EngineRequest:
     `time.monotonic()` at the gateway (one clock per machine). `prediction_token_ids`: what the
     client expects the answer to be like; a source of guesses. `cascade`: None is lossless.
     `may_escalate`: this small answer is under watch. Its tokens' rivals are kept for the large
-    tier, and where it ends by itself it is held (`AnswerHeld`) until `settle` or `switch_tier`.
+    tier. Where it ends by itself it is held (`AnswerHeld`) until `keep_on_tier` or `switch_tier`.
     `tenant` shares the queue's fairness, by `weight` against others; `priority` is HIGH, NORMAL or
     LOW. They and the `objective` decide when the answer starts, never what it is. `traces`: what is
     emitted says where it came from (engine/trace.py). `adapters`: at most one of each tier; the

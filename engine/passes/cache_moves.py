@@ -32,7 +32,7 @@ class CacheMoves:
             self._move_in(self._kv_cache.full, *slots)
             if self._pool.window is None:
                 self._move_in(self._kv_cache.window, *slots)
-        self.settle_window()
+        self.apply_window_changes()
 
     def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
         """Move keys and values between cache slots, safe under overlap."""
@@ -63,7 +63,7 @@ class CacheMoves:
         return both[:number], both[number + len(padding) :]
 
     def _move(self, src_slots: Tensor, dst_slots: Tensor) -> None:
-        self.settle_window()
+        self.apply_window_changes()
         cache = self._kv_cache
         self._move_in(cache.full, src_slots, dst_slots)
         if cache.window is not None:
@@ -76,7 +76,7 @@ class CacheMoves:
         if group is not None:
             compact_kv(group.tensor, src_slots, dst_slots, group.scales)
 
-    def settle_window(self) -> None:
+    def apply_window_changes(self) -> None:
         """Tell the device which window blocks the views have got, and make the copies they want."""
         if (window := self._pool.window) is not None:
             changes, copies = window.take_changes(), window.take_copies()

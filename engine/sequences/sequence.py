@@ -62,9 +62,9 @@ class Sequence:
     # The same of the answer that is being written, for the large tier, by that tier's own noise.
     candidates: list[Candidates] = field(default_factory=list)
     large_noise: "SequenceNoise | None" = None
-    # Why a watched answer ended that waits for `settle` or a change of tier.
+    # Why a watched answer ended that waits for `keep_on_tier` or a change of tier.
     held_reason: FinishReason | None = None
-    is_settled: bool = False
+    stays_on_tier: bool = False
     # What broke while its rules, its grammar or its guesses were followed; nothing is emitted then.
     failure: Exception | None = None
     prefill_was_reported: bool = False
@@ -132,7 +132,7 @@ class Sequence:
     @property
     def is_watched(self) -> bool:
         """True if this small answer may still change its tier."""
-        return self.request.may_escalate and self.tier == "small" and not self.is_settled
+        return self.request.may_escalate and self.tier == "small" and not self.stays_on_tier
 
     @property
     def wants_tree(self) -> bool:

@@ -134,7 +134,7 @@ class WatchedStream(ChoiceStream):
         if action == "commit" and self._job.second_looks is not None and self._small_ids:
             self._explore(self._job.second_looks, judgement)
         if self.choice.finish_reason is None:
-            await self._engine.settle(self._request.request_id)
+            await self._engine.keep_on_tier(self._request.request_id)
         if self.choice.usage.num_tokens:
             self._observe(self.choice.usage.num_tokens)
 
@@ -307,7 +307,7 @@ class WatchedStream(ChoiceStream):
             if self._may_continue:
                 await self._watch_on(event)
         elif isinstance(event, AnswerHeld):
-            await self._engine.settle(self._request.request_id)
+            await self._engine.keep_on_tier(self._request.request_id)
         return deltas
 
     def _answer_with(self, event: EngineEvent) -> list[Delta]:

@@ -91,10 +91,10 @@ class EngineClient(Protocol):
 
         The answer so far is retracted, or with `keeps_answer` continued; `TierSwitched` says when.
         Where the other tier cannot take the request there is no such event: the answer stays with
-        its tier, as after `settle`.
+        its tier, as after `keep_on_tier`.
         """
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         """The answer stays with its tier: it is no longer held at its end. Unknown: ignored."""
 
     async def abort(self, request_id: str) -> None:

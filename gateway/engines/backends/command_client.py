@@ -64,9 +64,9 @@ class CommandClient(ABC):
         """Hand a running request to another tier. Unknown ids are ignored."""
         self._streams.switch_tier(request_id, tier, keeps_answer=keeps_answer)
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         """Leave the answer with its tier. Unknown ids are ignored."""
-        self._streams.settle(request_id)
+        self._streams.keep_on_tier(request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request. Unknown ids are ignored."""

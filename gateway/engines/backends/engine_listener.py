@@ -42,12 +42,12 @@ from outrider.gateway.engines.backends.wire import (
     GetStats,
     Goodbye,
     Hello,
+    KeepOnTier,
     Ping,
     Pong,
     PrepareAdapter,
     Refused,
     Reply,
-    Settle,
     StatsReply,
     Stop,
     Submit,
@@ -241,7 +241,7 @@ class EngineListener:
         match command:
             case Submit(request):
                 return self._admitted(gateway, request)
-            case SwitchTier() | Settle() | Abort():
+            case SwitchTier() | KeepOnTier() | Abort():
                 engine_id = gateway.engine_ids.get(command.request_id)
                 if engine_id is not None:
                     return [msgspec.structs.replace(command, request_id=engine_id)]

@@ -20,10 +20,10 @@ from outrider.gateway.engines.backends.wire import (
     Events,
     GetBlocks,
     GetStats,
+    KeepOnTier,
     PrepareAdapter,
     Refused,
     Reply,
-    Settle,
     StatsReply,
     Stop,
     Submit,
@@ -63,7 +63,7 @@ class StepEngine(Protocol):
         Raises an EngineError when the tier cannot take it; it goes on where it is then.
         """
 
-    def settle(self, request_id: str) -> None:
+    def keep_on_tier(self, request_id: str) -> None:
         """Hold the answer no longer at its end; one that is held ends. Unknown ids are ignored."""
 
     def prepare_adapter(
@@ -210,9 +210,9 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
                 # switch_tier has no reply to carry the error. The request goes on where it is, and
                 # must not be held at its end: no later event would release it.
                 log.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
-                engine.settle(request_id)
-        case Settle(request_id):
-            engine.settle(request_id)
+                engine.keep_on_tier(request_id)
+        case KeepOnTier(request_id):
+            engine.keep_on_tier(request_id)
         case GetStats(call_id):
             channel.send(StatsReply(call_id, engine.stats()))
         case PrepareAdapter(call_id, ref):

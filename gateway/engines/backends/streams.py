@@ -24,9 +24,9 @@ from outrider.gateway.engines.backends.wire import (
     Command,
     Events,
     GetStats,
+    KeepOnTier,
     PrepareAdapter,
     Refused,
-    Settle,
     StatsReply,
     Submit,
     SwitchTier,
@@ -152,11 +152,11 @@ class EventStreams:
             stream.answer.switch = command
         self._send(command)
 
-    def settle(self, request_id: str) -> None:
+    def keep_on_tier(self, request_id: str) -> None:
         """Leave the answer with its tier; unknown ids are ignored."""
         if stream := self._streams.get(request_id):
-            stream.answer.is_settled = True
-        self._send(Settle(request_id))
+            stream.answer.stays_on_tier = True
+        self._send(KeepOnTier(request_id))
 
     def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""

@@ -85,11 +85,11 @@ class Flight:
         self._is_aborted = True
         await self._abort_attempt()
 
-    async def settle(self) -> None:
+    async def keep_on_tier(self) -> None:
         """Leave the answer with its tier."""
-        self._answer.is_settled = True
+        self._answer.stays_on_tier = True
         if (attempt := self._attempt) is not None:
-            await attempt.replica.client.settle(attempt.request.request_id)
+            await attempt.replica.client.keep_on_tier(attempt.request.request_id)
 
     async def move(self, reason: str) -> None:
         """Have the request go on at another replica."""
@@ -136,7 +136,7 @@ class Flight:
         if tier == answer.tier:
             return
         if keeps_answer and answer.was_held:  # there is nothing to go on with
-            await self.settle()
+            await self.keep_on_tier()
             return
         answer.switch = switch = SwitchTier(self.request_id, tier, keeps_answer)
         if attempt is None:
@@ -150,7 +150,7 @@ class Flight:
         else:
             self._fleet.demand.request_engine(frozenset((tier,)))  # for the next answer
             answer.switch = None
-            await self.settle()
+            await self.keep_on_tier()
 
     async def _abort_attempt(self) -> None:
         if (attempt := self._attempt) is not None:
@@ -262,7 +262,7 @@ class Flight:
         num_tokens = self._fleet.num_uncached_tokens(request)
         if self._num_attempts > 1:
             request = replace(request, request_id=f"{self.request_id}~{self._num_attempts}")
-        if self._answer.is_settled and request.may_escalate:
+        if self._answer.stays_on_tier and request.may_escalate:
             request = replace(request, may_escalate=False)
         assert replica.info is not None
         self._attempt = attempt = Attempt(
@@ -394,7 +394,7 @@ class Flight:
     def _stay(self) -> None:
         """The other tier cannot take the answer: it stays with its own."""
         self._answer.switch = None
-        self._answer.is_settled = True
+        self._answer.stays_on_tier = True
 
     def _unserved(self) -> Ending:
         """Return the last event of a request that no replica has."""

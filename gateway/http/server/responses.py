@@ -225,7 +225,7 @@ class AnswerResponse(LateResponse):
             self._ending = "cancelled"
             raise
         except Exception as error:
-            await self._settle("failed", error)
+            await self._close_account("failed", error)
             if self._form.hides_tiers is not None:
                 scope.setdefault("state", {})["hides_tiers"] = self._form.hides_tiers
             raise
@@ -306,9 +306,9 @@ class AnswerResponse(LateResponse):
         From here on the deadline cannot end a whole answer: it is paid for, so it is sent.
         """
         await limit.lift(is_answered=True)
-        await self._settle("answered")
+        await self._close_account("answered")
 
-    async def _settle(self, ending: MeteredEnding, error: Exception | None = None) -> None:
+    async def _close_account(self, ending: MeteredEnding, error: Exception | None = None) -> None:
         self._ending, self._error = ending, error
         if self._meter is not None:
             if error is not None:
@@ -317,7 +317,7 @@ class AnswerResponse(LateResponse):
 
     async def _end_badly(self, send: Send, error: Exception, ending: MeteredEnding) -> None:
         """Send an error event instead of [DONE]; what was sent stands, and no more follows."""
-        await self._settle(ending, error)
+        await self._close_account(ending, error)
         self.has_failed = True
         facts, problem = self._answering.facts, problem_of(error)
         logger.error(

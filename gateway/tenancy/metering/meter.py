@@ -209,16 +209,16 @@ class RequestMeter:
         if is_complete and self._usage is None:
             self._book(self._rows())
         elif is_complete and self._usage is not None and self._usage.never_waits:
-            self.tenancy.settlements.do(self._settle(ending))
+            self.tenancy.settlements.do(self._charge_and_book(ending))
         else:
             self._charged = asyncio.Event()
-            self.tenancy.settlements.add(self._settle(ending))
+            self.tenancy.settlements.add(self._charge_and_book(ending))
 
     @property
     def _is_work_complete(self) -> bool:
         return all(followed.work.is_complete for followed in self._local_answers)
 
-    async def _settle(self, ending: MeteredEnding) -> None:
+    async def _charge_and_book(self, ending: MeteredEnding) -> None:
         """Charge, give back, and book once the engine has reported the end of its work.
 
         The charge of a complete answer does not depend on those reports.

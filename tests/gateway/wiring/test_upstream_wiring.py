@@ -85,7 +85,7 @@ async def test_an_absent_engine_is_ready_and_refuses() -> None:
     with pytest.raises(TierUnavailableError, match="large tier is not loaded"):
         await anext(events)
     await engine.abort("a")
-    await engine.settle("a")
+    await engine.keep_on_tier("a")
     await engine.switch_tier("a", "small")
     await engine.close()
     assert not engine.is_ready
