@@ -19,7 +19,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.forecast import Grower
 from outrider.draft.guesses.model_guesses import ModelGuesses
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.grown_trees import pack_state
 from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
@@ -368,7 +368,7 @@ def _reserve_levels(
     return levels
 
 
-def _known_to_both(candidates: list[Candidate], vocab_size: int) -> list[Candidate]:
+def _known_to_both(candidates: list[TreeCandidate], vocab_size: int) -> list[TreeCandidate]:
     """The candidates on paths of tokens that both models know."""
     if all(candidate.token_id < vocab_size for candidate in candidates[1:]):
         return candidates

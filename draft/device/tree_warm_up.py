@@ -10,7 +10,7 @@ from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_trees import MAX_BRANCHING, DeviceCalibration
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.kernels.trees.build_tree import (
     InitialTree,
     choose_frontier,
@@ -27,7 +27,7 @@ def warm_up_trees(config: DraftConfig, device: torch.device) -> None:
     table = DeviceCalibration(EdgeCalibration(), device).table()
     width, branching = config.max_frontier, min(config.max_branching, MAX_BRANCHING)
     root = InitialTree(
-        candidates=[Candidate(token_id=0, parent=-1, depth=0)],
+        candidates=[TreeCandidate(token_id=0, parent=-1, depth=0)],
         root_slot=0,
         max_nodes=width,
         max_depth=2,

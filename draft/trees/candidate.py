@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
-class Candidate:
+class TreeCandidate:
     """A guess.
 
     sources: its origins (`SOURCE_BIT`). model_confidence is the drafting model's, text_confidence

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from outrider.draft.budget.calibration import RequestCalibration
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.verifier.token_tree import RECALLED_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.
@@ -41,7 +41,7 @@ class GuessTree:
     keeps_logits: bool
     model_bit: int
     is_stepwise: bool
-    candidates: list[Candidate]
+    candidates: list[TreeCandidate]
     frontier: list[int]
     num_slots: int
     num_passes: int

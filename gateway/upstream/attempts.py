@@ -17,7 +17,7 @@ escalated: another tier's answer was delivered, as this one was too weak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class UpstreamAttempt:
     """One request to one server, when it has ended. Times are seconds on the gateway's clock.
 
     `replica` is `host:port`, `model` the requested one. `failure` is a `FailureKind` where
@@ -42,5 +42,5 @@ class Attempt:
     num_repeated_tokens: int = 0
 
 
-OnAttempt = Callable[[Attempt], None]
+OnAttempt = Callable[[UpstreamAttempt], None]
 """Called once for each attempt; must not block."""

@@ -21,7 +21,7 @@ from outrider.draft.budget.calibration import (
     MOST_LIKELY,
     EdgeCalibration,
 )
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.kernels.trees import choose_frontier as choosing
 from outrider.kernels.trees import select_trees as selecting
@@ -278,7 +278,7 @@ def poison(state: TreeState) -> None:
         state.ancestor_words[sequence, 1:] = -7
 
 
-def fields_of(candidates: list[Candidate]) -> dict[str, list[float]]:
+def fields_of(candidates: list[TreeCandidate]) -> dict[str, list[float]]:
     """Return what a state should hold of them."""
     return {
         "token_ids": [candidate.token_id for candidate in candidates],

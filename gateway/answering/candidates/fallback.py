@@ -33,12 +33,12 @@ _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
 
 
-Patience = Callable[[], float | None]
+StartTimeout = Callable[[], float | None]
 """Returns the seconds in which a candidate must begin to answer; None: no bound."""
 
 
 def unbounded() -> None:
-    """Return no bound: the patience with the last candidate."""
+    """Return no bound, for the last candidate."""
 
 
 class Candidate(Protocol):
@@ -57,7 +57,7 @@ class Candidate(Protocol):
         """The client's fields that these models do not get."""
 
     @property
-    def patience_s(self) -> Patience:
+    def start_timeout(self) -> StartTimeout:
         """Returns the seconds in which they must begin: others must still have time to answer."""
 
     def expected_s(self) -> float | None:
@@ -250,11 +250,11 @@ class FallbackChain:
         return self._next_candidate(), self._lineup.origin
 
     async def _first_part(self, candidate: Candidate, origin: RouteReason) -> _Begun:
-        patience_s = candidate.patience_s()
+        timeout_s = candidate.start_timeout()
         try:
-            if patience_s is None:  # by far the most requests
+            if timeout_s is None:  # by far the most requests
                 return await self._opened(candidate, origin)
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._opened(candidate, origin)
         except TimeoutError:
             raise UnavailableError(

@@ -9,7 +9,7 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
-from outrider.gateway.answering.candidates.fallback import Patience, unbounded
+from outrider.gateway.answering.candidates.fallback import StartTimeout, unbounded
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
@@ -79,7 +79,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     parsed: ParsedRequest
     query: LocalQuery
     strong: StrongTier | None
-    patience_s: Patience
+    start_timeout: StartTimeout
 
     @property
     def ignored_fields(self) -> Sequence[str]:
@@ -221,7 +221,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def by_itself(self) -> "LocalCandidate":
         """Return the models for all that they are asked, for when those behind them have failed."""
-        return msgspec.structs.replace(self, strong=None, patience_s=unbounded)
+        return msgspec.structs.replace(self, strong=None, start_timeout=unbounded)
 
 
 async def _reserved(

@@ -12,7 +12,7 @@ from outrider.gateway.answering.candidates.fallback import (
     Candidate,
     FallbackChain,
     Lineup,
-    Patience,
+    StartTimeout,
     unbounded,
 )
 from outrider.gateway.answering.candidates.local_candidate import LocalCandidate, LocalParts
@@ -143,7 +143,7 @@ class Planner:
     def _candidate(
         self, parsed: ParsedRequest, query: Query, behind: Candidate | None, strong: _Strong | None
     ) -> Candidate:
-        patience = self._patience(parsed, behind)
+        start_timeout = self._start_timeout(parsed, behind)
         if isinstance(query, LocalQuery):
             escalates_upstream = parsed.constraints.strong == "upstream"
             return LocalCandidate(
@@ -151,20 +151,22 @@ class Planner:
                 parsed=parsed,
                 query=query,
                 strong=strong if escalates_upstream else None,
-                patience_s=patience,
+                start_timeout=start_timeout,
             )
         if query.has_small_model:
             return SmallServerCandidate(
                 calls=self.calls,
                 parsed=parsed,
                 query=query,
-                patience_s=patience,
+                start_timeout=start_timeout,
                 router=self.router,
                 strong=strong,
             )
-        return UpstreamCandidate(calls=self.calls, parsed=parsed, query=query, patience_s=patience)
+        return UpstreamCandidate(
+            calls=self.calls, parsed=parsed, query=query, start_timeout=start_timeout
+        )
 
-    def _patience(self, parsed: ParsedRequest, behind: Candidate | None) -> Patience:
+    def _start_timeout(self, parsed: ParsedRequest, behind: Candidate | None) -> StartTimeout:
         """Return the seconds left before the next candidate could no longer meet the deadline."""
         deadline_s = parsed.constraints.deadline_s
         if deadline_s is None or (behind is None and "deadline" not in parsed.falls_back_on):

@@ -132,7 +132,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
 
     def by_itself(self) -> "SmallServerCandidate":
         """Return the server for all that it is sent, for when those behind it have failed."""
-        return msgspec.structs.replace(self, strong=None, patience_s=unbounded)
+        return msgspec.structs.replace(self, strong=None, start_timeout=unbounded)
 
 
 def _is_tool_loop(messages: list[Any]) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
-from outrider.gateway.answering.candidates.fallback import Patience
+from outrider.gateway.answering.candidates.fallback import StartTimeout
 from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch, WatchedResponder
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
@@ -171,13 +171,13 @@ class UpstreamCalls:
         None if it failed, or did not begin in the time that a deadline leaves.
         """
         deadline_s = parsed.constraints.deadline_s
-        patience_s = None
+        timeout_s = None
         if deadline_s is not None:
             left_s = max(deadline_s - self.clock(), 0.0)
-            patience_s = _SHARE_FOR_OTHERS * left_s
+            timeout_s = _SHARE_FOR_OTHERS * left_s
         parts = None
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 responder = await open_()
                 parts = responder.parts()
                 first = await anext(parts)
@@ -292,7 +292,7 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
     calls: UpstreamCalls
     parsed: ParsedRequest
     query: UpstreamQuery
-    patience_s: Patience
+    start_timeout: StartTimeout
 
     @property
     def tier(self) -> str:

@@ -22,7 +22,7 @@ from outrider.engine.request import (
 )
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
-from outrider.gateway.answering.text.answer_form import AnswerForm
+from outrider.gateway.answering.text.answer_form import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.answers.responder import StrongTier
@@ -117,7 +117,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The rules for reading calls, where there may be some."""
     grammar_param: str | None = None
     """The field that brought a grammar."""
-    form: AnswerForm | None = None
+    schema: AnswerSchema | None = None
     """What a whole answer is checked against."""
     second_looks: SecondLooks | None = None
     """Has the large model judge the small one's answer, though it may be kept."""
@@ -199,7 +199,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSpec | None = None
     grammar_param: str | None = None
     """The field of the request that gives the answer its grammar."""
-    form: AnswerForm | None = None
+    schema: AnswerSchema | None = None
     """What a whole answer is checked against."""
     tools: ToolReading | None = None
     """The rules for reading calls."""

@@ -244,7 +244,7 @@ class JobBuilder:
             continues_text=continues_text(request, rendered.tokenizer),
             tools=rendered.tools,
             grammar_param=rendered.grammar_param,
-            form=rendered.form,
+            schema=rendered.schema,
             quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,

@@ -74,7 +74,7 @@ class ChoiceStream:
         self._metrics = metrics
         self._clock = clock
         self._last_token_s: float | None = None
-        self._record = _AnswerRecord() if job.on_answer or job.form else None
+        self._record = _AnswerRecord() if job.on_answer or job.schema else None
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Yield the text as it may be sent. Closing this aborts what still runs.
@@ -175,10 +175,10 @@ class ChoiceStream:
 
     def _check_form(self, record: "_AnswerRecord", last: Sequence[Delta]) -> None:
         """Raise GenerationError for an answer that ends by itself and does not conform."""
-        form, is_cut = self._job.form, any(delta.stop is not None for delta in last)
-        if form is None or is_cut or self.choice.finish_reason == "length":
+        schema, is_cut = self._job.schema, any(delta.stop is not None for delta in last)
+        if schema is None or is_cut or self.choice.finish_reason == "length":
             return
-        verdict = form.verdict("".join(record.text), record.whole_calls)
+        verdict = schema.verdict("".join(record.text), record.whole_calls)
         self._metrics.structured_answers.labels(verdict).inc()
         if verdict == "differs":
             param = self._job.grammar_param

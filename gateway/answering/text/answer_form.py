@@ -22,7 +22,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerForm:
+class AnswerSchema:
     """What an answer must be."""
 
     content: str | None = None

@@ -72,7 +72,7 @@ class InProcessEngineClient(CommandClient):
             await self.close()
             raise
         self._streams.is_open = True
-        self._watch_again()
+        self._ask_for_blocks()
 
     async def close(self) -> None:
         """Stop the engine after the step it is in. In-flight requests end with `Failed`."""

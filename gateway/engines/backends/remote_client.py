@@ -13,25 +13,25 @@ from outrider.gateway.engines.backends.replica_link import HandshakeError, Repli
 from outrider.gateway.engines.backends.watched_client import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
-    Patience,
-    WatchedClient,
+    ReconnectPolicy,
+    SupervisedClient,
 )
 from outrider.gateway.engines.backends.wire import Draining, Reply, Welcome
 from outrider.verifier.params import Tier
 
 log = logging.getLogger(__name__)
 
-_PATIENCE: Final = Patience()
+_DEFAULT_POLICY: Final = ReconnectPolicy()
 _MOST_HANDSHAKES: Final = 3  # that fail in a row, before a start fails
 
 
-class RemoteEngineClient(WatchedClient):
+class RemoteEngineClient(SupervisedClient):
     """An `EngineClient` over a connection to an engine replica (`outrider engine`).
 
     Where the connection ends, whatever ended it, the next one is another attempt: the replica
     aborts what the old one had in flight, nothing that it still had to say is heard, and requests
     go on behind what their readers have (`EngineRequest.resumed_token_ids`), or end with `Failed`
-    where there is no patience for them. They have met a death where the next replica that welcomes
+    where the policy lets none wait. They have met a death where the next replica that welcomes
     us is another process.
     """
 
@@ -40,7 +40,7 @@ class RemoteEngineClient(WatchedClient):
         endpoint: str,
         keys: FleetKeys | None = None,
         *,
-        patience: Patience = _PATIENCE,
+        policy: ReconnectPolicy = _DEFAULT_POLICY,
         tokenizers: "Future[Mapping[Tier, str]] | None" = None,
         on_lost: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
@@ -51,7 +51,7 @@ class RemoteEngineClient(WatchedClient):
         is refused. `on_lost` is called when a connection has ended: the next replica's cache may
         be another.
         """
-        super().__init__(patience)
+        super().__init__(policy)
         self.endpoint = endpoint
         self._keys = keys
         self._rng = random.Random() if rng is None else rng
@@ -93,7 +93,7 @@ class RemoteEngineClient(WatchedClient):
 
     async def _supervise(self) -> None:
         while True:
-            self._reason = await self._watch()
+            self._reason = await self._supervise()
             log.error("engine is lost endpoint=%s reason=%s", self.endpoint, self._reason)
             await self._connect_until(may_fail=False)
             log.info("engine is connected again endpoint=%s", self.endpoint)
@@ -120,7 +120,7 @@ class RemoteEngineClient(WatchedClient):
 
     async def _connect(self) -> None:
         """Make one connection to a replica of our models. Raises EngineError."""
-        welcome = await self._meet(self.endpoint, self._keys, self._patience.stall_timeout_s)
+        welcome = await self._meet(self.endpoint, self._keys, self._policy.stall_timeout_s)
         await self._check(welcome)
         if self._generation and welcome.generation != self._generation and not self._is_draining:
             self._streams.count_death()
@@ -142,7 +142,7 @@ class RemoteEngineClient(WatchedClient):
                 )
 
     def _note_lost(self) -> None:
-        self._streams.lost(resumes=self._patience.resume_within_s > 0)
+        self._streams.lost(resumes=self._policy.resume_within_s > 0)
         self._give_up_later()
         self._on_lost()
 

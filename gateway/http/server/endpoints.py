@@ -29,8 +29,8 @@ from outrider.gateway.http.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, principal_of, request_id_of
 from outrider.gateway.http.server.json_response import json_response
-from outrider.gateway.http.server.request_watch import RequestWatch, Watched
-from outrider.gateway.http.server.responses import AnswerForm, AnswerResponse, WorkResponse
+from outrider.gateway.http.server.request_watch import RequestTrace, TracedRequest
+from outrider.gateway.http.server.responses import AnswerResponse, ClientFormat, WorkResponse
 from outrider.gateway.http.server.veil import veil_of
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context
@@ -79,7 +79,7 @@ class RequestIntake:
             sinks=sinks,
         )
 
-    def watch(self, request: Request, meter: RequestMeter, body: bytes) -> RequestWatch | None:
+    def trace(self, request: Request, meter: RequestMeter, body: bytes) -> RequestTrace | None:
         """Begin to follow a request for operators; its trace begins or goes on here.
 
         None where neither traces nor texts are recorded.
@@ -100,13 +100,13 @@ class RequestIntake:
         )
         if span.trace_id and (logged := log_context()) is not None:
             logged.trace_id = span.trace_id
-        watched = Watched(
+        request = TracedRequest(
             request_id=request_id_of(request),
             key_id=meter.principal.key_id,
             endpoint=meter.endpoint,
             body=body,
         )
-        return RequestWatch(watched, span, self.capture, self.clock, self.wall_clock, meter)
+        return RequestTrace(request, span, self.capture, self.clock, self.wall_clock, meter)
 
     async def with_body(
         self,
@@ -234,8 +234,8 @@ class AnswerEndpoints:
         try:
             await meter.enter()
         except GatewayError as error:
-            watch = self.intake.watch(request, meter, b"")
-            (meter if watch is None else watch).observe_end(None, "failed", None, error)
+            trace = self.intake.trace(request, meter, b"")
+            (meter if trace is None else trace).observe_end(None, "failed", None, error)
             raise
 
     async def _planned(
@@ -247,10 +247,10 @@ class AnswerEndpoints:
         meter: RequestMeter,
     ) -> Response:
         """Answer a request that is counted and read."""
-        watch = self.intake.watch(request, meter, body)
-        observer = meter if watch is None else watch
-        if watch is not None:
-            meter.span = watch.span
+        trace = self.intake.trace(request, meter, body)
+        observer = meter if trace is None else trace
+        if trace is not None:
+            meter.span = trace.span
         try:
             translated = None if surface is None else await surface.read(body)
             await end_turn(body)
@@ -265,14 +265,14 @@ class AnswerEndpoints:
             observer.observe_end(None, "failed", None, error)
             raise
         meter.is_streamed = answering.is_streamed
-        if watch is not None:
-            watch.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
-        recording = None if watch is None else watch.recording
+        if trace is not None:
+            trace.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
+        recording = None if trace is None else trace.recording
         return AnswerResponse(
             answering,
             clock=self.clock,
             meter=meter,
-            form=AnswerForm(veil, None if translated is None else translated.writer),
+            format_=ClientFormat(veil, None if translated is None else translated.writer),
             on_part=() if recording is None else (recording.add,),
             on_end=(observer.observe_end,),
         )

@@ -37,7 +37,7 @@ from outrider.gateway.tenancy.metering.rows import (
 )
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
 """The way a response ended: complete, cancelled by the client, or failed by our error."""
@@ -91,7 +91,7 @@ class RequestMeter:
     _objective: LatencyObjective = NO_OBJECTIVE
     _usage: ReservedUsage | None = None
     _local_answers: list[_FollowedAnswer] = field(default_factory=list)
-    _attempts: list[Attempt] = field(default_factory=list)
+    _attempts: list[UpstreamAttempt] = field(default_factory=list)
     _cached: CachedUsage | None = None
     _ending: MeteredEnding | None = None
     _charged: asyncio.Event | None = None
@@ -167,7 +167,7 @@ class RequestMeter:
         """Record that another responder continues the answer: its beginning was delivered too."""
         self._is_continued = True
 
-    def on_attempt(self, attempt: Attempt) -> None:
+    def on_attempt(self, attempt: UpstreamAttempt) -> None:
         """Book an ended upstream request; losers of a race and copies end after the answer."""
         if attempt.kind == "continuation":
             self._is_continued = True
@@ -340,7 +340,7 @@ class RequestMeter:
         """Return whether a broken answer's beginning is part of an answer that was completed."""
         return self._is_continued and self._ending != "failed"
 
-    def _of_attempt(self, attempt: Attempt, *, was_handed_over: bool) -> Entry:
+    def _of_attempt(self, attempt: UpstreamAttempt, *, was_handed_over: bool) -> Entry:
         is_delivered = attempt.kind not in ("mirror", "probe") and self._booked is None
         match attempt.outcome:
             case "answered" | "limited":

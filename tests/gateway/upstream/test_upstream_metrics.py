@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
@@ -22,7 +22,7 @@ def metrics(registry: CollectorRegistry) -> UpstreamMetrics:
     return UpstreamMetrics(registry)
 
 
-def attempt(**changes: object) -> Attempt:
+def attempt(**changes: object) -> UpstreamAttempt:
     whole: dict[str, object] = {
         "request_id": "r",
         "tier": "cloud",
@@ -33,7 +33,7 @@ def attempt(**changes: object) -> Attempt:
         "ended_s": 12.0,
         "first_token_s": 10.25,
     }
-    return Attempt(**(whole | changes))  # type: ignore[arg-type]
+    return UpstreamAttempt(**(whole | changes))  # type: ignore[arg-type]
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -124,7 +124,7 @@ def test_health_is_read_at_the_scrape(
         has_prefix_cache=False,
     )
     tier = Tier(replicas)
-    metrics.watch({"cloud": tier})
+    metrics.observe({"cloud": tier})
 
     def states(replica: str) -> dict[str, float | None]:
         labels = {"tier": "cloud", "replica": replica}

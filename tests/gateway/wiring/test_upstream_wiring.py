@@ -21,7 +21,7 @@ from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.engines.backends.absent import AbsentEngine
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring import build as wiring
@@ -199,7 +199,7 @@ def test_tiers_keep_their_order() -> None:
 
 
 def test_a_tier_is_wired_to_its_servers(tokenizer_folder: Path) -> None:
-    attempts: list[Attempt] = []
+    attempts: list[UpstreamAttempt] = []
 
     async def main() -> None:
         script = MockScript(pieces=("Hello", " there"), reported_usage=(99, 77))
