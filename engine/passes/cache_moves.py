@@ -8,7 +8,7 @@ from torch import Tensor
 from outrider.engine.cache.block_pool import BlockPool
 from outrider.engine.model.kv_cache import KVCache, LayerGroup
 from outrider.engine.passes.recurrent_states import RecurrentStates
-from outrider.engine.passes.step_buffers import upload
+from outrider.engine.passes.step_buffers import upload_integers
 from outrider.kernels.kv.compact_kv import compact_kv
 
 
@@ -59,7 +59,7 @@ class CacheMoves:
     def _upload_pairs(self, slots: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
         number = len(slots[0])
         padding = [0] * (number % 2)  # the second half is to begin at a multiple of 16 bytes
-        both = upload(slots[0] + padding + slots[1], self._kv_cache.device)
+        both = upload_integers(slots[0] + padding + slots[1], self._kv_cache.device)
         return both[:number], both[number + len(padding) :]
 
     def _move(self, src_slots: Tensor, dst_slots: Tensor) -> None:
