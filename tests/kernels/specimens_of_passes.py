@@ -26,7 +26,7 @@ from outrider.kernels.trees.build_tree import (
     parent_rows,
     select_trees,
 )
-from outrider.kernels.trees.verify_tree import verify_forest
+from outrider.kernels.trees.verify_tree import verify_tree
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,
@@ -145,7 +145,7 @@ def _top(
 
 def _verify(num_nodes: int, num_trees: int, max_depth: int) -> None:
     columns = [integers(num_nodes) for _ in range(5)]
-    verify_forest(*columns, num_trees=num_trees, max_depth=max_depth)
+    verify_tree(*columns, num_trees=num_trees, max_depth=max_depth)
 
 
 def _penalise(num_cells: int, num_overrides: int, *, has_factors: bool) -> None:
