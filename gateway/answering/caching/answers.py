@@ -325,7 +325,7 @@ def answer_key(basis: ParsedRequest, document: dict[str, Any], version: bytes) -
     shaped = (
         basis.endpoint,
         kept,
-        basis.models_behind,
+        basis.next_models,
         context.arm,
         None if tiers is None else sorted(tiers),
         principal.cache_salt,

@@ -49,7 +49,7 @@ class Candidate(Protocol):
         """The kind."""
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The kind, for messages."""
 
     @property
@@ -199,22 +199,22 @@ class FallbackChain:
 
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
         """Continue an answer that this error broke off, with a candidate that is left."""
-        before, current = self.responder, self._current
-        unfinished = None if before is None else before.unfinished
+        broken, current = self.responder, self._current
+        unfinished = None if broken is None else broken.unfinished
         if (
-            before is None
+            broken is None
             or current is None
             or unfinished is None
             or not self._lineup.continues_on_failure
         ):
             return None
-        by = before.escalated_to or current.place
-        broken = next(each for each in self._lineup.candidates if each.place == by)
+        by = broken.escalated_to or current.place
+        failed_candidate = next(each for each in self._lineup.candidates if each.place == by)
         is_cut_short = isinstance(error, CutShortError)
-        if not is_cut_short and not broken.may_try_next(error):
+        if not is_cut_short and not failed_candidate.may_try_next(error):
             return None
-        self._failures[broken.place] = error
-        origin = broken.after(self._lineup.origin, error)
+        self._failures[failed_candidate.place] = error
+        origin = failed_candidate.after(self._lineup.origin, error)
         failed: GatewayError | EngineError = error
         while True:
             following = None if is_cut_short else self._next_candidate()
@@ -223,7 +223,7 @@ class FallbackChain:
                 is_cut_short = False
                 following, origin = await self._candidate_behind(failed, origin)
             if following is None:
-                self.responder, self._current = before, current
+                self.responder, self._current = broken, current
                 return None
             place = following.place
             log.warning("trying to go on place=%s error=%s", place, name_of(failed))
@@ -258,7 +258,7 @@ class FallbackChain:
                 return await self._opened(candidate, origin)
         except TimeoutError:
             raise UnavailableError(
-                f"The {candidate.words} did not begin to answer in time for a fallback to "
+                f"The {candidate.label} did not begin to answer in time for a fallback to "
                 "another tier."
             ) from None
 

@@ -72,7 +72,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """The models of this process, which may answer one request. `strong` gets what is too hard."""
 
     place: ClassVar[Place] = "local"
-    words: ClassVar[str] = "local models"
+    label: ClassVar[str] = "local models"
     tier: ClassVar[str] = "large"
     """Their part behind a small model that is not one of them."""
     parts: LocalParts
@@ -161,8 +161,10 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         """Reserve a job. Raises RateLimitError or BudgetError."""
         if meter is None:
             return job
-        credit = await _reserved(meter, job, upstream_tier)
-        return msgspec.structs.replace(job, credit=credit, work=LocalWork(self.parts.jobs.clock))
+        allowance = await _reserved(meter, job, upstream_tier)
+        return msgspec.structs.replace(
+            job, allowance=allowance, work=LocalWork(self.parts.jobs.clock)
+        )
 
     @property
     def _is_mirrored(self) -> bool:
@@ -217,7 +219,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried after this error."""
-        return after_failure(origin, self.words, error)
+        return after_failure(origin, self.label, error)
 
     def by_itself(self) -> "LocalCandidate":
         """Return the models for all that they are asked, for when those behind them have failed."""

@@ -299,11 +299,11 @@ class LocalResponder:
         if not self._is_continuable:
             return None
         text = "".join(self._texts[0])
-        before = self._origin.continues
+        sent = self._origin.continues
         return PartialAnswer(
-            text=text if before is None else before.text + text,
-            num_tokens=self._num_tokens + (0 if before is None else before.num_tokens),
-            answer_id=self._generation.job.job_id if before is None else before.answer_id,
+            text=text if sent is None else sent.text + text,
+            num_tokens=self._num_tokens + (0 if sent is None else sent.num_tokens),
+            answer_id=self._generation.job.job_id if sent is None else sent.answer_id,
         )
 
     @property

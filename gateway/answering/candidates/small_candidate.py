@@ -36,7 +36,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
     """The small model's server, which may answer one request. `strong` gets what is too hard."""
 
     place: ClassVar[Place] = "small_upstream"
-    words: ClassVar[str] = "small model's server"
+    label: ClassVar[str] = "small model's server"
     router: RoutePolicy
     strong: StrongTier | None
 
@@ -127,8 +127,8 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried after this error."""
         if isinstance(error, UpstreamRefusalError):
-            return with_reason(origin, "capability", f"the {self.words} refuses it")
-        return after_failure(origin, self.words, error)
+            return with_reason(origin, "capability", f"the {self.label} refuses it")
+        return after_failure(origin, self.label, error)
 
     def by_itself(self) -> "SmallServerCandidate":
         """Return the server for all that it is sent, for when those behind it have failed."""

@@ -95,14 +95,14 @@ class UpstreamCalls:
                 f"none is set; its operator sets tiers.{tier.name}.model."
             )
         meter = parsed.context.meter
-        document, credit = parsed.document, None
+        document, allowance = parsed.document, None
         affordable = self.checks.affordable(parsed, query)
         if affordable is not None:
             document = {**document, "max_completion_tokens": affordable}
         if meter is not None:
-            credit = await self._admitted(meter, parsed, query)
-            if credit is not None and not parsed.is_streamed and parsed.token_limit is None:
-                document = await _bounded(parsed, credit, affordable)
+            allowance = await self._admitted(meter, parsed, query)
+            if allowance is not None and not parsed.is_streamed and parsed.token_limit is None:
+                document = await _bounded(parsed, allowance, affordable)
             if origin.continues is not None:
                 meter.continued()
         call = UpstreamCall(
@@ -120,7 +120,7 @@ class UpstreamCalls:
             wants_logprobs=watch is not None and watch.tells_logprobs,
         )
         make = UpstreamResponder if watch is None else partial(WatchedResponder, watch=watch)
-        made = make(
+        responder = make(
             tier,
             call,
             origin,
@@ -128,11 +128,11 @@ class UpstreamCalls:
             on_answered=partial(self._answered, parsed, weak),
             is_continuable=parsed.continues_elsewhere(self.upstreams.rules),
             falls_back_on=parsed.falls_back_on,
-            credit=credit,
+            allowance=allowance,
             is_bounded=parsed.token_limit is not None,
         )
-        made.arm = parsed.context.arm
-        return made
+        responder.arm = parsed.context.arm
+        return responder
 
     async def _admitted(
         self, meter: RequestMeter, parsed: ParsedRequest, query: UpstreamQuery
@@ -261,7 +261,7 @@ class UpstreamCalls:
             )
         return RouteReport(
             object="route",
-            model=query.meant.name,
+            model=query.resolved.name,
             tier=query.tier,
             model_id=query.model,
             reason=origin.explain("") or "requested",
@@ -288,7 +288,7 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """An upstream tier that may answer one request."""
 
     place: ClassVar[Place] = "upstream"
-    words: ClassVar[str] = "upstream tier"
+    label: ClassVar[str] = "upstream tier"
     calls: UpstreamCalls
     parsed: ParsedRequest
     query: UpstreamQuery
@@ -353,7 +353,7 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried: without this one, the answer is degraded."""
-        return replace(after_failure(origin, self.words, error), is_degraded=True)
+        return replace(after_failure(origin, self.label, error), is_degraded=True)
 
     def by_itself(self) -> "UpstreamCandidate":
         """Return the same tier, which hands over to none."""
@@ -361,11 +361,11 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _bounded(
-    parsed: ParsedRequest, credit: TokenAllowance, at_most: int | None
+    parsed: ParsedRequest, allowance: TokenAllowance, at_most: int | None
 ) -> Mapping[str, Any]:
     """Bound a whole answer by the tenant's limits, as it cannot be ended part of the way."""
     count = num_answers(parsed)
-    num_tokens = await credit.stock_up(_LONG_ANSWER * count) // count
+    num_tokens = await allowance.stock_up(_LONG_ANSWER * count) // count
     if at_most is not None:
         num_tokens = min(num_tokens, at_most)
     # The dialect renames the field to the one that the server knows.

@@ -92,7 +92,7 @@ class RequestWalk:
             self._parsed = msgspec.structs.replace(
                 self._parsed,
                 falls_back_on=chain.falls_back_on(self._index),
-                models_behind=tuple(link.model for link in chain.links[self._index + 1 :]),
+                next_models=tuple(link.model for link in chain.links[self._index + 1 :]),
             )
         return self._parsed
 
@@ -169,8 +169,8 @@ class RequestWalk:
                 error = another
                 continue
             why = f"{header_text(failed)}: {name_of(error)}"
-            before = RouteReason(hand_off="failure", reason=why)
-            return msgspec.structs.replace(read, before=before)
+            reason = RouteReason(hand_off="failure", reason=why)
+            return msgspec.structs.replace(read, chain_reason=reason)
 
     def _advance(self, error: GatewayError | EngineError) -> str:
         """Go to the next model; return the name of the one before.

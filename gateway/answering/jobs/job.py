@@ -140,7 +140,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The one named in the response, where the request named one."""
     arm: str = ""
     """The arms of experiments, as text."""
-    credit: TokenAllowance | None = None
+    allowance: TokenAllowance | None = None
     """The tokens that its tenant has left for it; None where they are not counted."""
     work: LocalWork | None = None
     """Receives the engine's account of what it did."""

@@ -127,8 +127,8 @@ class JobBuilder:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
         await self.models.until_known()
-        meant = await self.models.meant(request.model, context.principal.scopes)
-        candidates = permitted(context.principal, meant, prompts.options.tier)
+        named = await self.models.tiers_named(request.model, context.principal.scopes)
+        candidates = permitted(context.principal, named, prompts.options.tier)
         chosen_from_s = self.clock()
         info = await self.models.engine_info()
         choice = await self.chooser.choose(prompts, candidates, strong, info)

@@ -39,6 +39,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     "upstream" is among them; else None. `small`: the server's tier, where "small_upstream" is.
     `strong`: the place for what the router finds too hard for the small model. `deadline_s` is on
     the gateway's clock. `reason`: why the first place is the first, one line of ASCII.
+    `is_requested`: the request names its model, and no policy.
     """
 
     policy: Policy
@@ -48,6 +49,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     strong: Place
     deadline_s: float | None
     reason: str
+    is_requested: bool = False
     small: str | None = None
 
     def restricted(self, places: tuple[Place, ...]) -> "PlacementConstraints":
@@ -113,7 +115,7 @@ class UpstreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     model: str | None
     """The model to request from the server; None while it has not said which ones it has."""
-    meant: ResolvedModel
+    resolved: ResolvedModel
     """The model or alias that the client named, resolved."""
     has_small_model: bool = False
     """It is the small model's server, for which the router decides."""
@@ -141,12 +143,12 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_limit: int | None = None
     origin: RouteReason = DIRECT
     """Why the first place is the first."""
-    before: RouteReason = DIRECT
+    chain_reason: RouteReason = DIRECT
     """Why the model before it in its chain did not answer."""
     assignment: Assignment | None = None
     falls_back_on: frozenset[FallbackKind] = frozenset()
     """Why the next model of its chain would be tried; empty where there is none."""
-    models_behind: tuple[str, ...] = ()
+    next_models: tuple[str, ...] = ()
     """The further models of its chain."""
 
     @property
@@ -230,6 +232,7 @@ def constraints_of(
     """
     tier = upstream_tier if named == "upstream" else rules.upstream_tier
     is_private = options.privacy == "private"
+    is_requested = named != "auto" and options.policy is None and not is_private
     if is_private:
         _check_private(options, rules, named, upstream_tier)
     policy = _policy(options, rules, named)
@@ -259,7 +262,8 @@ def constraints_of(
         small=rules.small if "small_upstream" in places else None,
         strong=rules.strong if named == "auto" and rules.strong in places else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
-        reason=_reason(options, policy, named, is_private),
+        reason=_reason(policy, is_private=is_private, is_requested=is_requested),
+        is_requested=is_requested,
     )
 
 
@@ -325,12 +329,10 @@ def _deadline(options: OutriderOptions, rules: PlacementPolicy, arrival_s: float
     return None if lasts_s is None else arrival_s + lasts_s
 
 
-def _reason(options: OutriderOptions, policy: Policy, named: Named, is_private: bool) -> str:
+def _reason(policy: Policy, *, is_private: bool, is_requested: bool) -> str:
     if is_private:
         return "private"
-    if named != "auto" and options.policy is None:
-        return "requested"
-    return f"policy: {policy}"
+    return "requested" if is_requested else f"policy: {policy}"
 
 
 def check_model(principal: Principal, name: str) -> None:

@@ -50,7 +50,7 @@ from outrider.gateway.contract.schema.envelope import ReadRequest, read_request
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.contract.schema.template_variables import FIELD, read_variables
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.contract.schema.unknown_fields import read_known
 from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
 from outrider.gateway.experiments.experiments import Experiments
@@ -98,7 +98,7 @@ class RequestReader:
     ) -> ParsedRequest:
         """Parse a request where there are no upstream tiers."""
         request, ignored = read_known(_REQUESTS[endpoint], None, body.raw, self.ignores_unknown)
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         refuse_doubled_names(body.raw)
         _check_model(context, request.model)
         assignment = self._assigned(request, body, endpoint, context)
@@ -155,13 +155,13 @@ class RequestReader:
     ) -> ParsedRequest:
         read = read_request(body, endpoint)
         envelope = read.envelope
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         refuse_doubled_names(body.raw)
         if envelope.options.privacy is None:
             refuse_privacy_header(context.headers)
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         refuse_misplaced_options(read.document)
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         read_variables(read.document.get(FIELD))
         _check_model(context, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
@@ -184,11 +184,11 @@ class RequestReader:
             options = assignment.overlay.merge(envelope.outrider) or options
             context = with_arms(context, assignment, envelope.outrider)
         self._serve_under(options, read.document, context)
-        meant = await self.names.resolve(envelope.model, options.tier, context.principal.scopes)
+        resolved = await self.names.resolve(envelope.model, options.tier, context.principal.scopes)
         parsed = ParsedRequest(
             endpoint=endpoint,
             context=context,
-            constraints=self._constraints(options, envelope.model, meant, context),
+            constraints=self._constraints(options, envelope.model, resolved, context),
             queries=(),
             body=body,
             outward=RequestJson(document=read.outward()),
@@ -198,17 +198,17 @@ class RequestReader:
             token_limit=envelope.token_limit,
             assignment=assignment,
         )
-        upstream_queries = await self._upstream_queries(parsed.constraints, meant)
+        upstream_queries = await self._upstream_queries(parsed.constraints, resolved)
         parsed = self._without_impossible(parsed, upstream_queries)
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         queries = tuple(
-            upstream_queries.get(place) or self._local_query(parsed, body, read, meant)
+            upstream_queries.get(place) or self._local_query(parsed, body, read, resolved)
             for place in parsed.constraints.places
         )
         return msgspec.structs.replace(parsed, queries=queries)
 
     async def _upstream_queries(
-        self, constraints: PlacementConstraints, meant: ResolvedModel
+        self, constraints: PlacementConstraints, resolved: ResolvedModel
     ) -> dict[Place, UpstreamQuery]:
         """Return what the upstream tiers among the places are asked."""
         queries: dict[Place, UpstreamQuery] = {}
@@ -221,14 +221,14 @@ class RequestReader:
                 names = await self.names.current()
                 queries[place] = UpstreamQuery(
                     tier=tier,
-                    model=meant.model if tier == meant.tier else names.usual_model(tier),
-                    meant=meant,
+                    model=resolved.model if tier == resolved.tier else names.usual_model(tier),
+                    resolved=resolved,
                     has_small_model=tier == constraints.small,
                 )
         return queries
 
     def _local_query(
-        self, parsed: ParsedRequest, body: RequestJson, read: ReadRequest, meant: ResolvedModel
+        self, parsed: ParsedRequest, body: RequestJson, read: ReadRequest, resolved: ResolvedModel
     ) -> LocalQuery:
         """Return what the local models are asked. Raises BadRequestError."""
         request, ignored = read_known(
@@ -236,7 +236,7 @@ class RequestReader:
         )
         if parsed.assignment is not None:
             request = overlaid(request, parsed.assignment)
-        if meant.tier is not None:  # a name that no local model has
+        if resolved.tier is not None:  # a name that no local model has
             request = _for_any(request)
         return LocalQuery(request=request, ignored_fields=ignored)
 
@@ -282,16 +282,16 @@ class RequestReader:
         self,
         options: OutriderOptions,
         model: str,
-        meant: ResolvedModel | None,
+        resolved: ResolvedModel | None,
         context: RequestContext,
     ) -> PlacementConstraints:
-        named = meant.named if meant else ("auto" if model == AUTO else "local")
+        named = resolved.named if resolved else ("auto" if model == AUTO else "local")
         constraints = constraints_of(
             options,
             self.upstreams.rules,
             arrival_s=context.arrival_s,
             named=named,
-            upstream_tier=meant.tier if meant else None,
+            upstream_tier=resolved.tier if resolved else None,
         )
         return permitted_places(context.principal, constraints, self.local_tiers)
 

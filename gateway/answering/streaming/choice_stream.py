@@ -116,8 +116,8 @@ class ChoiceStream:
             on_end = job.work.follow(request.request_id, request.arrival_s)
         # The protocol promises that its iterator can be closed; only generators have a type for it.
         stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request, on_end))
-        if job.credit is not None:
-            stream = within_allowance(stream, job.credit, request.tier)
+        if job.allowance is not None:
+            stream = within_allowance(stream, job.allowance, request.tier)
         return await readers.enter_async_context(aclosing(EventReader(stream)))
 
     async def _next_deltas(self) -> list[Delta]:

@@ -174,7 +174,7 @@ class Generation:
     @property
     def is_cut_by_limit(self) -> bool:
         """True if an answer ended where its tenant's limit did."""
-        return self.job.credit is not None and self.job.credit.is_used_up
+        return self.job.allowance is not None and self.job.allowance.is_used_up
 
     def duration_s(self) -> float:
         """Seconds since the request's arrival."""

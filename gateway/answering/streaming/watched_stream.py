@@ -261,8 +261,8 @@ class WatchedStream(ChoiceStream):
         except (EngineError, EngineLostError):
             return False
         await self._reader.aclose()
-        if self._job.credit is not None:
-            self._job.credit.give_back(self.choice.usage.num_tokens)
+        if self._job.allowance is not None:
+            self._job.allowance.give_back(self.choice.usage.num_tokens)
         self._reader, self._request = reader, request
         self._restart_on(target)
         for event in events:

@@ -140,7 +140,7 @@ class ProcessEngineClient(SupervisedClient):
         backoff_s = MIN_BACKOFF_S
         while True:
             started_s = time.monotonic()
-            reason = await self._end_worker(await self._supervise())
+            reason = await self._end_worker(await self._until_lost())
             if time.monotonic() - started_s > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
             log.error("engine process ended reason=%s restart_in_s=%.1f", reason, backoff_s)

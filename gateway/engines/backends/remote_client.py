@@ -93,7 +93,7 @@ class RemoteEngineClient(SupervisedClient):
 
     async def _supervise(self) -> None:
         while True:
-            self._reason = await self._supervise()
+            self._reason = await self._until_lost()
             log.error("engine is lost endpoint=%s reason=%s", self.endpoint, self._reason)
             await self._connect_until(may_fail=False)
             log.info("engine is connected again endpoint=%s", self.endpoint)

@@ -165,7 +165,7 @@ class SupervisedClient(CommandClient):
             self._giving_up.cancel()
             self._giving_up = None
 
-    async def _supervise(self) -> str:
+    async def _until_lost(self) -> str:
         """Return why the link has ended; end it when its engine has stopped answering."""
         assert self._link is not None
         link = self._link

@@ -22,7 +22,7 @@ from outrider.gateway.answering.text.prompt_work import PromptWork
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.parsing import parse
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.reading import read_body
 from outrider.gateway.http.apis.tokenize_schema import (
@@ -66,7 +66,7 @@ class Tokenizing:
     async def tokenize(self, body: bytes, principal: Principal) -> Response:
         """A prompt's tokens. Raises GatewayError or EngineError."""
         form = TokenizeMessages if _has_messages(body) else TokenizePrompt
-        await end_turn(body)
+        await yield_if_long(body)
         read = await read_body(form, body, ignores_unknown=self.ignores_unknown)
         request = read.request
         info = await self._info(request.model, principal)
@@ -107,7 +107,7 @@ class Tokenizing:
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
         chat_body = await self.messages_api.read_prompt(body)
-        await end_turn(body)
+        await yield_if_long(body)
         document = msgspec.json.decode(chat_body)
         info = await self._info(document["model"], principal)
         chat = self._chat(document)

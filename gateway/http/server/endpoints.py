@@ -19,7 +19,7 @@ from outrider.gateway.contract.answers.outcomes import OutcomeSink
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.parsing import naming
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.api import Api
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.responses.api import ResponsesApi
@@ -100,13 +100,13 @@ class RequestIntake:
         )
         if span.trace_id and (logged := log_context()) is not None:
             logged.trace_id = span.trace_id
-        request = TracedRequest(
+        traced = TracedRequest(
             request_id=request_id_of(request),
             key_id=meter.principal.key_id,
             endpoint=meter.endpoint,
             body=body,
         )
-        return RequestTrace(request, span, self.capture, self.clock, self.wall_clock, meter)
+        return RequestTrace(traced, span, self.capture, self.clock, self.wall_clock, meter)
 
     async def with_body(
         self,
@@ -135,13 +135,13 @@ class RequestIntake:
                     if (model := model_in_path(request)) is not None:
                         body = naming(body, model)
                 result = await work(body)
-            await meter.finish("failed")
+            await meter.end_and_wait("failed")
         except Exception as error:
-            meter.failed_by(error)
-            await meter.finish("failed")
+            meter.note_error(error)
+            await meter.end_and_wait("failed")
             raise
         finally:
-            meter.end("failed")
+            meter.end_in_background("failed")
         return result
 
     async def counted(
@@ -161,7 +161,7 @@ class RequestIntake:
         async def answered(body: bytes) -> Response:
             response = await work(body, principal_of(request))
             response.headers.update(meter.headers)
-            await meter.finish("answered")
+            await meter.end_and_wait("answered")
             return response
 
         return await self.with_body(request, meter, answered, limit_bytes)
@@ -207,9 +207,9 @@ class AnswerEndpoints:
         return await self._answer("chat", request, self.messages_api)
 
     async def _answer(
-        self, endpoint: Endpoint, request: Request, surface: Api | None = None
+        self, endpoint: Endpoint, request: Request, api: Api | None = None
     ) -> Response:
-        name = endpoint if surface is None else surface.name
+        name = endpoint if api is None else api.name
         meter = self.intake.meter(request, name, self.intake.sinks)
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,7 +217,7 @@ class AnswerEndpoints:
             await self.intake.with_body(request, meter, partial(answer, scope, receive, send))
 
         async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-            make = partial(self._planned, endpoint, request, body, surface, meter)
+            make = partial(self._planned, endpoint, request, body, api, meter)
             if IDEMPOTENCY_KEY in request.headers:
                 principal = meter.principal
                 response = await self.idempotent.answer(
@@ -235,7 +235,7 @@ class AnswerEndpoints:
             await meter.enter()
         except GatewayError as error:
             trace = self.intake.trace(request, meter, b"")
-            (meter if trace is None else trace).observe_end(None, "failed", None, error)
+            (meter if trace is None else trace).note_outcome(None, "failed", None, error)
             raise
 
     async def _planned(
@@ -243,7 +243,7 @@ class AnswerEndpoints:
         endpoint: Endpoint,
         request: Request,
         body: bytes,
-        surface: Api | None,
+        api: Api | None,
         meter: RequestMeter,
     ) -> Response:
         """Answer a request that is counted and read."""
@@ -252,8 +252,8 @@ class AnswerEndpoints:
         if trace is not None:
             meter.span = trace.span
         try:
-            translated = None if surface is None else await surface.read(body)
-            await end_turn(body)
+            translated = None if api is None else await api.read(body)
+            await yield_if_long(body)
             context = request_context(request, meter.arrival_s, meter)
             if translated is not None:
                 body = translated.chat_body
@@ -262,7 +262,7 @@ class AnswerEndpoints:
             planned = await self.planner.plan(endpoint, body, context)
             answering = self.cache.serve(planned)
         except BaseException as error:
-            observer.observe_end(None, "failed", None, error)
+            observer.note_outcome(None, "failed", None, error)
             raise
         meter.is_streamed = answering.is_streamed
         if trace is not None:
@@ -274,7 +274,7 @@ class AnswerEndpoints:
             meter=meter,
             format_=ClientFormat(veil, None if translated is None else translated.writer),
             on_part=() if recording is None else (recording.add,),
-            on_end=(observer.observe_end,),
+            on_end=(observer.note_outcome,),
         )
 
     async def route(self, request: Request) -> Response:
@@ -283,7 +283,7 @@ class AnswerEndpoints:
         async def report(body: bytes, principal: Principal) -> Response:
             context = request_context(request, self.clock())
             endpoint = _endpoint_of(body)
-            await end_turn(body)
+            await yield_if_long(body)
             told = await self.planner.route_report(endpoint, body, context)
             veil = veil_of(self.planner.chains, body, principal)
             return json_response(told if veil is None else veil.route(msgspec.to_builtins(told)))

@@ -55,7 +55,7 @@ class RequestTrace:
         if self._is_kept or self._is_shown:
             self.recording = Recording()
 
-    def observe_end(
+    def note_outcome(
         self,
         facts: AnswerFacts | None,
         outcome: str,
@@ -63,7 +63,7 @@ class RequestTrace:
         error: BaseException | None = None,
     ) -> None:
         """Note the response's end. `status` is the one sent; `error` is the one that ended it."""
-        self._meter.observe_end(facts, outcome, status, error)
+        self._meter.note_outcome(facts, outcome, status, error)
         if self.span.is_recording:
             record_answer(self.span, _marks(facts, outcome, status, error))
         if not self._is_shown:

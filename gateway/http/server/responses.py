@@ -231,7 +231,7 @@ class AnswerResponse(LateResponse):
             raise
         finally:
             if self._meter is not None:
-                self._meter.end(self._ending)
+                self._meter.end_in_background(self._ending)
             facts = self._facts or self._answering.facts
             for on_end in self._on_end:
                 on_end(facts, self._ending, self._status, self._error)
@@ -312,8 +312,8 @@ class AnswerResponse(LateResponse):
         self._ending, self._error = ending, error
         if self._meter is not None:
             if error is not None:
-                self._meter.failed_by(error)
-            await self._meter.finish(ending)
+                self._meter.note_error(error)
+            await self._meter.end_and_wait(ending)
 
     async def _end_badly(self, send: Send, error: Exception, ending: MeteredEnding) -> None:
         """Send an error event instead of [DONE]; what was sent stands, and no more follows."""

@@ -179,17 +179,17 @@ class RequestMeter:
 
     # ---- after --------------------------------------------------------------------------------
 
-    def failed_by(self, error: Exception) -> None:
+    def note_error(self, error: Exception) -> None:
         """Note the error of the request: one that is at fault itself stays counted."""
         self._is_requests_fault = is_requests_fault(error)
         self._is_unforeseen = not isinstance(error, GatewayError | EngineError)
 
-    def end(self, ending: MeteredEnding) -> None:
+    def end_in_background(self, ending: MeteredEnding) -> None:
         """End the response. Remaining work is done in the background."""
         if self._ending is None:
             self._begin_end(ending)
 
-    async def finish(self, ending: MeteredEnding) -> None:
+    async def end_and_wait(self, ending: MeteredEnding) -> None:
         """End the response, and return once the rest of the reservation is given back.
 
         The next request of the tenant then finds it. The only thing not waited for is an engine
@@ -260,7 +260,7 @@ class RequestMeter:
 
     # ---- the outcome --------------------------------------------------------------------------
 
-    def observe_end(
+    def note_outcome(
         self,
         facts: AnswerFacts | None,
         outcome: str,
