@@ -54,7 +54,7 @@ from outrider.kernels.trees.tree_state import (
     number,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TREE_COUNTS = (1, 2, 4, 8, 16, 32)
 
@@ -210,10 +210,12 @@ class LevelGraphs:
                     try:
                         own = self._capture_one(capture, num_trees, truncates=truncates)
                     except torch.OutOfMemoryError:
-                        log.warning("draft level left out trees=%d reason=out_of_memory", num_trees)
+                        logger.warning(
+                            "draft level left out trees=%d reason=out_of_memory", num_trees
+                        )
                     else:
                         self._captured[num_trees, truncates] = own
-        log.info("draft levels captured=%d", len(self._captured))
+        logger.info("draft levels captured=%d", len(self._captured))
 
     def _capture_one(self, capture: CaptureFn, num_trees: int, *, truncates: bool) -> CapturedLevel:
         config, device = self.config, self.model.device

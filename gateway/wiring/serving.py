@@ -45,7 +45,7 @@ from outrider.gateway.workers.connections import Receiver
 from outrider.gateway.workers.siblings import Siblings
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SMALL_KNOWN_S: Final = 3.0
 _GC_THRESHOLDS: Final = (10_000, 20, 50)
@@ -215,7 +215,9 @@ class GatewayRun:
     def _drain(self, server: _Server) -> None:
         """Report the end on /ready; close the port once that can have been noticed."""
         grace_s = self._settings.server.drain_grace_s
-        log.info("draining grace_s=%g timeout_s=%g", grace_s, self._settings.server.drain_timeout_s)
+        logger.info(
+            "draining grace_s=%g timeout_s=%g", grace_s, self._settings.server.drain_timeout_s
+        )
         self.begin_draining()
         if not grace_s:
             server.should_exit = True

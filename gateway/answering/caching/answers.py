@@ -20,7 +20,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.rows import CachedUsage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PARAM: Final = "outrider.cache"
 _WITHHELD: Final = re.compile(rb'"finish_reason":\s*"(content_filter|error)"')

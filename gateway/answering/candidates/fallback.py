@@ -24,7 +24,7 @@ from outrider.gateway.contract.answers.responder import (
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.contract.schema.routing import RouteReport
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_NAMES: Final = 16
 _MAX_NAME_CHARS: Final = 64
@@ -193,7 +193,7 @@ class FallbackChain:
                 if isinstance(error, CutShortError) or not candidate.may_try_next(error):
                     raise
                 failures[candidate.place] = error
-                log.warning("place failed place=%s error=%s", candidate.place, name_of(error))
+                logger.warning("place failed place=%s error=%s", candidate.place, name_of(error))
                 origin = candidate.after(origin, error)
         raise summary(failures)
 
@@ -226,12 +226,12 @@ class FallbackChain:
                 self.responder, self._current = broken, current
                 return None
             place = following.place
-            log.warning("trying to go on place=%s error=%s", place, name_of(failed))
+            logger.warning("trying to go on place=%s error=%s", place, name_of(failed))
             self._current = following
             try:
                 return await self._first_part(following, replace(origin, continues=unfinished))
             except (GatewayError, EngineError) as another:
-                log.warning("could not go on place=%s error=%s", place, name_of(another))
+                logger.warning("could not go on place=%s error=%s", place, name_of(another))
                 self._failures[place] = failed = another
 
     def _next_candidate(self) -> Candidate | None:

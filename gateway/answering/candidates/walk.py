@@ -35,7 +35,7 @@ from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled
 from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
 from outrider.gateway.settings.arm_overlay import MODEL, MODELS
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RequestWalk:
@@ -162,7 +162,7 @@ class RequestWalk:
             return plain
         while True:
             failed = self._advance(error)
-            log.info("next model of the chain failed=%s why=%s", failed, name_of(error))
+            logger.info("next model of the chain failed=%s why=%s", failed, name_of(error))
             try:
                 read = await self.read()
             except (GatewayError, EngineError) as another:

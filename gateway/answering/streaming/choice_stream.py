@@ -33,7 +33,7 @@ from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.token_allowance import within_allowance
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class ChoiceStream:
         self._metrics.structured_answers.labels(verdict).inc()
         if verdict == "differs":
             param = self._job.grammar_param
-            log.error("answer does not conform job_id=%s param=%s", self._job.job_id, param)
+            logger.error("answer does not conform job_id=%s param=%s", self._job.job_id, param)
             raise GenerationError(
                 f"The answer does not conform to the schema in {param}, which is a fault of the "
                 "server; try again, or simplify the schema.",

@@ -37,7 +37,7 @@ from outrider.gateway.engines.backends.watched_client import (
 from outrider.gateway.engines.backends.wire import WorkerSpec
 from outrider.gateway.engines.backends.worker import STOP_TIMEOUT_S, Worker
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STABLE_AFTER_S = 60.0
 """An engine that ran this long restarts without delay the next time."""
@@ -143,7 +143,7 @@ class ProcessEngineClient(SupervisedClient):
             reason = await self._end_worker(await self._until_lost())
             if time.monotonic() - started_s > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
-            log.error("engine process ended reason=%s restart_in_s=%.1f", reason, backoff_s)
+            logger.error("engine process ended reason=%s restart_in_s=%.1f", reason, backoff_s)
             while not self._streams.is_open:
                 await self._dispose_of_worker()
                 await asyncio.sleep(backoff_s)
@@ -151,8 +151,10 @@ class ProcessEngineClient(SupervisedClient):
                 try:
                     await self._start_worker()
                 except EngineError as error:
-                    log.error("engine restart failed reason=%s retry_in_s=%.1f", error, backoff_s)
-            log.info("engine process is ready again pid=%s", self.pid)
+                    logger.error(
+                        "engine restart failed reason=%s retry_in_s=%.1f", error, backoff_s
+                    )
+            logger.info("engine process is ready again pid=%s", self.pid)
 
     async def _end_worker(self, link_reason: str) -> str:
         """End the process whose link has ended, and return why it did."""

@@ -19,7 +19,7 @@ from outrider.gateway.engines.backends.watched_client import (
 from outrider.gateway.engines.backends.wire import Draining, Reply, Welcome
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _DEFAULT_POLICY: Final = ReconnectPolicy()
 _MOST_HANDSHAKES: Final = 3  # that fail in a row, before a start fails
@@ -94,9 +94,9 @@ class RemoteEngineClient(SupervisedClient):
     async def _supervise(self) -> None:
         while True:
             self._reason = await self._until_lost()
-            log.error("engine is lost endpoint=%s reason=%s", self.endpoint, self._reason)
+            logger.error("engine is lost endpoint=%s reason=%s", self.endpoint, self._reason)
             await self._connect_until(may_fail=False)
-            log.info("engine is connected again endpoint=%s", self.endpoint)
+            logger.info("engine is connected again endpoint=%s", self.endpoint)
 
     async def _connect_until(self, *, may_fail: bool) -> None:
         """Return when a replica has welcomed us; `may_fail`: raise where it never will."""
@@ -106,7 +106,7 @@ class RemoteEngineClient(SupervisedClient):
                 await self._connect()
             except EngineError as error:
                 if str(error) != self._reason:
-                    log.warning("engine cannot be used reason=%s", error)
+                    logger.warning("engine cannot be used reason=%s", error)
                 self._reason = str(error)
                 num_handshakes = num_handshakes + 1 if isinstance(error, HandshakeError) else 0
                 is_final = isinstance(error, ReplicaRefusedError)
@@ -148,6 +148,6 @@ class RemoteEngineClient(SupervisedClient):
 
     def _handle(self, reply: Reply) -> None:
         if isinstance(reply, Draining):
-            log.info("engine is draining endpoint=%s", self.endpoint)
+            logger.info("engine is draining endpoint=%s", self.endpoint)
             self._is_draining = True
         super()._handle(reply)

@@ -33,7 +33,7 @@ from outrider.gateway.engines.backends.wire import (
 )
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 EXIT_REPORTED = 3
 """Exit status after `LoadFailed` or `Crashed`: the reason has been sent."""
@@ -119,7 +119,7 @@ def serve_loaded(engine: StepEngine, channel: Channel) -> int:
     try:
         run_step_loop(engine, channel)
     except Exception as error:
-        log.exception("engine step failed")
+        logger.exception("engine step failed")
         channel.send(Crashed(pack_error(error)))
         return EXIT_REPORTED
     finally:
@@ -199,7 +199,7 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
             except EngineError as error:
                 channel.send(Refused(request.request_id, pack_error(error)))
             except Exception as error:  # one request's own values must not end the others
-                log.exception("request could not be queued request_id=%s", request.request_id)
+                logger.exception("request could not be queued request_id=%s", request.request_id)
                 channel.send(Refused(request.request_id, pack_error(error)))
         case Abort(request_id):
             engine.abort(request_id)
@@ -209,7 +209,7 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
             except EngineError as error:
                 # switch_tier has no reply to carry the error. The request goes on where it is, and
                 # must not be held at its end: no later event would release it.
-                log.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
+                logger.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
                 engine.keep_on_tier(request_id)
         case KeepOnTier(request_id):
             engine.keep_on_tier(request_id)

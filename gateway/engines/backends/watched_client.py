@@ -17,7 +17,7 @@ from outrider.gateway.engines.backends.replica_link import ReplicaLink
 from outrider.gateway.engines.backends.streams import SHUT_DOWN_MESSAGE
 from outrider.gateway.engines.backends.wire import Command, Submit, Welcome
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
@@ -150,7 +150,7 @@ class SupervisedClient(CommandClient):
         self._cancel_giving_up()
         num_new = self._streams.paused.num_now
         if num_resumed := self._streams.resume():
-            log.info("requests are resumed count=%d new=%d", num_resumed, num_new)
+            logger.info("requests are resumed count=%d new=%d", num_resumed, num_new)
         self._ask_for_blocks()
 
     def _give_up_later(self) -> None:
@@ -202,7 +202,7 @@ class SupervisedClient(CommandClient):
     def _note_quiet(self, *, is_quiet: bool) -> None:
         """Take new requests or not, from now on."""
         if is_quiet and not self._is_quiet:
-            log.warning("engine does not answer quiet_s=%.1f", self._policy.unready_after_s)
+            logger.warning("engine does not answer quiet_s=%.1f", self._policy.unready_after_s)
         elif self._is_quiet and not is_quiet:
-            log.info("engine answers again")
+            logger.info("engine answers again")
         self._is_quiet = is_quiet
