@@ -91,7 +91,12 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
     usage = UsageApi(parts.tenancy.database, parts.tenancy.ledger, siblings=parts.siblings)
-    admin = AdminApi(keys, intake.read_small_body, siblings=parts.siblings)
+    admin = AdminApi(
+        keys,
+        intake.read_small_body,
+        siblings=parts.siblings,
+        upstream_tiers=tuple(parts.upstream.tiers),
+    )
     experiments = ExperimentApi(
         keys.authenticator,
         parts.experiments,
