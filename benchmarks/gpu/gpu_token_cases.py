@@ -10,15 +10,11 @@ from torch import Tensor
 from benchmarks.gpu.gpu_kernel_cases import Case, Cases
 from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.kernels.sampling.sample import SamplingRows, top_tokens
-from outrider.kernels.trees.build_tree import (
-    EdgeTable,
-    InitialTree,
-    TreeState,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    select_trees,
-)
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, init_trees
+from outrider.kernels.trees.select_trees import select_trees
+from outrider.kernels.trees.tree_state import TreeState
 from outrider.kernels.trees.verify_tree import verify_tree
 
 MODEL_BIT = 1

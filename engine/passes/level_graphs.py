@@ -34,23 +34,16 @@ from outrider.engine.passes.tile_plans import TilePlanner, prepare_plan
 from outrider.kernels.attention.attention_tiles import TilePlan
 from outrider.kernels.attention.stage_rows import PassInputs, stage_rows
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
-from outrider.kernels.trees.build_tree import (
-    EdgeTable,
-    InitialTree,
-    TreeState,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    keep_rows,
-    padding_tree,
-    parent_rows,
-    write_trees,
-)
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, init_trees, padding_tree, write_trees
+from outrider.kernels.trees.parent_rows import keep_rows, parent_rows
 from outrider.kernels.trees.tree_state import (
     MAX_CAPACITY,
     MAX_TREE_SLOTS,
     NUM_FIELDS,
     NUM_WORDS,
+    TreeState,
     number,
 )
 

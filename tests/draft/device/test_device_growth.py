@@ -23,7 +23,9 @@ from outrider.engine.request import SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trees.forest import ForestReadback, HostForest
 from outrider.kernels.sampling.sample import SamplingTable, TopTokens
-from outrider.kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeState
+from outrider.kernels.trees.choose_frontier import FrontierRows
+from outrider.kernels.trees.select_trees import SelectedTrees
+from outrider.kernels.trees.tree_state import TreeState
 from outrider.verifier.params import Source
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 from outrider.verifier.verdict import ForestVerdicts
