@@ -7,7 +7,7 @@ from outrider.draft.budget.budget import StepBudget, TreeBudget
 from outrider.draft.budget.own_pace import OwnPace
 from outrider.draft.draft_state import Draft
 from outrider.draft.host_growth import Growth, HostGrowth
-from outrider.engine.protocols import NOTHING_BESIDE, Beside, DraftModel
+from outrider.engine.protocols import NO_LARGE_WORK, DraftModel, LargeWork
 from outrider.engine.sequences.sequence import Sequence
 
 
@@ -24,14 +24,14 @@ class StepBudgets:
         self._growths = growths
         self._last = last
         self._pace = OwnPace()
-        self._beside = NOTHING_BESIDE
+        self._large_work = NO_LARGE_WORK
 
     def begin_step(
-        self, sequences: SequenceOf[Sequence], beside: Beside, stretch: float | None
+        self, sequences: SequenceOf[Sequence], large_work: LargeWork, stretch: float | None
     ) -> None:
         """Begin a step of these sequences; stretch: of the last one, see `OwnPace`."""
-        self._beside = beside
-        self._pace.begin_step([*sequences, *beside.streams], stretch)
+        self._large_work = large_work
+        self._pace.begin_step([*sequences, *large_work.streams], stretch)
 
     def of_step(
         self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]
@@ -43,18 +43,18 @@ class StepBudgets:
         if self._budget is None:
             return None
         lengths = [len(draft.sequence.token_ids) for draft in drafts]
-        growth, beside = self._growths.get(model), self._beside
+        growth, large_work = self._growths.get(model), self._large_work
         block = None if growth is None else growth.block
         return self._budget.of_step(
             model,
-            num_sequences=len(drafts) + len(beside.streams),
-            num_prompt_rows=beside.num_prompt_rows,
+            num_sequences=len(drafts) + len(large_work.streams),
+            num_prompt_rows=large_work.num_prompt_rows,
             most_stretch=self._most_stretch(drafts, asked),
             context=sum(lengths) / max(len(lengths), 1),
             # One whose prompt is computed waits for a token as well.
             base_tokens=sum(draft.urgency for draft in drafts)
-            + len(beside.streams)
-            + beside.num_prompts,
+            + len(large_work.streams)
+            + large_work.num_prompts,
             level_host_s=0.0 if growth is None else growth.host_times(len(drafts)),
             beside_s=self._last[model].beside_s(len(drafts)) if model in self._last else 0.0,
             num_block_rows=0 if block is None else block.num_rows,
@@ -63,7 +63,7 @@ class StepBudgets:
     def _most_stretch(self, drafts: SequenceOf[Draft], asked: SequenceOf[Draft]) -> float:
         """Return how many plain steps this one may last for the sake of each request's own pace."""
         is_asked = {id(draft) for draft in asked}
-        expected = [(sequence, 0.0) for sequence in self._beside.streams]
+        expected = [(sequence, 0.0) for sequence in self._large_work.streams]
         for draft in drafts:
             gain = draft.expected_tokens
             if id(draft) in is_asked:

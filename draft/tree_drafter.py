@@ -33,10 +33,10 @@ from outrider.draft.trees.tree_batch import new_tree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import (
-    NOTHING_BESIDE,
-    Beside,
+    NO_LARGE_WORK,
     DraftModel,
     FeatureReader,
+    LargeWork,
     Proposal,
     StretchCounts,
     Trees,
@@ -147,13 +147,13 @@ class TreeDrafter:
         return self._head_texts
 
     def propose(
-        self, sequences: SequenceOf[Sequence], *, beside: Beside = NOTHING_BESIDE
+        self, sequences: SequenceOf[Sequence], *, large_work: LargeWork = NO_LARGE_WORK
     ) -> Proposal:
         """Draft one tree for each sequence; see `outrider.engine.protocols.Drafter`."""
         kind = self._choice.choose(
-            sequences, self._offered(sequences), has_prompts=beside.num_prompts > 0
+            sequences, self._offered(sequences), has_prompts=large_work.num_prompts > 0
         )
-        self._budgets.begin_step(sequences, beside, self._choice.stretch)
+        self._budgets.begin_step(sequences, large_work, self._choice.stretch)
         self._note_unasked(kind)
         if kind == "plain":
             self._note_steps_without()

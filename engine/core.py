@@ -189,14 +189,14 @@ class Engine:
         if (sequence := self._sequences.get(request_id)) is not None:
             self._finish(sequence, "abort")
 
-    def settle(self, request_id: str) -> None:
+    def keep_on_tier(self, request_id: str) -> None:
         """An answer that may escalate stays with its tier; one that is held ends now.
 
         Unknown ids are ignored.
         """
         sequence = self._sequences.get(request_id)
         if sequence is not None:
-            sequence.is_settled = True
+            sequence.stays_on_tier = True
             if sequence.held_reason is not None:
                 self._finish(sequence, sequence.held_reason)
 
@@ -212,7 +212,7 @@ class Engine:
         if sequence is None or sequence.tier == tier:
             return
         if keeps_answer and sequence.held_reason is not None:
-            self.settle(request_id)
+            self.keep_on_tier(request_id)
             return
         self._tier_switcher.check(sequence, tier, keeps_answer=keeps_answer)
         with OwnFailure(sequence):

@@ -55,7 +55,7 @@ class TokensEmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHeld:
-    """An answer that may still be escalated has ended; `settle` or `switch_tier` is waited for."""
+    """An answer that may escalate has ended; it waits for `keep_on_tier` or `switch_tier`."""
 
     request_id: str
     finish_reason: FinishReason

@@ -102,7 +102,7 @@ class Trees:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class LargeWork:
     """Work of a large pass beside the trees of a proposal."""
 
     streams: SequenceOf[Sequence] = ()
@@ -112,7 +112,7 @@ class Beside:
     """Rows of all `num_prompts` prompts together."""
 
 
-NOTHING_BESIDE: Final = Beside()
+NO_LARGE_WORK: Final = LargeWork()
 
 # Rows wanted in the next draft pass go out, their logits come in, the trees are returned.
 Proposal = Generator[DraftPass, DraftLogits, Trees]
@@ -194,7 +194,7 @@ class Drafter(Protocol):
         """
 
     def propose(
-        self, sequences: SequenceOf[Sequence], *, beside: Beside = NOTHING_BESIDE
+        self, sequences: SequenceOf[Sequence], *, large_work: LargeWork = NO_LARGE_WORK
     ) -> Proposal:
         """Draft one tree for each sequence, a level per pass. May yield nothing at all.
 

@@ -38,7 +38,7 @@ def warm_up(engine: Engine, on_progress: Callable[[int, int], None] | None = Non
         while engine.has_work:
             for event in engine.step():
                 if isinstance(event, AnswerHeld):  # at once: its blocks may be what others wait for
-                    engine.settle(event.request_id)
+                    engine.keep_on_tier(event.request_id)
         done += len(batch)
         if on_progress is not None:
             on_progress(done, total)

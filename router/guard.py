@@ -19,7 +19,7 @@ from typing import Final
 from outrider.router.calibration import ALWAYS_LARGE
 from outrider.router.dial import Dial, Setting, quantile
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 WINDOW: Final = 1024
 _MIN_REQUESTS: Final = 128  # with fewer, shares are mostly noise
@@ -204,7 +204,7 @@ class RouteGuard:
         if not numbers.is_drifting:
             return
         self._last_log_s = now_s
-        log.warning(
+        logger.warning(
             "routing drifts from its calibration requests=%d strong_share=%s expected_share=%s "
             "quality_shift=%s threshold=%s advice=collect labels and calibrate again",
             numbers.num_outcomes,

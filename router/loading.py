@@ -22,7 +22,7 @@ from outrider.router.policy import (
 from outrider.router.scorer import RouterScorer
 from outrider.router.words import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PRICE_AGAIN_AFTER: Final = 64  # requests
 WITHOUT_ROUTER: Final = (
@@ -89,7 +89,7 @@ def load_router(
     if fixed is not None or path is None:
         assert fixed is not None
         if _has_target(options):
-            log.warning("the routing target has no effect reason=%s", fixed.why)
+            logger.warning("the routing target has no effect reason=%s", fixed.why)
         return LoadedRouter(
             policy=fixed, summary=f"the {fixed.tier} model answers all: {fixed.why}"
         )
@@ -131,7 +131,7 @@ def _without_router(options: RoutingOptions) -> LoadedRouter:
     """The cascade that learns its threshold while serving."""
     for name in ("max_cost_usd", "band_low", "band_high"):
         if getattr(options, name) is not None:
-            log.warning("routing.%s has no effect reason=no router", name)
+            logger.warning("routing.%s has no effect reason=no router", name)
     policy = replace(_label_free(options), why="no router", fixed_threshold=options.threshold)
     return LoadedRouter(policy=policy, summary=WITHOUT_ROUTER)
 

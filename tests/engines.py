@@ -46,9 +46,9 @@ from outrider.engine.parallel.runner import ParallelRunner
 from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from outrider.engine.protocols import (
-    NOTHING_BESIDE,
-    Beside,
+    NO_LARGE_WORK,
     Drafter,
+    LargeWork,
     Proposal,
     StretchCounts,
     Trees,
@@ -449,7 +449,7 @@ class ScriptedDrafter:
         self._tree_for = tree_for
 
     def propose(
-        self, sequences: SequenceOf[Sequence], *, beside: Beside = NOTHING_BESIDE
+        self, sequences: SequenceOf[Sequence], *, large_work: LargeWork = NO_LARGE_WORK
     ) -> Proposal:
         yield from ()
         return Trees(host={sequence.request_id: self._tree_for(sequence) for sequence in sequences})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
-from outrider.kernels.trees.verify_tree import verify_forest
+from outrider.kernels.trees.verify_tree import verify_tree
 from outrider.kernels.triton_support import uses_triton
 from outrider.kernels.upload import upload_all
 from outrider.verifier.cascade import UNDECIDED, cascade_choices
@@ -67,7 +67,7 @@ class CoupledVerifier:
         table: how they choose their tokens, where that is not what the forest says.
         """
         rows = (table or forest.sampling).rows(forest.tree_index, forest.depth)
-        paths = verify_forest(
+        paths = verify_tree(
             mark_not_finite(top_tokens(logits, rows, 1).token_ids[:, 0], logits),
             forest.token_ids,
             forest.parent_index,
@@ -153,7 +153,7 @@ def _follow_on_device(
     columns = upload_all([np.array(column, dtype=np.int64) for column in flat], chosen.device)
     max_depth = max(max(tree.depth) for tree in trees)
     num_trees = len(trees)
-    found = verify_forest(
+    found = verify_tree(
         chosen,
         columns[0],
         columns[1],

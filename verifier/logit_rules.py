@@ -230,7 +230,7 @@ class SamplingRule:
     def _read(self, token_ids: list[int]) -> None:
         """Count the tokens that are new since the last call."""
         if not self._num_read or len(token_ids) < self._num_read:
-            self._start_over(token_ids[: self._num_prompt_tokens])
+            self._restart(token_ids[: self._num_prompt_tokens])
         if self._is_counting:
             for token in token_ids[self._num_read :]:
                 count = self._counts[token] = self._counts.get(token, 0) + 1
@@ -239,7 +239,7 @@ class SamplingRule:
                 self._factors[place] = self._repetition
         self._num_read = len(token_ids)
 
-    def _start_over(self, prompt: SequenceOf[int]) -> None:
+    def _restart(self, prompt: SequenceOf[int]) -> None:
         """Forget the answer; begin with the biases and what the prompt repeats."""
         self._num_read = len(prompt)
         self._counts, self._places = {}, {}

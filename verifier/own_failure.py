@@ -5,7 +5,7 @@ from types import TracebackType
 
 from outrider.verifier.judged import JudgedSequence
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class OwnFailure:
@@ -35,10 +35,10 @@ class OwnFailure:
             return False
         if self._sequence.failure is None:
             self._sequence.failure = error
-        log.warning(
+        logger.warning(
             "request failed alone request_id=%s error=%s",
             self._sequence.request_id,
             type(error).__name__,
-            exc_info=log.isEnabledFor(logging.DEBUG),
+            exc_info=logger.isEnabledFor(logging.DEBUG),
         )
         return True

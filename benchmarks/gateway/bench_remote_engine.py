@@ -48,7 +48,7 @@ from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
 from outrider.gateway.engines.backends.step_loop import serve_loaded
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.pool import EnginePool
@@ -107,7 +107,7 @@ def replica(keys: FleetKeys, step_s: float) -> Iterator[str]:
 def pool_over(endpoint: str, keys: FleetKeys) -> EnginePool:
     """Return a pool as `outrider serve --engines` has it, over one replica."""
     index = BlockIndex()
-    client = RemoteEngineClient(endpoint, keys, patience=Patience(resume_within_s=0))
+    client = RemoteEngineClient(endpoint, keys, policy=ReconnectPolicy(resume_within_s=0))
     member = Replica(endpoint, client, index_lane=index.add_lane(), process=client)
     tiers = {"large": replace(StampedEngine(0.0).info().tiers["large"], block_size=16)}
     return EnginePool([member], CacheAware(index, tiers=tiers))  # type: ignore[arg-type]

@@ -38,7 +38,9 @@ from outrider.kernels.layers.split_k_linear import (
     split_shape,
 )
 from outrider.kernels.sampling.sample import top_tokens
-from outrider.kernels.trees.build_tree import choose_frontier, expand_tree, select_trees
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import expand_tree
+from outrider.kernels.trees.select_trees import select_trees
 from outrider.kernels.trees.tree_state import TreeState
 from outrider.kernels.triton_support import KernelChoice, use_kernels
 

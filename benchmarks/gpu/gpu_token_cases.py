@@ -10,16 +10,12 @@ from torch import Tensor
 from benchmarks.gpu.gpu_kernel_cases import Case, Cases
 from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.kernels.sampling.sample import SamplingRows, top_tokens
-from outrider.kernels.trees.build_tree import (
-    EdgeTable,
-    InitialTree,
-    TreeState,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    select_trees,
-)
-from outrider.kernels.trees.verify_tree import verify_forest
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, init_trees
+from outrider.kernels.trees.select_trees import select_trees
+from outrider.kernels.trees.tree_state import TreeState
+from outrider.kernels.trees.verify_tree import verify_tree
 
 MODEL_BIT = 1
 RECALLED_BIT = 1 << 5
@@ -90,7 +86,7 @@ def verification(cases: Cases) -> list[Case]:
         parents[:, 1:] = (index[1:] - 1) // 2 + first  # binary trees
         depth = (index + 1).log2().floor().long().expand(num_trees, -1)
         return partial(
-            verify_forest,
+            verify_tree,
             cases.integers(2, num_trees * nodes),
             (index % 2).repeat(num_trees),  # siblings differ
             parents.flatten(),
@@ -102,7 +98,7 @@ def verification(cases: Cases) -> list[Case]:
 
     return [
         Case(
-            name=f"verify_forest, {trees} trees of {TREE_NODES}",
+            name=f"verify_tree, {trees} trees of {TREE_NODES}",
             make=partial(make, trees, TREE_NODES),
             num_bytes=trees * TREE_NODES * 5 * 8,
         )

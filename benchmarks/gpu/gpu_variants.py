@@ -39,7 +39,7 @@ from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.cuda_capture import Run
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
-from outrider.kernels.trees.verify_tree import verify_forest
+from outrider.kernels.trees.verify_tree import verify_tree
 from outrider.kernels.triton_support import Launch, record_launches
 
 ARCHITECTURE = 90
@@ -86,7 +86,7 @@ def recorded_variants(large: ModelConfig, small: ModelConfig) -> dict[str, Launc
             warm_up_trees(config, _CPU)
         _record_tokens(large.vocab_size)
         nodes = [torch.empty(64, dtype=torch.int64) for _ in range(5)]
-        verify_forest(*nodes, num_trees=1, max_depth=_SIZES.draft_depth)
+        verify_tree(*nodes, num_trees=1, max_depth=_SIZES.draft_depth)
     return {launch.variant(): launch for launch in launches}
 
 

@@ -112,7 +112,7 @@ def committed(engine: Engine, request: EngineRequest, watch: AnswerWatch) -> Han
     assert action == "commit", "this watch was made to commit"
     assert reader.first_s is not None
     visible_s = time.perf_counter()
-    engine.settle(request.request_id)
+    engine.keep_on_tier(request.request_id)
     _step_until(engine, reader, lambda: reader.stats is not None)
     return _turn(reader, visible_s - started_s, visible_s - reader.first_s)
 

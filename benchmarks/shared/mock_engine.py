@@ -127,7 +127,7 @@ class MockEngine:
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Nothing here is watched."""
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         """Nothing here is watched."""
 
     async def abort(self, request_id: str) -> None:

@@ -67,7 +67,7 @@ class StampedEngine:
         if request_id in self._left:
             self._left[request_id] = 1
 
-    def settle(self, request_id: str) -> None:
+    def keep_on_tier(self, request_id: str) -> None:
         """Nothing: no answer is held."""
 
     def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:

@@ -19,7 +19,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.forecast import Grower
 from outrider.draft.guesses.model_guesses import ModelGuesses
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.grown_trees import pack_state
 from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
@@ -29,20 +29,12 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import DraftModel
 from outrider.engine.trees.forest import Forest, ForestDrafts, num_free_slots
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
-from outrider.kernels.trees.build_tree import (
-    EdgeTable,
-    FrontierRows,
-    InitialTree,
-    TreeState,
-    capacity_for,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    keep_rows,
-    parent_rows,
-    select_trees,
-)
-from outrider.kernels.trees.tree_state import MAX_CAPACITY
+from outrider.kernels.trees.choose_frontier import FrontierRows, choose_frontier
+from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, capacity_for, init_trees
+from outrider.kernels.trees.parent_rows import keep_rows, parent_rows
+from outrider.kernels.trees.select_trees import select_trees
+from outrider.kernels.trees.tree_state import MAX_CAPACITY, TreeState
 from outrider.kernels.upload import upload
 from outrider.verifier.sampling import forest_sampling_rows
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
@@ -370,7 +362,7 @@ def _reserve_levels(
     return levels
 
 
-def _known_to_both(candidates: list[Candidate], vocab_size: int) -> list[Candidate]:
+def _known_to_both(candidates: list[TreeCandidate], vocab_size: int) -> list[TreeCandidate]:
     """The candidates on paths of tokens that both models know."""
     if all(candidate.token_id < vocab_size for candidate in candidates[1:]):
         return candidates

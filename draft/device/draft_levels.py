@@ -10,7 +10,7 @@ from outrider.draft.guesses.head_texts import Head
 from outrider.engine.passes.level_graphs import LevelConfig
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import DraftModel
-from outrider.kernels.trees.build_tree import capacity_for
+from outrider.kernels.trees.initial_trees import capacity_for
 from outrider.kernels.trees.tree_state import MAX_TREE_SLOTS
 from outrider.verifier.token_tree import RECALLED_BIT
 

@@ -10,14 +10,11 @@ from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_trees import MAX_BRANCHING, DeviceCalibration
-from outrider.draft.trees.candidate import Candidate
-from outrider.kernels.trees.build_tree import (
-    InitialTree,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    select_trees,
-)
+from outrider.draft.trees.candidate import TreeCandidate
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, init_trees
+from outrider.kernels.trees.select_trees import select_trees
 from outrider.kernels.trees.tree_state import MAX_CAPACITY, MIN_CAPACITY
 from outrider.verifier.token_tree import RECALLED_BIT
 
@@ -27,7 +24,7 @@ def warm_up_trees(config: DraftConfig, device: torch.device) -> None:
     table = DeviceCalibration(EdgeCalibration(), device).table()
     width, branching = config.max_frontier, min(config.max_branching, MAX_BRANCHING)
     root = InitialTree(
-        candidates=[Candidate(token_id=0, parent=-1, depth=0)],
+        candidates=[TreeCandidate(token_id=0, parent=-1, depth=0)],
         root_slot=0,
         max_nodes=width,
         max_depth=2,

@@ -63,7 +63,7 @@ class BlockGuesses(HeadGuesses):
             elif self._block.is_behind_text:
                 slices.append((draft, self._block_behind(piece)))
             else:
-                self._go_on(piece)
+                self._append_masks(piece)
         return slices
 
     def _reserve_block(self, piece: ForwardSlice) -> bool:
@@ -89,8 +89,8 @@ class BlockGuesses(HeadGuesses):
         self._features[id(own)] = features.new_zeros((block.num_rows, features.shape[1]))
         return own
 
-    def _go_on(self, piece: ForwardSlice) -> None:
-        """Let the text go on with masks; its last row is the block's first."""
+    def _append_masks(self, piece: ForwardSlice) -> None:
+        """Append masks to the text; its last row is the block's first."""
         block, features = self._block, self._features[id(piece)]
         masks = block.token_ids(piece.token_ids[-1])[1:]
         piece.token_ids = piece.token_ids + masks

@@ -16,7 +16,7 @@ from outrider.engine.model.weights import ProgressCallback, resolve_checkpoint
 OWN: Final = "mtp"
 """In the place of a path: the head inside the large model's checkpoint."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def read_head(
@@ -54,7 +54,7 @@ def _read(
         head = read_mtp(folder, target, max_context=max_context, on_progress=on_progress)
     else:
         head = _read_folder(path, target, max_context=max_context, on_progress=on_progress)
-    log.info(
+    logger.info(
         "drafter kind=%s taps=%s tokens=%d of %d parameters=%d",
         head.kind,
         head.tap_layers,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
-class Candidate:
+class TreeCandidate:
     """A guess."""
 
     token_id: int

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import MOST_BELIEVED, Floats
 from outrider.draft.budget.calibration import MODEL_SILENT, RequestCalibration
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.guess_tree import GuessTree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
@@ -167,12 +167,12 @@ class CompiledTree(TreeStruct, GuessTree):
     # ---- what it has come to ---------------------------------------------------------------
 
     @property
-    def candidates(self) -> list[Candidate]:  # type: ignore[override]
+    def candidates(self) -> list[TreeCandidate]:  # type: ignore[override]
         """A copy of all candidates."""
-        copies: list[Candidate] = []
+        copies: list[TreeCandidate] = []
         for node, own in enumerate(self.memory[: self.num_candidates]):
             copies.append(
-                Candidate(
+                TreeCandidate(
                     token_id=own.token_id,
                     parent=own.parent,
                     depth=own.depth,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.draft.budget.calibration import MODEL_SILENT, Calibrate, as_confident
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS, GuessTree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
@@ -43,7 +43,7 @@ class GrowingTree(GuessTree):
     keeps_logits: bool = False
     model_bit: int = _MODEL
     is_stepwise: bool = False
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[TreeCandidate] = field(default_factory=list)
     frontier: list[int] = field(default_factory=list)
     num_slots: int = 1
     num_passes: int = 1
@@ -53,7 +53,7 @@ class GrowingTree(GuessTree):
 
     def __post_init__(self) -> None:
         """Begin with the root, which is expanded first."""
-        root = Candidate(token_id=self.root_token_id, parent=-1, depth=0, offset=0, mask=1)
+        root = TreeCandidate(token_id=self.root_token_id, parent=-1, depth=0, offset=0, mask=1)
         self.candidates.append(root)
         self.frontier.append(0)
 
@@ -126,7 +126,7 @@ class GrowingTree(GuessTree):
         if child is None:
             child = parent.children[token_id] = len(self.candidates)
             self.candidates.append(
-                Candidate(token_id=token_id, parent=node, depth=parent.depth + 1)
+                TreeCandidate(token_id=token_id, parent=node, depth=parent.depth + 1)
             )
         found = self.candidates[child]
         found.sources |= source_bit
@@ -242,7 +242,7 @@ class GrowingTree(GuessTree):
         ][:most]
         return bool(self.frontier)
 
-    def _is_open(self, candidate: Candidate) -> bool:
+    def _is_open(self, candidate: TreeCandidate) -> bool:
         """True if the drafting model may name a candidate's children."""
         if candidate.is_expanded or candidate.is_forced or candidate.depth >= self.max_depth:
             return False

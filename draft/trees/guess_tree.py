@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from outrider.draft.budget.calibration import RequestCalibration
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.verifier.token_tree import RECALLED_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.
@@ -40,7 +40,7 @@ class GuessTree:
     is_stepwise: bool
     """The model can only compute a node whose parent is computed. A head is so: its rows carry what
     the parent's gave."""
-    candidates: list[Candidate]
+    candidates: list[TreeCandidate]
     frontier: list[int]
     num_slots: int
     """Draft slots in use, the root's included."""

@@ -16,7 +16,7 @@ from typing import Final
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.request import GrammarSpec
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S: Final = 60.0
 _KILLED: Final = -signal.SIGKILL
@@ -95,7 +95,7 @@ class GrammarProcess:
             try:
                 process, connection = self._running = _spawn()
             except OSError as error:  # no memory, descriptors or processes left, for now
-                log.error("compiling process did not start error=%s", error)
+                logger.error("compiling process did not start error=%s", error)
                 raise UnfinishedGrammarError(_NOT_STARTED) from error
         try:
             connection.send_bytes(self._hello)
@@ -105,7 +105,7 @@ class GrammarProcess:
         except (EOFError, OSError):
             pass
         exit_code = self._end()
-        log.error("compiling process did not start exit_code=%s pid=%s", exit_code, process.pid)
+        logger.error("compiling process did not start exit_code=%s pid=%s", exit_code, process.pid)
         raise UnfinishedGrammarError(_NOT_STARTED)
 
     def prepare(self, spec: GrammarSpec) -> TriedGrammar:
@@ -122,7 +122,7 @@ class GrammarProcess:
         except (EOFError, OSError):
             pass
         exit_code = self._end()
-        log.warning("compiling process was ended kind=%s exit_code=%s", spec.kind, exit_code)
+        logger.warning("compiling process was ended kind=%s exit_code=%s", spec.kind, exit_code)
         raise self._error(exit_code)
 
     def _error(self, exit_code: int) -> InvalidGrammarError:
@@ -198,7 +198,7 @@ def _environment() -> dict[str, str]:
 def _read(message: bytes, spec: GrammarSpec) -> TriedGrammar:
     answer = json.loads(message)
     if "unforeseen" in answer:
-        log.warning("grammar cannot be read kind=%s error=%s", spec.kind, answer["unforeseen"])
+        logger.warning("grammar cannot be read kind=%s error=%s", spec.kind, answer["unforeseen"])
     if "error" in answer:
         raise InvalidGrammarError(answer["error"])
     return TriedGrammar(source=answer["source"], size_bytes=answer["size_bytes"])

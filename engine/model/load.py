@@ -14,7 +14,7 @@ from outrider.engine.model.shard import WHOLE, Shard
 from outrider.engine.model.shared_config import check_shares
 from outrider.engine.model.weights import ProgressCallback, resolve_checkpoint
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def load_model(  # noqa: PLR0913 - all that a model may be loaded with
@@ -36,7 +36,7 @@ def load_model(  # noqa: PLR0913 - all that a model may be loaded with
     config = read_model_config(folder)
     check_shares(config, shard.count)
     if config.is_native:
-        log.info("%s: %s, the engine's own decoder", path_or_id, config.architecture)
+        logger.info("%s: %s, the engine's own decoder", path_or_id, config.architecture)
         return DecoderModel.load(
             path_or_id,
             dtype=dtype,
@@ -57,7 +57,7 @@ def load_model(  # noqa: PLR0913 - all that a model may be loaded with
             f"{path_or_id} is {config.architecture}, which runs through transformers: its modules "
             "round by the rows of a pass, so engine.deterministic cannot hold. Leave it off."
         )
-    log.info("%s: %s, through transformers", path_or_id, config.architecture)
+    logger.info("%s: %s, through transformers", path_or_id, config.architecture)
     return _through_transformers(folder, path_or_id, dtype, torch.device(device), on_progress)
 
 

@@ -35,7 +35,7 @@ from outrider.engine.parallel.messages import (
 )
 from outrider.engine.passes.pass_memory import LargestPass
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Of a single exchange; the first ones may wait for a rank that compiles kernels.
 _TIMEOUT_S: Final = 300.0
@@ -178,7 +178,7 @@ class Ranks:
         if self._is_closing or self._reason is not None:
             return
         self._reason = f"Rank {rank} of {self._count} of the model ended ({why})."
-        log.error("rank ended rank=%d of=%d why=%s", rank, self._count, why)
+        logger.error("rank ended rank=%d of=%d why=%s", rank, self._count, why)
         self._has_ended.set()
         self._collectives.abort()
 

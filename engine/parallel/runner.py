@@ -99,7 +99,7 @@ class ParallelRunner(RankRunner):
     ) -> PassOutput:
         """`ModelRunner.forward`, on all ranks."""
         with self.ranks.watched():
-            self._moves.settle_window()
+            self._moves.apply_window_changes()
             for number, adapter in self._views.new_adapters(slices, device_rows):
                 parts = self._parts.pop(adapter, None)
                 self.ranks.send_each(
@@ -129,14 +129,14 @@ class SharedMoves(CacheMoves):
     def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
         """Move keys and values between cache slots, safe under overlap."""
         if source_slots:
-            self.settle_window()
+            self.apply_window_changes()
             with self._sending(MoveSlots(source_slots, destination_slots)):
                 super().move_slots(source_slots, destination_slots)
 
     def compact(self, src_slots: Tensor, dst_slots: Tensor) -> None:
         """`move_slots` for slots that only rank 0's device knows."""
         if src_slots.numel():
-            self.settle_window()
+            self.apply_window_changes()
             with self._sending(MoveOnDevice(src_slots.numel())):
                 self._ranks.broadcast(torch.stack((src_slots.view(-1), dst_slots.view(-1))))
                 super().compact(src_slots, dst_slots)

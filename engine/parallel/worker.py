@@ -44,7 +44,7 @@ from outrider.engine.passes.flat_rows import ForwardSlice
 from outrider.engine.passes.pass_memory import run_largest_pass
 from outrider.kernels.layers.lora import LoraWeights
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _EXIT_REPORTED = 3
 
@@ -68,7 +68,7 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     except Exception as error:
         if not isinstance(error, EngineError):
-            log.exception("rank failed")
+            logger.exception("rank failed")
         text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
         is_unsupported = isinstance(error, UnsupportedModelError)
         connection.send(Failed(text, is_unsupported=is_unsupported))

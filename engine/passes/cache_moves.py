@@ -8,7 +8,7 @@ from torch import Tensor
 from outrider.engine.cache.block_pool import BlockPool
 from outrider.engine.model.kv_cache import KVCache, LayerGroup
 from outrider.engine.passes.recurrent_states import RecurrentStates
-from outrider.engine.passes.step_buffers import upload
+from outrider.engine.passes.step_buffers import upload_integers
 from outrider.kernels.kv.compact_kv import compact_kv
 
 
@@ -32,7 +32,7 @@ class CacheMoves:
             self._move_in(self._kv_cache.full, *slots)
             if self._pool.window is None:
                 self._move_in(self._kv_cache.window, *slots)
-        self.settle_window()
+        self.apply_window_changes()
 
     def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
         """Move keys and values between cache slots, safe under overlap."""
@@ -59,11 +59,11 @@ class CacheMoves:
     def _upload_pairs(self, slots: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
         number = len(slots[0])
         padding = [0] * (number % 2)  # the second half is to begin at a multiple of 16 bytes
-        both = upload(slots[0] + padding + slots[1], self._kv_cache.device)
+        both = upload_integers(slots[0] + padding + slots[1], self._kv_cache.device)
         return both[:number], both[number + len(padding) :]
 
     def _move(self, src_slots: Tensor, dst_slots: Tensor) -> None:
-        self.settle_window()
+        self.apply_window_changes()
         cache = self._kv_cache
         self._move_in(cache.full, src_slots, dst_slots)
         if cache.window is not None:
@@ -76,7 +76,7 @@ class CacheMoves:
         if group is not None:
             compact_kv(group.tensor, src_slots, dst_slots, group.scales)
 
-    def settle_window(self) -> None:
+    def apply_window_changes(self) -> None:
         """Tell the device which window blocks the views have got, and make the copies they want."""
         if (window := self._pool.window) is not None:
             changes, copies = window.take_changes(), window.take_copies()

@@ -33,27 +33,20 @@ from outrider.engine.passes.tile_plans import TilePlanner, prepare_plan
 from outrider.kernels.attention.attention_tiles import TilePlan
 from outrider.kernels.attention.stage_rows import PassInputs, stage_rows
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
-from outrider.kernels.trees.build_tree import (
-    EdgeTable,
-    InitialTree,
-    TreeState,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    keep_rows,
-    padding_tree,
-    parent_rows,
-    write_trees,
-)
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, init_trees, padding_tree, write_trees
+from outrider.kernels.trees.parent_rows import keep_rows, parent_rows
 from outrider.kernels.trees.tree_state import (
     MAX_CAPACITY,
     MAX_TREE_SLOTS,
     NUM_FIELDS,
     NUM_WORDS,
+    TreeState,
     number,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TREE_COUNTS = (1, 2, 4, 8, 16, 32)
 
@@ -212,10 +205,12 @@ class LevelGraphs:
                     try:
                         own = self._capture_one(capture, num_trees, truncates=truncates)
                     except torch.OutOfMemoryError:
-                        log.warning("draft level left out trees=%d reason=out_of_memory", num_trees)
+                        logger.warning(
+                            "draft level left out trees=%d reason=out_of_memory", num_trees
+                        )
                     else:
                         self._captured[num_trees, truncates] = own
-        log.info("draft levels captured=%d", len(self._captured))
+        logger.info("draft levels captured=%d", len(self._captured))
 
     def _capture_one(self, capture: CaptureFn, num_trees: int, *, truncates: bool) -> CapturedLevel:
         config, device = self.config, self.model.device

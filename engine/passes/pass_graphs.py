@@ -40,7 +40,7 @@ from outrider.engine.passes.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, 
 from outrider.kernels.attention.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
 from outrider.kernels.attention.stage_rows import PassInputs, stage_rows
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BUCKETS = (
     *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256),
@@ -144,10 +144,10 @@ class PassGraphs:
                 try:
                     self._captured[rows, shape] = self._capture_one(capture, rows, shape)
                 except torch.OutOfMemoryError:
-                    log.warning("cuda graph left out rows=%d reason=out_of_memory", rows)
+                    logger.warning("cuda graph left out rows=%d reason=out_of_memory", rows)
                 if on_progress is not None:
                     on_progress(done, len(kinds))
-        log.info(
+        logger.info(
             "cuda graphs captured=%d of=%d seconds=%.1f",
             len(self._captured),
             len(kinds),

@@ -201,7 +201,7 @@ class ModelRunner:
         nor for the result. Without them, device rows are read by the host first.
         """
         self._clock.start()
-        self._moves.settle_window()
+        self._moves.apply_window_changes()
         if self._graphs is not None or self._is_staged:
             staged = self._buffers.stage(slices, device_rows)
             output = self._joined(self._run_staged(staged, features), picked)
@@ -320,7 +320,7 @@ class ModelRunner:
     def grow_level(self, trees: RecordedTrees) -> None:
         """Run a recorded level: a pass, and what grows the trees around it."""
         self._clock.start()
-        self._moves.settle_window()
+        self._moves.apply_window_changes()
         self._clock.start_work()
         trees.replay()
         self._clock.stop(trees.num_rows, trees.num_rows, trees.mean_context)

@@ -24,7 +24,7 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.passes.step_times import StepTimeCurve
 from outrider.kernels.cpu.product_library import product_support
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FORMAT: Final = 2  # of the file, and of what is measured
 _CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -43,7 +43,7 @@ class SavedTimes:
         try:
             return _read_curve(json.loads(self._path(runner).read_bytes()))
         except (OSError, ValueError, TypeError, KeyError) as error:
-            log.debug("no saved pass times reason=%r", error)
+            logger.debug("no saved pass times reason=%r", error)
             return None
 
     def save(self, runner: ModelRunner, curve: StepTimeCurve) -> None:
@@ -52,7 +52,7 @@ class SavedTimes:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _replace(self._path(runner), json.dumps(asdict(curve)).encode())
         except OSError as error:
-            log.info("pass times are not kept reason=%s", error)
+            logger.info("pass times are not kept reason=%s", error)
 
     def _path(self, runner: ModelRunner) -> Path:
         """The file's name says what it holds for: another condition is another file."""

@@ -47,7 +47,7 @@ def pinned_words(count: int, device: torch.device) -> Tensor:
     return torch.empty(count, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
-def upload(values: Sequence[int], device: torch.device) -> Tensor:
+def upload_integers(values: Sequence[int], device: torch.device) -> Tensor:
     """The values as int64 [len(values)] on a device, without waiting for it."""
     staged = pinned_words(len(values), device)
     staged.numpy()[:] = values

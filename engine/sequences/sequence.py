@@ -63,8 +63,8 @@ class Sequence:
     large_noise: "SequenceNoise | None" = None
     """The large tier's own noise, by which `candidates` are found."""
     held_reason: FinishReason | None = None
-    """Why a watched answer ended that waits for `settle` or a change of tier."""
-    is_settled: bool = False
+    """Why a watched answer ended that waits for `keep_on_tier` or a change of tier."""
+    stays_on_tier: bool = False
     failure: Exception | None = None
     """What broke while its rules, its grammar or its guesses were followed. Nothing is emitted
     then."""
@@ -135,7 +135,7 @@ class Sequence:
     @property
     def is_watched(self) -> bool:
         """True if this small answer may still change its tier."""
-        return self.request.may_escalate and self.tier == "small" and not self.is_settled
+        return self.request.may_escalate and self.tier == "small" and not self.stays_on_tier
 
     @property
     def wants_tree(self) -> bool:
@@ -176,7 +176,7 @@ class Sequence:
         """The counts of a tier's work for this request."""
         return self.work.setdefault(tier, WorkCounts())
 
-    def start_over(self, tier: Tier, noise: "SequenceNoise") -> None:
+    def restart_on(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Retract the answer and begin another tier's own, which is counted from zero.
 
         The large tier gets the retracted one as a proposal.
@@ -185,13 +185,13 @@ class Sequence:
         self.proposal_token_ids = self.output_token_ids if is_up else []
         self.proposal_candidates = self.candidates if is_up else []
         del self.token_ids[self.num_prompt_tokens :]
-        self.go_on(tier, noise)
+        self.continue_on(tier, noise)
         self.first_token_s = None
         self.num_resumed_tokens = 0
         self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0
         self.num_unratified_tokens = self.num_reused_tokens = 0
 
-    def go_on(self, tier: Tier, noise: "SequenceNoise") -> None:
+    def continue_on(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Leave the rest of the answer to another tier."""
         self.tier, self.noise = tier, noise
         self.candidates = []

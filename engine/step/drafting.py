@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 
 from outrider.engine.protocols import (
-    Beside,
     Drafter,
     DraftLevel,
     DraftLogits,
     DraftPass,
+    LargeWork,
     Proposal,
     Trees,
 )
@@ -94,12 +94,12 @@ class Drafting:
             (sequences if may_grow else others).append(sequence)
         if not sequences:
             return None
-        beside = Beside(
+        large_work = LargeWork(
             streams=others,
             num_prompts=len(large.prefills),
             num_prompt_rows=sum(num_tokens for _, num_tokens in large.prefills),
         )
-        return self._drafter.propose(sequences, beside=beside)
+        return self._drafter.propose(sequences, large_work=large_work)
 
     def _take_in_features(self) -> None:
         """Run the head's passes over what waits of the last large pass."""

@@ -1,4 +1,4 @@
-"""The large model's pass of a step in two halves: launch waits for nothing, settle for one copy."""
+"""The large model's pass of a step, in halves: launch waits for nothing, collect for one copy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class LargePass:
         launched = self.launch(plan, trees)
         if launched is None:
             return None
-        done = self.settle(launched)
+        done = self.collect(launched)
         self._scheduler.note_prefills(plan)
         return done
 
@@ -80,7 +80,7 @@ class LargePass:
         """Start the pass, the judgement of its forest and the copy of that; None: nothing to do.
 
         Does not wait for the device. Prompts and decodes of the plan that have no tree of a forest
-        are host slices; their verdicts are worked out in `settle`.
+        are host slices; their verdicts are worked out in `collect`.
         """
         # Without the small model's logits at its root a cascade can emit nothing.
         plan.decodes = [
@@ -172,12 +172,12 @@ class LargePass:
 
     # ---- the second half -------------------------------------------------------------------
 
-    def settle(self, launched: LaunchedPass) -> VerifiedPass:
+    def collect(self, launched: LaunchedPass) -> VerifiedPass:
         """Wait for the verdicts and keep what was accepted in both caches."""
         done = VerifiedPass(items=[], output=launched.output)
         if launched.items:
             done.items = launched.items
-            done.verdicts = self._settle_host(launched.items, launched.output)
+            done.verdicts = self._host_verdicts(launched.items, launched.output)
         forest = launched.forest
         if forest is not None and launched.readback is not None:
             known = launched.readback.wait()
@@ -198,7 +198,7 @@ class LargePass:
             reader.read(done.output.taps, feature_rows(launched, done))
         return done
 
-    def _settle_host(self, items: list[VerifyItem], output: PassOutput) -> list[Verdict]:
+    def _host_verdicts(self, items: list[VerifyItem], output: PassOutput) -> list[Verdict]:
         """Apply the acceptance rule to the trees that the host knows."""
         first, last = items[0].first_row, items[-1]
         verdicts = self._verifier.verify(

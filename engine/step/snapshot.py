@@ -14,7 +14,7 @@ from outrider.engine.queue.scheduler import Scheduler
 from outrider.engine.trees.speculation_counts import SpeculationCounts
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class StepCounts:
         """Count an answer that failed by numbers that are not finite; say so where it goes on."""
         self.num_not_finite += 1
         self.num_broken_in_a_row += 1
-        log.error(
+        logger.error(
             "numbers are not finite%s tier=%s in_a_row=%d",
             ": the engine is unfit" if self.num_broken_in_a_row > 1 else "",
             tier,

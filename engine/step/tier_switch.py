@@ -72,10 +72,10 @@ class TierSwitcher:
         noise = sequence.large_noise if tier == "large" else None
         noise = noise or self.noise(request, tier)
         if keeps_answer:
-            sequence.go_on(tier, noise)
+            sequence.continue_on(tier, noise)
         else:
             self._scheduler.note_retracted(sequence)
-            sequence.start_over(tier, noise)
+            sequence.restart_on(tier, noise)
         if is_queued:
             self._scheduler.add(sequence)
         return TierSwitched(request_id=sequence.request_id, tier=tier, keeps_answer=keeps_answer)

@@ -5,7 +5,7 @@ The objects of one request, in the order in which they are made:
 | object | born | dies | owns |
 |---|---|---|---|
 | `RequestMeter` | the request arrives | its outcome is booked | reservation, charge, rows |
-| `RequestWatch` | the body is read (where traced) | the response ends | span, captured text |
+| `RequestTrace` | the body is read (where traced) | the response ends | span, captured text |
 | `RequestContext` | the body is read | the response ends | nothing; facts beside the body |
 | `RequestWalk` | planning begins | the chain ends | which model is next |
 | `ParsedRequest` | the walk reaches a model | the next model's is read | one query for each place |

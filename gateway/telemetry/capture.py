@@ -30,7 +30,7 @@ from outrider.gateway.telemetry.content import content_attributes
 from outrider.gateway.telemetry.redaction import redact_json
 from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FILE: Final = re.compile(r"capture-(\d{4}-\d{2}-\d{2})\.jsonl")
 _MAX_PENDING: Final = 1000
@@ -213,7 +213,7 @@ class JsonlCapture:
     def offer(self, exchange: Exchange) -> None:
         """Hand it to the thread, if that is not too far behind."""
         if exchange.is_private:
-            log.error("private request was offered request_id=%s", exchange.request_id)
+            logger.error("private request was offered request_id=%s", exchange.request_id)
         elif self._queued(exchange):
             return
         else:
@@ -275,7 +275,7 @@ class JsonlCapture:
         """Count it; say so once, until it goes well again."""
         self._failed.inc()
         if not self._has_failed:
-            log.error("capture failed error=%s", type(error).__name__)
+            logger.error("capture failed error=%s", type(error).__name__)
         self._has_failed = True
 
     def _write(self, exchange: Exchange) -> None:
@@ -339,7 +339,7 @@ class JsonlCapture:
         for path, day in _dated(self._folder):
             if day < last:
                 path.unlink(missing_ok=True)
-                log.info("captured day deleted day=%s", day)
+                logger.info("captured day deleted day=%s", day)
 
 
 def _dated(folder: Path) -> Iterator[tuple[Path, datetime.date]]:

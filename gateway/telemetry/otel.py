@@ -35,7 +35,7 @@ from outrider.gateway.telemetry.tracer import (
     Tracer,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_ATTRIBUTE_CHARS: Final = 512
 _NANOS: Final = 1_000_000_000
@@ -66,7 +66,7 @@ class CountingExporter(SpanExporter):
         try:
             result = self._exporter.export(spans)
         except Exception as error:  # noqa: BLE001 - the SDK would print a traceback per batch
-            log.warning("traces not sent error=%s", type(error).__name__)
+            logger.warning("traces not sent error=%s", type(error).__name__)
             result = SpanExportResult.FAILURE
         is_sent = result is SpanExportResult.SUCCESS
         (self._counts.sent if is_sent else self._counts.failed).inc(len(spans))
@@ -187,7 +187,7 @@ class OtelTracer(Tracer):
     async def close(self) -> None:
         """Send the ended spans; those that the collector does not take in time are lost."""
         if not await done_by(self._close_timeout_s, self._provider.shutdown):
-            log.warning("traces lost at the end; see outrider_trace_spans_total")
+            logger.warning("traces lost at the end; see outrider_trace_spans_total")
 
 
 async def done_by(timeout_s: float | None, work: Callable[[], object]) -> bool:

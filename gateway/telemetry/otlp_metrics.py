@@ -20,7 +20,7 @@ from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.settings.errors import SettingsError
 from outrider.gateway.telemetry.otel import done_by, make_resource
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ReadFamilies = Callable[[], Awaitable[Iterable[Metric]]]
 
@@ -62,10 +62,10 @@ class MetricsPush:
         try:
             data = self._data(await read())
         except GatewayError as error:
-            log.warning("metrics not read error=%s", type(error).__name__)
+            logger.warning("metrics not read error=%s", type(error).__name__)
             return
         if not await done_by(timeout_s, partial(self._exporter.export, data)):
-            log.warning("metrics lost at the end timeout_s=%g", timeout_s)
+            logger.warning("metrics lost at the end timeout_s=%g", timeout_s)
 
     def _data(self, families: Iterable[Metric]) -> otel.MetricsData:
         times = (self._started_nanos, round(self._wall_clock() * _NANOS))

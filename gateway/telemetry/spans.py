@@ -71,7 +71,7 @@ class EngineMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMarks:
-    """The end of one request to an upstream server, as in `Attempt`."""
+    """The end of one request to an upstream server, as in `UpstreamAttempt`."""
 
     outcome: str
     ended_s: float

@@ -19,7 +19,7 @@ from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
 if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Signal = Literal["traces", "metrics"]
 
@@ -95,7 +95,9 @@ def missing_extra(signal: Signal, endpoint: str | None, error: ModuleNotFoundErr
     advice = f'{error.name} is not installed: pip install "outrider[otel]"'
     if endpoint is not None:
         raise MissingExtraError(f"telemetry.{signal}.endpoint is set, but {advice}")
-    log.warning("telemetry that OTEL_* variables want is off signal=%s advice=%s", signal, advice)
+    logger.warning(
+        "telemetry that OTEL_* variables want is off signal=%s advice=%s", signal, advice
+    )
 
 
 def wants_content(settings: TraceSettings, environ: Mapping[str, str]) -> bool:

@@ -146,7 +146,7 @@ class UpstreamAnswer:
                             yield chunk
                 return
             except UpstreamError as error:
-                seam = await self._go_on(error)
+                seam = await self._continue_after(error)
             if seam is None:
                 for chunk in ending(self._call, self._delivered, self.usage):
                     yield chunk
@@ -188,7 +188,7 @@ class UpstreamAnswer:
             num_repeated_tokens=num_repeated,
         )
 
-    async def _go_on(self, error: UpstreamError) -> StreamSplicer | None:
+    async def _continue_after(self, error: UpstreamError) -> StreamSplicer | None:
         """Have another server continue the answer; None where nothing is missing but the end.
 
         Raises `error` where none can, and DeadlineExceededError.

@@ -7,7 +7,7 @@ from typing import Final
 
 from outrider.gateway.contract.errors.tree import DeadlineExceededError
 from outrider.gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
-from outrider.gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
+from outrider.gateway.upstream.attempts import AttemptKind, AttemptOutcome, UpstreamAttempt
 from outrider.gateway.upstream.call import UpstreamCall, WholeAnswer, num_answers
 from outrider.gateway.upstream.parts import TierState
 from outrider.gateway.upstream.replicas import Lease
@@ -104,7 +104,7 @@ class AttemptRecord:
                 failure,
                 self.status,
             )
-        attempt = Attempt(
+        attempt = UpstreamAttempt(
             request_id=self._call.request_id,
             tier=tier.name,
             replica=lease.replica.name,
@@ -141,7 +141,7 @@ class AttemptRecord:
         num_tokens *= num_answers(self._call)
         return replace(usage, num_completion_tokens=num_tokens)
 
-    def _end_span(self, attempt: Attempt) -> None:
+    def _end_span(self, attempt: UpstreamAttempt) -> None:
         usage = attempt.usage
         end_attempt(
             self.span,

@@ -17,7 +17,7 @@ escalated: another tier's answer was delivered, as this one was too weak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class UpstreamAttempt:
     """One request to one server, when it has ended. Times are seconds on the gateway's clock."""
 
     request_id: str
@@ -43,5 +43,5 @@ class Attempt:
     the delivered text."""
 
 
-OnAttempt = Callable[[Attempt], None]
+OnAttempt = Callable[[UpstreamAttempt], None]
 """Called once for each attempt; must not block."""

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.telemetry.children import Children
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.breaker import BreakerState
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
@@ -29,7 +29,7 @@ _WHOLE_S: Final = (
 )  # fmt: skip
 
 
-class WatchedTier(Protocol):
+class ObservedTier(Protocol):
     """The source of the gauges."""
 
     @property
@@ -93,11 +93,11 @@ class UpstreamMetrics:
         for part in vars(self).values():
             registry.register(part.instrument if isinstance(part, Children) else part)
 
-    def watch(self, tiers: Mapping[str, WatchedTier]) -> None:
+    def observe(self, tiers: Mapping[str, ObservedTier]) -> None:
         """Read these tiers' health at each scrape."""
         self._health.tiers = tiers
 
-    def on_attempt(self, attempt: Attempt) -> None:
+    def on_attempt(self, attempt: UpstreamAttempt) -> None:
         """Count a request that has ended: an `OnAttempt`."""
         tier, kind = attempt.tier, attempt.kind
         self._attempts.of(tier, kind, attempt.outcome).inc()
@@ -130,7 +130,7 @@ class UpstreamMetrics:
         """Count a copy of a request."""
         self._mirrored.of(tier, outcome).inc()
 
-    def _count_tokens(self, attempt: Attempt, usage: UpstreamUsage) -> None:
+    def _count_tokens(self, attempt: UpstreamAttempt, usage: UpstreamUsage) -> None:
         counts = {
             "prompt": usage.num_prompt_tokens,
             "cached_prompt": usage.num_cached_tokens,
@@ -148,7 +148,7 @@ class _HealthCollector(Collector):
     """Collects the tiers' health at each scrape."""
 
     def __init__(self) -> None:
-        self.tiers: Mapping[str, WatchedTier] = {}
+        self.tiers: Mapping[str, ObservedTier] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Yield a sample for each tier, replica, and state of its breaker (1: the present one)."""

@@ -10,7 +10,7 @@ import aiohttp
 from outrider.gateway.contract.errors.tree import FailureKind, UpstreamError
 from outrider.gateway.upstream.connection_errors import error_of
 from outrider.gateway.upstream.event_stream import EventSplitter
-from outrider.gateway.upstream.waits import ExchangeLimits, Watch
+from outrider.gateway.upstream.waits import ExchangeLimits, WaitTimer
 
 MAX_EVENT_BYTES: Final = 4 << 20
 MAX_BODY_BYTES: Final = 32 << 20
@@ -32,7 +32,7 @@ class UpstreamResponse:
         self._answer = answer
         self._exchange = exchange
         self._end_s = exchange.end_s
-        self._watch = Watch(self._loop, self._stop_waiting)
+        self._timer = WaitTimer(self._loop, self._stop_waiting)
         self._due_s = math.inf
         self._failure: FailureKind = "first_token_timeout"
         self.status: int = answer.status
@@ -119,7 +119,7 @@ class UpstreamResponse:
         if self._loop.time() >= end_s:
             raise self._exchange.late(end_s, failure)
         self._due_s, self._failure = min(due_s, end_s), failure
-        self._watch.wait_until(self._due_s)
+        self._timer.wait_until(self._due_s)
         content = self._answer.content
         try:
             return await content.readany()
@@ -130,7 +130,7 @@ class UpstreamResponse:
                 return received
             raise error_of(error, self._exchange) from error
         finally:
-            self._watch.rest()
+            self._timer.rest()
 
     def _stop_waiting(self) -> None:
         """End the wait of `_next` by an exception: the server is too late."""
@@ -149,6 +149,6 @@ class UpstreamResponse:
         return self._exchange.error("too_large", f"sent {what} of more than {limit_bytes} bytes")
 
     def _close(self) -> None:
-        self._watch.close()
+        self._timer.close()
         # A connection that is back in the pool already is left alone.
         self._answer.close()

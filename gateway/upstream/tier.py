@@ -10,7 +10,7 @@ from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.settings.server_traits import ServerTraits, traits_of
 from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.upstream.answer import UpstreamAnswer
-from outrider.gateway.upstream.attempts import Attempt, AttemptKind
+from outrider.gateway.upstream.attempts import AttemptKind, UpstreamAttempt
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.credentials.base import (
     Credential,
@@ -196,7 +196,7 @@ class UpstreamTier:
         await asyncio.gather(*map(self._transport.warm, urls))
         await self.models()
 
-    def _book(self, attempt: Attempt) -> None:
+    def _book(self, attempt: UpstreamAttempt) -> None:
         """Pass an attempt on; wake the prober and log an untrusted key where needed."""
         if attempt.outcome != "answered":
             self._prober.wake()  # a breaker may have opened, also by one that waited in vain

@@ -76,7 +76,7 @@ class ExchangeLimits:
         return self.error(failure, _LATE[failure].format(f"{allowed_s:g}"))
 
 
-class Watch:
+class WaitTimer:
     """One timer for many waits in a row.
 
     A new wait moves the due time, which costs nothing: the timer stays where it is, and looks at

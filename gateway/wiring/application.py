@@ -91,7 +91,12 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
     usage = UsageApi(parts.tenancy.database, parts.tenancy.ledger, siblings=parts.siblings)
-    admin = AdminApi(keys, intake.read_small_body, siblings=parts.siblings)
+    admin = AdminApi(
+        keys,
+        intake.read_small_body,
+        siblings=parts.siblings,
+        upstream_tiers=tuple(parts.upstream.tiers),
+    )
     experiments = ExperimentApi(
         keys.authenticator,
         parts.experiments,
@@ -249,7 +254,7 @@ def _build_planner(
         typical=parts.routing.typical,
     )
     calls = UpstreamCalls(
-        upstream=parts.upstream,
+        upstreams=parts.upstream,
         names=catalog,
         checks=checks,
         routing=parts.routing,
@@ -258,7 +263,7 @@ def _build_planner(
         clock=parts.clock,
     )
     reader = RequestReader(
-        upstream=parts.upstream,
+        upstreams=parts.upstream,
         names=catalog,
         checks=checks,
         experiments=parts.experiments,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from outrider.gateway.wiring.parts import GatewayParts
     from outrider.gateway.workers.siblings import Siblings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 AnyEngineClient = InProcessEngineClient | ProcessEngineClient | RemoteEngines | AbsentEngine
 
@@ -129,7 +129,7 @@ def build_parts(
             raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
         tokenizers[tier].compile_template()
         if not tokenizers[tier].has_template:
-            log.warning(
+            logger.warning(
                 "the %s model has no chat template, so only /v1/completions can use it "
                 "model=%s advice=name one with --chat-template FILE",
                 tier,
@@ -141,7 +141,7 @@ def build_parts(
     router, routing = build_routing(
         settings,
         models,
-        has_upstream_strong=upstream.rules.strong == "cloud",
+        has_upstream_strong=upstream.rules.strong == "upstream",
         has_small_server=upstream.rules.small is not None,
     )
     traces = settings.telemetry.traces

@@ -17,7 +17,7 @@ from outrider.gateway.settings.sections import ModelSettings
 from outrider.gateway.settings.tree import Settings
 from outrider.verifier.params import TIERS, Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def named_models(settings: Settings) -> dict[Tier, str]:
@@ -95,7 +95,7 @@ def _in_cache(make: Callable[[Path], Path]) -> Path:
 def _lasting_folder(reason: str) -> Path:
     """Return a folder for as long as this process runs, and warn."""
     folder = Path(tempfile.mkdtemp(prefix="outrider-"))
-    log.warning(
+    logger.warning(
         "the cache folder cannot be used, so every start makes its files anew folder=%s reason=%s "
         "advice=let XDG_CACHE_HOME name a folder that this user may write",
         folder,

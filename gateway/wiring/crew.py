@@ -31,7 +31,7 @@ from outrider.gateway.workers.merging import Families, WorkerMetrics
 from outrider.gateway.workers.process import WorkerProcess, WorkerTask
 from outrider.gateway.workers.siblings import Change
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MODULE: Final = "outrider.gateway.wiring.worker"
 _ASK_S: Final = 2.0
@@ -183,7 +183,7 @@ class Crew:
                 return
             if loop.time() - started_s > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
-            log.error(
+            logger.error(
                 "worker ended, the others go on worker=%d reason=%s restart_in_s=%.1f",
                 number,
                 reason,
@@ -219,7 +219,9 @@ class Crew:
     async def _drain(self) -> None:
         """Let the answers end, then the workers; the port is closed after the grace."""
         options = self._settings.server
-        log.info("draining grace_s=%g timeout_s=%g", options.drain_grace_s, options.drain_timeout_s)
+        logger.info(
+            "draining grace_s=%g timeout_s=%g", options.drain_grace_s, options.drain_timeout_s
+        )
         for worker in self.workers.values():
             worker.line.notify("drain")
         await self._pause(options.drain_grace_s)
@@ -230,7 +232,7 @@ class Crew:
             else:
                 worker.kill()
         await asyncio.sleep(options.drain_timeout_s + _CLOSING_S)
-        log.error("workers did not end in time and are killed")
+        logger.error("workers did not end in time and are killed")
         self._end_workers()
 
     async def _pause(self, seconds: float) -> None:
@@ -262,7 +264,7 @@ class Crew:
         """Note why a worker cannot start: because of the settings (True), or the engine."""
         is_settings, text = told
         if self._is_ready:
-            log.error("worker cannot start worker=%d reason=%s", worker.number, text)
+            logger.error("worker cannot start worker=%d reason=%s", worker.number, text)
         elif self._failure is None:
             self._failure = SettingsError(text) if is_settings else EngineError(text)
 
@@ -276,7 +278,7 @@ class Crew:
         worker.is_ready = True
         self._told = told
         if self._is_ready:
-            log.info("worker is ready again worker=%d pid=%d", worker.number, worker.pid)
+            logger.info("worker is ready again worker=%d pid=%d", worker.number, worker.pid)
             if self._draining is not None:
                 worker.line.notify("drain")
         self._notify_workers()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from outrider.engine.passes.runner import ModelRunner
     from outrider.engine.passes.step_times import CurveStore
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MISMATCH_ADVICE = (
     "To serve both without drafting: --no-speculation (speculation.enabled = false). To draft "
@@ -202,10 +202,10 @@ def build_drafter(
     small = runners["small"]
     if allowed_difference(settings) is not None:
         if not options.allow_vocab_mismatch:
-            log.warning("the small model does not draft reason=tokenizer")
+            logger.warning("the small model does not draft reason=tokenizer")
             return with_head(runner=None)
         token_map = _build_token_map(settings, runners)
-        log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
+        logger.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
         return TreeDrafter(
             runner=small, head=head, config=config, budget=budget, token_map=token_map
         )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from outrider.engine.passes.runner import ModelRunner
     from outrider.engine.passes.step_times import CurveStore
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _BYTES_PER_THREAD = 16 * 2**20  # about a millisecond of memory traffic
 
@@ -161,7 +161,7 @@ def log_products() -> None:
 
     support = product_support()
     if support.advice:
-        log.warning("matrix products are %s advice=%s", support.detail, support.advice)
+        logger.warning("matrix products are %s advice=%s", support.detail, support.advice)
 
 
 def _deterministic(settings: Settings) -> bool | None:
@@ -352,7 +352,7 @@ def build_grammars(
         tokenizer = load_chat_tokenizer(settings, tier, path)
         token_bytes = tokenizer.token_texts
         if token_bytes is None or not tokenizer.stop_token_ids:
-            log.warning("no structured output tier=%s reason=tokenizer", tier)
+            logger.warning("no structured output tier=%s reason=tokenizer", tier)
             continue
         # Models pad their vocabulary differently; padding is no token.
         vocab_size = min(len(token_bytes), runners[tier].vocab_size)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.addresses import DNS, LISTS, is_looked_up
 from outrider.gateway.engines.fleet.block_index import BlockIndex
@@ -17,7 +17,7 @@ from outrider.gateway.engines.fleet.demand import Demand
 from outrider.gateway.engines.fleet.discovery import DiscoveredPool
 from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.settings.tree import Settings
-from outrider.gateway.wiring.process import patience_of
+from outrider.gateway.wiring.process import reconnect_policy_of
 from outrider.verifier.params import Tier
 
 _MOST_REPLICAS: Final = 1024
@@ -37,14 +37,14 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
     keys = None if options.replicas_key is None else read_fleet_keys(options.replicas_key)
     for entry in options.replicas:
         require_safe(_endpoint(entry), keys, insecure=options.replicas_insecure)
-    patience = patience_of(settings)
+    policy = reconnect_policy_of(settings)
     first = options.replicas[0]
     if len(options.replicas) == 1 and not is_looked_up(first):
-        return RemoteEngineClient(first, keys, tokenizers=tokenizers, patience=patience)
+        return RemoteEngineClient(first, keys, tokenizers=tokenizers, policy=policy)
     index = BlockIndex(max_blocks=_MOST_BLOCKS, max_lanes=_MOST_REPLICAS)
     return DiscoveredPool(
         options.replicas,
-        partial(_make_replica, index, keys, tokenizers, patience),
+        partial(_make_replica, index, keys, tokenizers, policy),
         CacheAware(index),
         resume_within_s=options.resume_within_s,
         demand=Demand(
@@ -71,7 +71,7 @@ def _make_replica(
     index: BlockIndex,
     keys: FleetKeys | None,
     tokenizers: Tokenizers | None,
-    patience: Patience,
+    policy: ReconnectPolicy,
     address: str,
 ) -> Replica:
     """Make a replica whose cache's news go to the index. The pool resumes its requests."""
@@ -81,16 +81,16 @@ def _make_replica(
         keys,
         tokenizers=tokenizers,
         on_lost=partial(index.clear_lane, lane),
-        patience=Patience(
-            stall_timeout_s=patience.stall_timeout_s,
-            unready_after_s=patience.unready_after_s,
+        policy=ReconnectPolicy(
+            stall_timeout_s=policy.stall_timeout_s,
+            unready_after_s=policy.unready_after_s,
             resume_within_s=0,
         ),
     )
 
     def note(news: BlocksChanged | BlocksReset) -> None:
         if not index.note(lane, news):
-            client.watch_blocks(note)  # a message is missing: begin anew
+            client.follow_block_events(note)  # a message is missing: begin anew
 
-    client.watch_blocks(note)
+    client.follow_block_events(note)
     return Replica(address, client, index_lane=lane, process=client)

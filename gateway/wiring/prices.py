@@ -8,7 +8,7 @@ from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.upstream.addresses import check_url
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SET_PRICES: Final = (
     "set tiers.NAME.price.prompt and tiers.NAME.price.completion (USD per million tokens), to 0 "
@@ -38,7 +38,7 @@ def log_prices(settings: Settings) -> None:
     for name, tier in settings.tiers.items():
         listed = listed_price_of(tier)
         if listed is not None:
-            log.info(
+            logger.info(
                 "listed price tier=%s model=%s source=%r usd_per_million_prompt=%g "
                 "usd_per_million_completion=%g dearer_above_tokens=%s; tiers.%s.price overrides it",
                 *(name, tier.model, listed.source, listed.price.prompt, listed.price.completion),
@@ -46,7 +46,7 @@ def log_prices(settings: Settings) -> None:
                 name,
             )
     if unpriced := unpriced_tiers(settings):
-        log.warning(
+        logger.warning(
             "no price known, so costs count as 0 tiers=%s: %s", ",".join(unpriced), SET_PRICES
         )
 

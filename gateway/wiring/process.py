@@ -5,7 +5,7 @@ from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.spawning import EngineProcess
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.start import engine_recipe
 
@@ -23,7 +23,7 @@ def process_client(
         engine_recipe(settings),
         first=first,
         on_progress=on_progress,
-        patience=patience_of(settings),
+        policy=reconnect_policy_of(settings),
     )
 
 
@@ -38,13 +38,13 @@ class SharedEngineClient(RemoteEngineClient):
 
 def shared_client(settings: Settings, endpoint: str) -> SharedEngineClient:
     """Build a worker's client of the engine that the gateway's parent process has started."""
-    return SharedEngineClient(endpoint, patience=patience_of(settings))
+    return SharedEngineClient(endpoint, policy=reconnect_policy_of(settings))
 
 
-def patience_of(settings: Settings) -> Patience:
+def reconnect_policy_of(settings: Settings) -> ReconnectPolicy:
     """Return how long an engine is waited for."""
     options = settings.engine
-    return Patience(
+    return ReconnectPolicy(
         stall_timeout_s=options.stall_timeout_s,
         unready_after_s=options.unready_after_s,
         resume_within_s=options.resume_within_s,

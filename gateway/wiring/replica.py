@@ -20,7 +20,7 @@ from outrider.gateway.wiring.start import check_models, openmp_environment
 if TYPE_CHECKING:
     from outrider.engine.core import Engine
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def listen_for_gateways(

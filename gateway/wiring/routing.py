@@ -16,7 +16,7 @@ from outrider.router.policy import CascadeOptions, RoutePolicy, pair_complaint
 from outrider.router.scorer import RouterFileError
 from outrider.verifier.params import TIERS, Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def build_routing(
@@ -112,5 +112,5 @@ def _pair_to_check(
         return None if is_forced else loaded.pair
     if not is_forced:
         raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
-    log.warning("router of another pair is used pair=%s reason=force_router", loaded.pair)
+    logger.warning("router of another pair is used pair=%s reason=force_router", loaded.pair)
     return None

@@ -45,7 +45,7 @@ from outrider.gateway.workers.connections import Receiver
 from outrider.gateway.workers.siblings import Siblings
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SMALL_KNOWN_S: Final = 3.0
 _GC_THRESHOLDS: Final = (10_000, 20, 50)
@@ -214,7 +214,9 @@ class GatewayRun:
     def _drain(self, server: _Server) -> None:
         """Report the end on /ready; close the port once that can have been noticed."""
         grace_s = self._settings.server.drain_grace_s
-        log.info("draining grace_s=%g timeout_s=%g", grace_s, self._settings.server.drain_timeout_s)
+        logger.info(
+            "draining grace_s=%g timeout_s=%g", grace_s, self._settings.server.drain_timeout_s
+        )
         self.begin_draining()
         if not grace_s:
             server.should_exit = True
@@ -255,7 +257,9 @@ async def _routing(parts: GatewayParts) -> str:
         await small.until_known(_SMALL_KNOWN_S)
         return f"{summary}; small: {small.tier.name}, {small.summary}"
     if not rules.has_local:
-        return f"all to {rules.upstream}: no model here (--small MODEL, a server's URL, or demo)"
+        return (
+            f"all to {rules.upstream_tier}: no model here (--small MODEL, a server's URL, or demo)"
+        )
     return summary
 
 

@@ -110,7 +110,7 @@ def build_upstream(
     except ValueError as error:
         raise SettingsError(str(error)) from None
     tiers = build_upstreams(settings, environ, metrics.on_attempt)
-    metrics.watch(tiers)
+    metrics.observe(tiers)
     gateway_id = secrets.token_hex(8)
     small = None
     if rules.small is not None:

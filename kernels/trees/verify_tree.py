@@ -87,7 +87,7 @@ def _reference_paths(
     num_trees: int,
     max_depth: int,
 ) -> ForestPaths:
-    """The specification of `verify_forest`: padding is a tree more, which is dropped."""
+    """The specification of `verify_tree`: padding is a tree more, which is dropped."""
     trees = tree_index.where(tree_index >= 0, num_trees)
     flat = _reference_walk(
         chosen,
@@ -235,7 +235,7 @@ def _launch_walk(
     )
 
 
-def verify_forest(
+def verify_tree(
     chosen: Tensor,
     token_ids: Tensor,
     parent_index: Tensor,

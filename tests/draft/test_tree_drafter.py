@@ -11,7 +11,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.engine.protocols import Beside, DraftLogits
+from outrider.engine.protocols import DraftLogits, LargeWork
 from outrider.engine.request import SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.noise import SequenceNoise
@@ -354,14 +354,14 @@ def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps
         )
         for name in ("first", "other")
     )
-    beside = Beside(streams=[other])
-    assert next(drafter.propose([first], beside=beside)).slices
+    large_work = LargeWork(streams=[other])
+    assert next(drafter.propose([first], large_work=large_work)).slices
     for sequence in (first, other, first):  # the last token of `first` came from its guesses
-        drafter._budgets.begin_step([first], beside, 1.5 if sequence is other else None)
+        drafter._budgets.begin_step([first], large_work, 1.5 if sequence is other else None)
         sequence.token_ids.append(6)
-    drafter._budgets.begin_step([first], beside, 1.5)
+    drafter._budgets.begin_step([first], large_work, 1.5)
     with pytest.raises(StopIteration):
-        next(drafter.propose([first], beside=beside))
+        next(drafter.propose([first], large_work=large_work))
 
 
 def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:

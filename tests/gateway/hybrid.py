@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from benchmarks.shared.mock_upstream import MockScript, MockThread, mock_in_thread
+from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.experiments.experiments import build_experiments
@@ -27,6 +28,7 @@ from outrider.gateway.wiring.parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy
 from outrider.gateway.wiring.upstream import build_upstream
 from outrider.router.cascade import CascadePlan
+from outrider.router.guard import RouteGuard
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from outrider.verifier.params import Tier
 from tests.gateway.conftest import parts_over, running
@@ -46,11 +48,14 @@ class TestPolicy:
     tier: Tier = "small"
     watch: Callable[[], PlannedWatch] | None = None
     hold_back_s: float | None = None
+    is_explored: bool = False
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         plan = None
         if self.watch is not None and constraints.may_watch:
-            plan = CascadePlan(new_watch=self.watch, hold_back_s=self.hold_back_s)
+            plan = CascadePlan(
+                new_watch=self.watch, hold_back_s=self.hold_back_s, is_explored=self.is_explored
+            )
         return Route(
             tier=self.tier,
             reason=f"router: {self.tier} (0.40 < 0.50)",
@@ -98,8 +103,17 @@ class World:
 
     def count(self, sample: str) -> float:
         """A sample of /metrics; 0 where it is not there."""
+        return self._samples().get(sample, 0.0)
+
+    def decisions(self) -> dict[str, float]:
+        """The requests that the metrics count, by tier and reason."""
+        decided = "outrider_router_decisions_total{"
+        return {name: n for name, n in self._samples().items() if name.startswith(decided)}
+
+    def _samples(self) -> dict[str, float]:
         lines = self.http.get("/metrics").text.splitlines()
-        return next((float(x.rpartition(" ")[2]) for x in lines if x.startswith(sample + " ")), 0.0)
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
 
 
 class Streamed:
@@ -168,8 +182,8 @@ def hybrid(
     """A gateway with one upstream tier, `cloud`, whose replicas are `clouds`.
 
     `tier` adds to `[tiers.cloud]`; `others` are further tiers by name, each a script and settings;
-    other sections (handoff, mirror) are as in the settings, and
-    `tracer` traces. Without a `database_url` everybody may ask, and nothing is kept.
+    other sections (handoff, mirror) are as in the settings, `tracer` traces, and `guard` watches
+    the router. Without a `database_url` everybody may ask, and nothing is kept.
     """
     with ExitStack() as stack:
         mocks = [stack.enter_context(mock_in_thread(script)) for script in clouds]
@@ -185,6 +199,7 @@ def hybrid(
             mocks.append(other)
             tiers[name] = {"url": other.url, "model": "mock-model", "max_retries": 0, **more}
         tracer: Tracer = sections.pop("tracer", NULL_TRACER)
+        guard: RouteGuard | None = sections.pop("guard", None)
         if mirrored := sections.pop("mirrored", None):
             second = stack.enter_context(mock_in_thread(mirrored))
             mocks.append(second)
@@ -202,6 +217,7 @@ def hybrid(
             tokenizer,
             tiers=local,
             router=router,
+            routing=RoutingParts(guard=guard),
             limits=GatewayLimits(default_max_tokens=64),
             upstream=cloud,
             aliases=settings.aliases,

@@ -82,7 +82,7 @@ class _Playing:
     request: EngineRequest
     tier: Tier
     switch: TierSwitched | None = None
-    is_settled: bool = False
+    stays_on_tier: bool = False
     was_told: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -171,10 +171,10 @@ class ScriptedClient:
             )
             playing.was_told.set()
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         self.settled.append(request_id)
         if playing := self.running.get(request_id):
-            playing.is_settled = True
+            playing.stays_on_tier = True
             playing.was_told.set()
 
     async def abort(self, request_id: str) -> None:
@@ -284,7 +284,7 @@ def _is_leaving(playing: _Playing, script: Script) -> bool:
 
 def _is_decided(playing: _Playing) -> bool:
     """Return whether a held answer may end, or go."""
-    return playing.is_settled or playing.switch is not None
+    return playing.stays_on_tier or playing.switch is not None
 
 
 async def _told(playing: _Playing) -> None:

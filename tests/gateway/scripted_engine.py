@@ -61,7 +61,7 @@ class _Running:
     is_aborted: bool = False
     switch: TierSwitched | None = None
     is_held: bool = False
-    is_settled: bool = False
+    stays_on_tier: bool = False
     seen: SeenWork = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,9 +119,9 @@ class ScriptedEngine:
         if running := self.running.get(request_id):
             running.is_aborted, running.is_held = True, False
 
-    def settle(self, request_id: str) -> None:
+    def keep_on_tier(self, request_id: str) -> None:
         if running := self.running.get(request_id):
-            running.is_settled, running.is_held = True, False
+            running.stays_on_tier, running.is_held = True, False
 
     def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         if running := self.running.get(request_id):
@@ -199,7 +199,7 @@ class ScriptedEngine:
     def _end(self, running: _Running) -> EngineEvent:
         request = running.request
         may_escalate = request.may_escalate and running.tier == "small"
-        if not may_escalate or running.is_settled:
+        if not may_escalate or running.stays_on_tier:
             return self._finish(running, "length")
         running.is_held = True
         return AnswerHeld(request_id=request.request_id, finish_reason="length")

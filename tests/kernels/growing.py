@@ -21,19 +21,14 @@ from outrider.draft.budget.calibration import (
     MOST_LIKELY,
     EdgeCalibration,
 )
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.kernels.trees import choose_frontier as choosing
 from outrider.kernels.trees import select_trees as selecting
-from outrider.kernels.trees.build_tree import (
-    EdgeTable,
-    FrontierRows,
-    InitialTree,
-    TreeState,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-)
+from outrider.kernels.trees.choose_frontier import FrontierRows, choose_frontier
+from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, init_trees
+from outrider.kernels.trees.tree_state import TreeState
 from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 from tests.sizes import compiled_sizes
@@ -278,7 +273,7 @@ def poison(state: TreeState) -> None:
         state.ancestor_words[sequence, 1:] = -7
 
 
-def fields_of(candidates: list[Candidate]) -> dict[str, list[float]]:
+def fields_of(candidates: list[TreeCandidate]) -> dict[str, list[float]]:
     """Return what a state should hold of them."""
     return {
         "token_ids": [candidate.token_id for candidate in candidates],

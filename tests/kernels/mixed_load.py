@@ -259,7 +259,7 @@ def serve(engine: Engine, requests: list[EngineRequest]) -> None:
         for name in held[:1]:
             engine.switch_tier(name, "large")
         for name in held[1:]:
-            engine.settle(name)
+            engine.keep_on_tier(name)
 
 
 def variants_of(kind: Kind, number_of_requests: int) -> dict[str, Any]:

@@ -17,16 +17,12 @@ from outrider.kernels.sampling.penalties import apply_penalties
 from outrider.kernels.sampling.sample import SamplingRows, perturb, top_tokens
 from outrider.kernels.sampling.sampling_rows import SamplingTable
 from outrider.kernels.sampling.truncation_floor import truncation_floor
-from outrider.kernels.trees.build_tree import (
-    EdgeTable,
-    TreeState,
-    choose_frontier,
-    expand_tree,
-    keep_rows,
-    parent_rows,
-    select_trees,
-)
-from outrider.kernels.trees.verify_tree import verify_forest
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
+from outrider.kernels.trees.parent_rows import keep_rows, parent_rows
+from outrider.kernels.trees.select_trees import select_trees
+from outrider.kernels.trees.tree_state import TreeState
+from outrider.kernels.trees.verify_tree import verify_tree
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,
@@ -145,7 +141,7 @@ def _top(
 
 def _verify(num_nodes: int, num_trees: int, max_depth: int) -> None:
     columns = [integers(num_nodes) for _ in range(5)]
-    verify_forest(*columns, num_trees=num_trees, max_depth=max_depth)
+    verify_tree(*columns, num_trees=num_trees, max_depth=max_depth)
 
 
 def _penalise(num_cells: int, num_overrides: int, *, has_factors: bool) -> None:

@@ -68,8 +68,8 @@ class MortalEngine:
     def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         self._inner.switch_tier(request_id, tier, keeps_answer=keeps_answer)
 
-    def settle(self, request_id: str) -> None:
-        self._inner.settle(request_id)
+    def keep_on_tier(self, request_id: str) -> None:
+        self._inner.keep_on_tier(request_id)
 
     def step(
         self, on_events: OnEvents | None = None, while_busy: Callable[[], None] | None = None

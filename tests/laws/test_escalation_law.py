@@ -215,7 +215,7 @@ def test_the_hidden_state_is_transformers_own() -> None:
     states = []
     for name in ("cold", "hit"):
         answer = serve(engine, [replace(request, request_id=name)])[name]
-        engine.settle(name)
+        engine.keep_on_tier(name)
         step_once(engine, {name: answer})
         assert (answer.prefills[0].num_cached_tokens > len(prompt) - 5) == (name == "hit")
         states.append(answer.prefills[0].hidden_state)
@@ -250,15 +250,15 @@ def test_being_watched_costs_no_pass_and_no_row() -> None:
 
 
 def interfere(engine: Engine, rng: random.Random, name: str, step: int) -> None:
-    match rng.choice(["", "", "switch", "keep", "back", "settle", "abort"]):
+    match rng.choice(["", "", "switch", "keep", "back", "keep_on_tier", "abort"]):
         case "switch":
             engine.switch_tier(name, "large")
         case "keep":
             engine.switch_tier(name, "large", keeps_answer=True)
         case "back" if step < 30:
             engine.switch_tier(name, "small", keeps_answer=rng.random() < 0.5)
-        case "settle":
-            engine.settle(name)
+        case "keep_on_tier":
+            engine.keep_on_tier(name)
         case "abort" if step > 10:
             engine.abort(name)
 

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.settings.tree import load_settings
@@ -27,7 +27,9 @@ def replica(name: str, folder: Path) -> tuple[Replica, Path]:
     armed = folder / name
     arguments = json.dumps({"settings": settings.model_dump_json(), "armed": str(armed)})
     recipe = EngineRecipe(builder="tests.laws.mortal_engine:build", arguments=arguments)
-    return Replica(name, ProcessEngineClient(recipe, patience=Patience(resume_within_s=0))), armed
+    return Replica(
+        name, ProcessEngineClient(recipe, policy=ReconnectPolicy(resume_within_s=0))
+    ), armed
 
 
 @pytest.mark.slow

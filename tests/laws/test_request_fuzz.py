@@ -185,12 +185,12 @@ def command(engine: Engine, rng: random.Random, request_id: str) -> None:
             case 0:
                 engine.abort(request_id)
             case 1:
-                engine.settle(request_id)
+                engine.keep_on_tier(request_id)
             case _:
                 keeps_answer = rng.random() < 0.5
                 engine.switch_tier(request_id, rng.choice(TIERS), keeps_answer=keeps_answer)
     except EngineError:
-        engine.settle(request_id)
+        engine.keep_on_tier(request_id)
 
 
 class Run:
@@ -227,7 +227,7 @@ class Run:
             command(self.engine, self.rng, self.rng.choice(sorted(self.live)))
         if not self.engine.has_work:
             for request_id in self.live:  # held answers wait for a word
-                self.engine.settle(request_id)
+                self.engine.keep_on_tier(request_id)
         events = self.engine.step()
         encode(Events.pack(events))
         for event in events:

@@ -127,13 +127,13 @@ def test_a_resumed_small_answer_is_held_and_may_be_escalated(at: int) -> None:
     request = watched(temperature=0.8, seed=3)
     whole = serve(engine_of(), [replace(request, may_escalate=False)])["w"]
     large = serve(engine_of(), [replace(request, tier="large", may_escalate=False)])
-    for action in ("settle", "switch"):
+    for action in ("keep_on_tier", "switch"):
         engine = engine_of()
         head = tuple(whole.token_ids[:at])
         answers = serve(engine, [replace(request, resumed_token_ids=head)])
         assert answers["w"].held == AnswerHeld(request_id="w", finish_reason=whole.finish_reason)
-        if action == "settle":
-            engine.settle("w")
+        if action == "keep_on_tier":
+            engine.keep_on_tier("w")
             step_once(engine, answers)
             assert answers["w"].token_ids == whole.token_ids[at:]
             assert answers["w"].stats.num_output_tokens == len(whole.token_ids)

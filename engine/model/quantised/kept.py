@@ -23,7 +23,7 @@ from outrider.kernels.quantised.weight import (
     unpacked_nibbles,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Raised whenever rounding gives other numbers than before.
 _VERSION: Final = "2"
@@ -68,7 +68,7 @@ class KeptWeights:
             self._write(self._folder, tensors, shapes)
         except (OSError, SafetensorError) as error:
             self._folder = None
-            log.warning(
+            logger.warning(
                 "rounded weights are not kept, so the next start rounds them again error=%s", error
             )
 
@@ -99,7 +99,7 @@ class KeptWeights:
             return self._weights(about, tensors)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             if not self._has_warned:
-                log.warning("kept weights are made anew path=%s reason=%s", place, error)
+                logger.warning("kept weights are made anew path=%s reason=%s", place, error)
             self._has_warned = True
             return {}
 

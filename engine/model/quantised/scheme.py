@@ -25,7 +25,7 @@ from outrider.engine.model.weights import CheckpointReader
 from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Weight = Tensor | QuantisedWeight | StoredWeight
 Read = Callable[[], Tensor | StoredWeight]
@@ -75,7 +75,7 @@ class StoredWeights:
     def finish(self) -> None:
         """Tell what stays as it is stored."""
         if self._numbers:
-            log.info(
+            logger.info(
                 "weights stay as they are stored: %s",
                 ", ".join(f"{count} of {number}" for number, count in self._numbers.items()),
             )
@@ -137,14 +137,14 @@ class RoundedWeights:
         """Write the last ones; tell which weights are not as asked for."""
         self._kept.flush()
         if self._narrow:
-            log.info(
+            logger.info(
                 "%d weights are not rounded: they have a side below %d first=%s",
                 len(self._narrow),
                 MIN_ROUNDED_SIDE,
                 self._narrow[0],
             )
         if self._indivisible:
-            log.warning(
+            logger.warning(
                 "%d weights have 8 bits, not 4: groups of %s do not divide their columns first=%s",
                 len(self._indivisible),
                 INT4_GROUP_SIZES[-1],

@@ -20,7 +20,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.rows import CachedUsage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PARAM: Final = "outrider.cache"
 _WITHHELD: Final = re.compile(rb'"finish_reason":\s*"(content_filter|error)"')
@@ -326,7 +326,7 @@ def answer_key(basis: ParsedRequest, document: dict[str, Any], version: bytes) -
     shaped = (
         basis.endpoint,
         kept,
-        basis.models_behind,
+        basis.next_models,
         context.arm,
         None if tiers is None else sorted(tiers),
         principal.cache_salt,

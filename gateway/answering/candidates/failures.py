@@ -65,8 +65,8 @@ def is_passing(error: Exception) -> bool:
     )
 
 
-def after_failure(origin: RouteReason, words: str, error: Exception) -> RouteReason:
-    """Return why the next models are tried; `words` name those that failed."""
+def after_failure(origin: RouteReason, label: str, error: Exception) -> RouteReason:
+    """Return why the next models are tried; `label` names those that failed."""
     kind: HandOffKind = "failure"
     match error:
         case PromptTooLongError():
@@ -80,7 +80,7 @@ def after_failure(origin: RouteReason, words: str, error: Exception) -> RouteRea
         case RateLimitError() | BudgetError():
             kind, why = "load", "the key's limit for the upstream tier is used up"
         case _:
-            why = f"the {words} failed: {name_of(error)}"
+            why = f"the {label} failed: {name_of(error)}"
     return with_reason(origin, kind, why)
 
 

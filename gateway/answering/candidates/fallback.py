@@ -16,15 +16,15 @@ from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
     DIRECT,
     AnswerFacts,
-    HandOffError,
     Place,
     Responder,
     RouteReason,
+    TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.contract.schema.routing import RouteReport
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_NAMES: Final = 16
 _MAX_NAME_CHARS: Final = 64
@@ -33,12 +33,12 @@ _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
 
 
-Patience = Callable[[], float | None]
+StartTimeout = Callable[[], float | None]
 """Returns the seconds in which a candidate must begin to answer; None: no bound."""
 
 
 def unbounded() -> None:
-    """Return no bound: the patience with the last candidate."""
+    """Return no bound, for the last candidate."""
 
 
 class Candidate(Protocol):
@@ -49,7 +49,7 @@ class Candidate(Protocol):
         """The kind."""
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The kind, for messages."""
 
     @property
@@ -57,26 +57,26 @@ class Candidate(Protocol):
         """The client's fields that these models do not get."""
 
     @property
-    def patience_s(self) -> Patience:
+    def start_timeout(self) -> StartTimeout:
         """Returns the seconds in which they must begin: others must still have time to answer."""
 
     def expected_s(self) -> float | None:
         """Return the seconds of an answer; 0 or None while nothing was measured."""
 
     async def open(self, origin: RouteReason) -> Responder:
-        """Make a responder, not yet begun. Raises HandOffError where others are to answer."""
+        """Make a responder, not yet begun. Raises TryNextPlace where others are to answer."""
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
         """Return the report of a request that they begin. Raises as `open` does."""
 
-    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+    def may_try_next(self, error: GatewayError | EngineError) -> bool:
         """Return whether another candidate may answer after this error of theirs."""
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried after this error."""
 
     def by_itself(self) -> Self:
-        """Return the same models, for when those that they handed over to have failed."""
+        """Return the same models, for when the strong tier behind them has failed."""
 
 
 class Lineup(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,35 +186,35 @@ class FallbackChain:
                 if self.responder is not None and origin is not DIRECT:
                     lineup.on_begin(origin, self.responder.facts.tier)
                 return begun
-            except HandOffError as handed:
-                origin = handed.origin
-                left.append(candidate.by_itself())  # tried if all that may take over fail
+            except TryNextPlace as signal:
+                origin = signal.origin
+                left.append(candidate.by_itself())  # tried if all that may answer instead fail
             except (GatewayError, EngineError) as error:
-                if isinstance(error, CutShortError) or not candidate.may_go_on(error):
+                if isinstance(error, CutShortError) or not candidate.may_try_next(error):
                     raise
                 failures[candidate.place] = error
-                log.warning("place failed place=%s error=%s", candidate.place, name_of(error))
+                logger.warning("place failed place=%s error=%s", candidate.place, name_of(error))
                 origin = candidate.after(origin, error)
         raise summary(failures)
 
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
         """Continue an answer that this error broke off, with a candidate that is left."""
-        before, current = self.responder, self._current
-        unfinished = None if before is None else before.unfinished
+        broken, current = self.responder, self._current
+        unfinished = None if broken is None else broken.unfinished
         if (
-            before is None
+            broken is None
             or current is None
             or unfinished is None
             or not self._lineup.continues_on_failure
         ):
             return None
-        by = before.taken_over_by or current.place
-        broken = next(each for each in self._lineup.candidates if each.place == by)
+        by = broken.escalated_to or current.place
+        failed_candidate = next(each for each in self._lineup.candidates if each.place == by)
         is_cut_short = isinstance(error, CutShortError)
-        if not is_cut_short and not broken.may_go_on(error):
+        if not is_cut_short and not failed_candidate.may_try_next(error):
             return None
-        self._failures[broken.place] = error
-        origin = broken.after(self._lineup.origin, error)
+        self._failures[failed_candidate.place] = error
+        origin = failed_candidate.after(self._lineup.origin, error)
         failed: GatewayError | EngineError = error
         while True:
             following = None if is_cut_short else self._next_candidate()
@@ -223,15 +223,15 @@ class FallbackChain:
                 is_cut_short = False
                 following, origin = await self._candidate_behind(failed, origin)
             if following is None:
-                self.responder, self._current = before, current
+                self.responder, self._current = broken, current
                 return None
             place = following.place
-            log.warning("trying to go on place=%s error=%s", place, name_of(failed))
+            logger.warning("trying to go on place=%s error=%s", place, name_of(failed))
             self._current = following
             try:
                 return await self._first_part(following, replace(origin, continues=unfinished))
             except (GatewayError, EngineError) as another:
-                log.warning("could not go on place=%s error=%s", place, name_of(another))
+                logger.warning("could not go on place=%s error=%s", place, name_of(another))
                 self._failures[place] = failed = another
 
     def _next_candidate(self) -> Candidate | None:
@@ -250,15 +250,15 @@ class FallbackChain:
         return self._next_candidate(), self._lineup.origin
 
     async def _first_part(self, candidate: Candidate, origin: RouteReason) -> _Begun:
-        patience_s = candidate.patience_s()
+        timeout_s = candidate.start_timeout()
         try:
-            if patience_s is None:  # by far the most requests
+            if timeout_s is None:  # by far the most requests
                 return await self._opened(candidate, origin)
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._opened(candidate, origin)
         except TimeoutError:
             raise UnavailableError(
-                f"The {candidate.words} did not begin to answer in time for a fallback to "
+                f"The {candidate.label} did not begin to answer in time for a fallback to "
                 "another tier."
             ) from None
 

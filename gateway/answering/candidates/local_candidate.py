@@ -9,7 +9,7 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
-from outrider.gateway.answering.candidates.fallback import Patience, unbounded
+from outrider.gateway.answering.candidates.fallback import StartTimeout, unbounded
 from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
@@ -26,11 +26,11 @@ from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.answering.streaming.usage_summary import usage_summary
 from outrider.gateway.contract.answers.responder import (
     DraftAnswer,
-    Escalation,
     Place,
     Responder,
     RouteReason,
-    TakenOver,
+    StrongAnswer,
+    StrongTier,
 )
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
 from outrider.gateway.contract.schema.routing import RouteReport
@@ -48,7 +48,7 @@ class LocalParts:
     jobs: JobBuilder
     load: LocalLoad
     calls: UpstreamCalls
-    """Calls of the upstream tiers that take over or get copies."""
+    """Calls of the upstream tiers that answer instead or get copies."""
 
     def busy_reason(self, parsed: ParsedRequest) -> str | None:
         """Return why these models would answer too late; None where they would not."""
@@ -56,7 +56,7 @@ class LocalParts:
         if fleet is not None and fleet.is_asleep:
             fleet.wake(self.jobs.tokenizers)
             return "load: no engine runs; one is being started"
-        max_queue_s = self.calls.upstream.rules.max_queue_s
+        max_queue_s = self.calls.upstreams.rules.max_queue_s
         busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
         if busy is None and parsed.constraints.deadline_s is not None:
             busy = self.load.would_miss(parsed.constraints.deadline_s, self.likely_tokens(parsed))
@@ -72,14 +72,14 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """The models of this process, which may answer one request. `strong` gets what is too hard."""
 
     place: ClassVar[Place] = "local"
-    words: ClassVar[str] = "local models"
+    label: ClassVar[str] = "local models"
     tier: ClassVar[str] = "large"
     """Their part behind a small model that is not one of them."""
     parts: LocalParts
     parsed: ParsedRequest
     query: LocalQuery
-    strong: Escalation | None
-    patience_s: Patience
+    strong: StrongTier | None
+    start_timeout: StartTimeout
 
     @property
     def ignored_fields(self) -> Sequence[str]:
@@ -91,10 +91,10 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts.load.expected(self.parts.likely_tokens(self.parsed)).total_s
 
     async def open(self, origin: RouteReason) -> Responder:
-        """Make a responder, not yet begun. Raises HandOffError where `strong` is to answer."""
+        """Make a responder, not yet begun. Raises TryNextPlace where `strong` is to answer."""
         parts, parsed, context = self.parts, self.parsed, self.parsed.context
-        upstream = parts.calls.upstream
-        if upstream.tiers and "failure" in parsed.falls_back_on:
+        upstreams = parts.calls.upstreams
+        if upstreams.tiers and "failure" in parsed.falls_back_on:
             parts.jobs.models.require_ready()  # the chain's next model need not wait for a restart
         request, strong = self.query.request, self.strong
         if origin.continues is not None:
@@ -124,43 +124,54 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             origin,
             ticket,
             on_answered=partial(self._mirror, generation) if self._is_mirrored else None,
-            is_continuable=parsed.continues_elsewhere(upstream.rules),
+            is_continuable=parsed.continues_elsewhere(upstreams.rules),
         )
 
-    async def _admitted_job(self, request: ApiRequest, strong: Escalation | None) -> Job:
+    async def _admitted_job(self, request: ApiRequest, strong: StrongTier | None) -> Job:
         """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
         """
         parts, context = self.parts, self.parsed.context
-        principal, upstream = context.principal, self.parsed.constraints.upstream
+        principal = context.principal
+        upstream_tier = self.parsed.constraints.upstream_tier
         while True:
             if principal is not context.principal:
                 context = msgspec.structs.replace(context, principal=principal)
-            job = await parts.jobs.job(request, context, strong)
-            if context.meter is None:
-                return job
+            built = await parts.jobs.build(request, context, strong)
             try:
-                credit = await _reserved(context.meter, job, upstream)
-                return msgspec.structs.replace(job, credit=credit, work=LocalWork(parts.jobs.clock))
+                job = await self._admitted(built.job, context.meter, upstream_tier)
+                parts.jobs.count(built)
+                return job
             except (RateLimitError, BudgetError) as error:
                 is_named = request.outrider is not None and request.outrider.tier is not None
                 if error.tier is None or request.model != AUTO or is_named:
                     raise
                 left = without_tier(principal, error.tier, parts.calls.local_tiers)
-                if left is None and error.tier != upstream:
+                if left is None and error.tier != upstream_tier:
                     raise
-                if error.tier == upstream:
-                    upstream = strong = None
+                if error.tier == upstream_tier:
+                    upstream_tier = strong = None
                 else:
                     principal = left or principal
+
+    async def _admitted(
+        self, job: Job, meter: RequestMeter | None, upstream_tier: str | None
+    ) -> Job:
+        """Reserve a job. Raises RateLimitError or BudgetError."""
+        if meter is None:
+            return job
+        allowance = await _reserved(meter, job, upstream_tier)
+        return msgspec.structs.replace(
+            job, allowance=allowance, work=LocalWork(self.parts.jobs.clock)
+        )
 
     @property
     def _is_mirrored(self) -> bool:
         """Return whether it may be copied: requests for this machine only never leave it."""
         wants_local = self.parsed.options.policy == "local_only"
         is_private = self.parsed.constraints.is_private or wants_local
-        return self.parts.calls.upstream.mirror is not None and not is_private
+        return self.parts.calls.upstreams.mirror is not None and not is_private
 
     def _mirror(self, generation: Generation, texts: tuple[str, ...]) -> None:
         """Offer a local answer's request for a second opinion."""
@@ -175,22 +186,22 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         self.parts.calls.mirror(self.parsed, answer)
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
-        """Return the report of a request that they begin. Raises HandOffError as `open` does."""
+        """Return the report of a request that they begin. Raises TryNextPlace as `open` does."""
         del origin  # the report has the router's own reason
         request, context = self.query.request, self.parsed.context
         return await self.parts.jobs.route_report(request, context, self.strong)
 
-    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+    async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
         """Answer in the place of a weak answer."""
         opened = partial(self.by_itself().open, weak.origin)
-        return await self.parts.calls.taken_over(self.place, self.parsed, weak, opened)
+        return await self.parts.calls.strong_answer(self.place, self.parsed, weak, opened)
 
     def second_opinion(self, kept: DraftAnswer) -> None:
         """Have the large model judge an answer that is kept."""
         context = msgspec.structs.replace(self.parsed.context, meter=None)
 
         async def look() -> None:
-            job = await self.parts.jobs.job(self.query.request, context)
+            job = (await self.parts.jobs.build(self.query.request, context)).job
             token_ids = await job.tokenizer.encode_answer(kept.text, 2 * kept.num_tokens)
             share = None
             if token_ids:
@@ -202,21 +213,23 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
         self.parts.jobs.routing.second_looks.offer(look)
 
-    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+    def may_try_next(self, error: GatewayError | EngineError) -> bool:
         """Return whether another may answer: no other takes what these models refuse."""
         return is_passing(error)
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried after this error."""
-        return after_failure(origin, self.words, error)
+        return after_failure(origin, self.label, error)
 
     def by_itself(self) -> "LocalCandidate":
         """Return the models for all that they are asked, for when those behind them have failed."""
-        return msgspec.structs.replace(self, strong=None, patience_s=unbounded)
+        return msgspec.structs.replace(self, strong=None, start_timeout=unbounded)
 
 
-async def _reserved(meter: RequestMeter, job: Job, upstream: str | None) -> TokenAllowance | None:
-    """Reserve the job; `upstream` takes it over, or answers if it fails.
+async def _reserved(
+    meter: RequestMeter, job: Job, upstream_tier: str | None
+) -> TokenAllowance | None:
+    """Reserve the job; `upstream_tier` answers if it is too weak or fails.
 
     Raises RateLimitError or BudgetError.
     """
@@ -225,8 +238,8 @@ async def _reserved(meter: RequestMeter, job: Job, upstream: str | None) -> Toke
     tiers: list[str] = [job.tier]
     if job.escalation is not None:
         tiers.append(job.escalation.tier)
-    if upstream is not None:
-        tiers.append(upstream)
+    if upstream_tier is not None:
+        tiers.append(upstream_tier)
     return await meter.admit(
         UsageEstimate(
             tiers=tuple(tiers),

@@ -11,12 +11,12 @@ from outrider.gateway.answering.streaming import sse
 from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.contract.answers.responder import (
+    AnswerEscalated,
     AnswerFacts,
-    HandedOverError,
     PartialAnswer,
     Place,
     RouteReason,
-    TakenOver,
+    StrongAnswer,
 )
 
 _SHARE_OF_NEW: Final = 0.2
@@ -212,9 +212,9 @@ class Writing:
 
 
 class LocalResponder:
-    """Answers by the engine's models, or passes on the answer of the tier that took over."""
+    """Answers by the engine's models, or passes on the strong tier's answer."""
 
-    taken_over_by: Place | None = None
+    escalated_to: Place | None = None
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class LocalResponder:
         self._is_continuable = is_continuable
         self._keeps_text = on_answered is not None or is_continuable
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
-        self._taken: TakenOver | None = None
+        self._strong_answer: StrongAnswer | None = None
         self._has_begun = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
@@ -259,10 +259,10 @@ class LocalResponder:
                         yield writer.chunk(delta)
                     else:
                         collected.append(delta)
-        except HandedOverError as handed:
+        except AnswerEscalated as signal:
             self._end_ticket()
-            self._taken, self.taken_over_by = handed.taken, handed.taken.place
-            async with aclosing(handed.taken.parts()) as others:
+            self._strong_answer, self.escalated_to = signal.answer, signal.answer.place
+            async with aclosing(signal.answer.parts()) as others:
                 async for part in others:
                     yield part
             return
@@ -297,16 +297,16 @@ class LocalResponder:
     @property
     def unfinished(self) -> PartialAnswer | None:
         """The sent text; None where more than plain text was sent."""
-        if self._taken is not None:
-            return self._taken.responder.unfinished
+        if self._strong_answer is not None:
+            return self._strong_answer.responder.unfinished
         if not self._is_continuable:
             return None
         text = "".join(self._texts[0])
-        before = self._origin.continues
+        sent = self._origin.continues
         return PartialAnswer(
-            text=text if before is None else before.text + text,
-            num_tokens=self._num_tokens + (0 if before is None else before.num_tokens),
-            answer_id=self._generation.job.job_id if before is None else before.answer_id,
+            text=text if sent is None else sent.text + text,
+            num_tokens=self._num_tokens + (0 if sent is None else sent.num_tokens),
+            answer_id=self._generation.job.job_id if sent is None else sent.answer_id,
         )
 
     @property
@@ -316,8 +316,8 @@ class LocalResponder:
     @property
     def facts(self) -> AnswerFacts:
         """The facts of the responder that answers in the end."""
-        if self._taken is not None:
-            return self._taken.responder.facts
+        if self._strong_answer is not None:
+            return self._strong_answer.responder.facts
         generation, origin = self._generation, self._origin
         used, is_degraded = generation.usage, generation.is_degraded
         return AnswerFacts(

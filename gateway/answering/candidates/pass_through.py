@@ -153,8 +153,10 @@ class PassThrough:
         errors: list[GatewayError] = []
         for index, link in enumerate(links):
             try:
-                meant = await self._meant(link.model, fields.options, route, context.principal)
-                return await self._ask(meant, route, form, fields, context)
+                resolved = await self._resolved(
+                    link.model, fields.options, route, context.principal
+                )
+                return await self._ask(resolved, route, form, fields, context)
             except GatewayError as error:
                 errors.append(error)
                 if index + 1 == len(links) or not goes_on(error, link.falls_back_on):
@@ -170,7 +172,7 @@ class PassThrough:
                 param="outrider",
             )
 
-    async def _meant(
+    async def _resolved(
         self, model: str, options: OutriderOptions, route: PassedRoute, principal: Principal
     ) -> ResolvedModel:
         """Return the tier and the model that a name means here. `auto`: the first tier that can."""
@@ -182,16 +184,16 @@ class PassThrough:
                 code="endpoint_not_available",
             )
         tier = options.tier or (able[0] if model == AUTO else None)
-        meant = await self.names.resolve(model, tier, principal.scopes)
-        if meant.tier not in able and principal.scopes.shown() == "nothing":
+        resolved = await self.names.resolve(model, tier, principal.scopes)
+        if resolved.tier not in able and principal.scopes.shown() == "nothing":
             raise BadRequestError(f"model: it has no /v1{route.path}.", param="model")
-        if meant.tier not in able:
+        if resolved.tier not in able:
             raise BadRequestError(
                 f"model: {model[:_MAX_MODEL_CHARS]!r} has no /v1{route.path}; tiers that have it: "
                 f"{', '.join(able)}. Name one, or TIER/MODEL.",
                 param="model",
             )
-        return meant
+        return resolved
 
     @staticmethod
     def _has(tier: UpstreamTier, route: PassedRoute) -> bool:
@@ -199,19 +201,19 @@ class PassThrough:
 
     async def _ask(
         self,
-        meant: ResolvedModel,
+        resolved: ResolvedModel,
         route: PassedRoute,
         form: "_Form | _Json",
         fields: _Fields,
         context: RequestContext,
     ) -> PassedAnswer:
-        assert meant.tier is not None
-        tier = self.upstream.tiers[meant.tier]
+        assert resolved.tier is not None
+        tier = self.upstream.tiers[resolved.tier]
         if not context.principal.scopes.allows_tier(tier.name):
             raise tier_not_allowed(tier.name)
-        model = meant.model or await self.names.usual_model(tier.name)
+        model = resolved.model or await self.names.usual_model(tier.name)
         if model is None:
-            raise ModelNotFoundError(meant.name, (f"{tier.name}/MODEL",))
+            raise ModelNotFoundError(resolved.name, (f"{tier.name}/MODEL",))
         meter = context.meter
         work = work_of(route.path, route.endpoint, fields.size, tier)
         if meter is not None and meter.principal.is_limited:

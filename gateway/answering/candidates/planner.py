@@ -12,7 +12,7 @@ from outrider.gateway.answering.candidates.fallback import (
     Candidate,
     FallbackChain,
     Lineup,
-    Patience,
+    StartTimeout,
     unbounded,
 )
 from outrider.gateway.answering.candidates.local_candidate import LocalCandidate, LocalParts
@@ -22,6 +22,7 @@ from outrider.gateway.answering.candidates.walk import RequestWalk
 from outrider.gateway.answering.reading.parsed_request import (
     LocalQuery,
     ParsedRequest,
+    PlacementConstraints,
     Query,
     RequestContext,
     trace_request,
@@ -29,15 +30,14 @@ from outrider.gateway.answering.reading.parsed_request import (
 from outrider.gateway.answering.reading.reading import RequestReader
 from outrider.gateway.contract.answers.responder import (
     DIRECT,
-    HandOffError,
-    HandOffKind,
     RouteReason,
+    TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.contract.schema.routing import RouteReport
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.router.policy import RoutePolicy
 
 # A share of the deadline: means are not promises, and some tier has to write the answer.
@@ -62,7 +62,7 @@ class Planner:
     async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> FallbackChain:
         """Plan the answer. Raises GatewayError or EngineError."""
         walk = self._walk(endpoint, body, context)
-        await end_turn(body)
+        await yield_if_long(body)
         parsed = await walk.begin()
         trace_request(parsed)
         return FallbackChain(parsed, walk, self._lineup)
@@ -73,13 +73,13 @@ class Planner:
     def _lineup(self, parsed: ParsedRequest) -> Lineup:
         """Line up the candidates that may answer."""
         parsed = self._ordered(parsed)
-        origin, before = parsed.origin, parsed.before
-        if before is not DIRECT:
-            origin = replace(before, reason=before.explain(origin.reason))
+        origin, failed = parsed.origin, parsed.chain_reason
+        if failed is not DIRECT:
+            origin = replace(failed, reason=failed.explain(origin.reason))
         return Lineup(
             candidates=self._candidates(parsed),
             origin=origin,
-            continues_on_failure=parsed.continues_elsewhere(self.calls.upstream.rules),
+            continues_on_failure=parsed.continues_elsewhere(self.calls.upstreams.rules),
             on_begin=self.calls.count_origin,
             arm=parsed.context.arm,
         )
@@ -105,8 +105,8 @@ class Planner:
         for candidate in first:
             try:
                 return await candidate.route_report(origin)
-            except HandOffError as handed:
-                origin = handed.origin
+            except TryNextPlace as signal:
+                origin = signal.origin
             except PromptTooLongError as error:
                 origin = candidate.after(DIRECT, error)
         return await last.route_report(origin)
@@ -117,63 +117,73 @@ class Planner:
         first = queries[0]
         if self.local.jobs.models.engine.is_paused:  # the others need not wait
             queries = tuple(sorted(queries, key=lambda query: isinstance(query, LocalQuery)))
-        if origin is not DIRECT:
-            pass
-        elif first is not queries[0]:
+        if origin is DIRECT and first is not queries[0]:
             origin = RouteReason(hand_off="failure", reason="the local models are being restarted")
-        elif constraints.may_hand_over:
+        elif origin is DIRECT and constraints.may_hand_off:
             busy = self.local.busy_reason(parsed)
             if busy is not None:
                 queries, origin = queries[::-1], RouteReason(hand_off="load", reason=busy)
-        elif constraints.places[0] == "cloud" and constraints.reason != "requested":
-            has_local = self.calls.upstream.rules.has_local  # else no model handed it off
-            kind: HandOffKind | None = "policy" if has_local else None
-            origin = RouteReason(hand_off=kind, reason=constraints.reason)
+        elif origin is DIRECT and constraints.places[0] == "upstream":
+            origin = self._policy_origin(constraints)
         return msgspec.structs.replace(parsed, queries=queries, origin=origin)
 
+    def _policy_origin(self, constraints: PlacementConstraints) -> RouteReason:
+        """Return why an upstream tier is the first: by policy, or because the request names it."""
+        if constraints.is_requested:
+            return DIRECT
+        has_local = self.calls.upstreams.rules.has_local  # else no model handed it off
+        return RouteReason(hand_off="policy" if has_local else None, reason=constraints.reason)
+
     def _candidates(self, parsed: ParsedRequest) -> Sequence[Candidate]:
-        """Return the candidates in order. The first may hand over to the one behind it."""
-        made: list[Candidate] = []
+        """Return the candidates in order. The first may escalate to the next."""
+        candidates: list[Candidate] = []
         for query in reversed(parsed.queries):
-            behind = made[0] if made else None
-            strong = behind if query is parsed.queries[0] and isinstance(behind, _Strong) else None
-            made.insert(0, self._candidate(parsed, query, behind, strong))
-        return made
+            following = candidates[0] if candidates else None
+            is_first = query is parsed.queries[0]
+            strong = following if is_first and isinstance(following, _Strong) else None
+            candidates.insert(0, self._candidate(parsed, query, following, strong))
+        return candidates
 
     def _candidate(
-        self, parsed: ParsedRequest, query: Query, behind: Candidate | None, strong: _Strong | None
+        self,
+        parsed: ParsedRequest,
+        query: Query,
+        following: Candidate | None,
+        strong: _Strong | None,
     ) -> Candidate:
-        patience = self._patience(parsed, behind)
+        start_timeout = self._start_timeout(parsed, following)
         if isinstance(query, LocalQuery):
-            hands_over = parsed.constraints.strong == "cloud"
+            escalates_upstream = parsed.constraints.strong == "upstream"
             return LocalCandidate(
                 parts=self.local,
                 parsed=parsed,
                 query=query,
-                strong=strong if hands_over else None,
-                patience_s=patience,
+                strong=strong if escalates_upstream else None,
+                start_timeout=start_timeout,
             )
         if query.has_small_model:
             return SmallServerCandidate(
                 calls=self.calls,
                 parsed=parsed,
                 query=query,
-                patience_s=patience,
+                start_timeout=start_timeout,
                 router=self.router,
                 strong=strong,
             )
-        return UpstreamCandidate(calls=self.calls, parsed=parsed, query=query, patience_s=patience)
+        return UpstreamCandidate(
+            calls=self.calls, parsed=parsed, query=query, start_timeout=start_timeout
+        )
 
-    def _patience(self, parsed: ParsedRequest, behind: Candidate | None) -> Patience:
-        """Return the seconds left before the next candidate could no longer meet the deadline."""
+    def _start_timeout(self, parsed: ParsedRequest, following: Candidate | None) -> StartTimeout:
+        """Return the start timeout after which the next candidate could not meet the deadline."""
         deadline_s = parsed.constraints.deadline_s
-        if deadline_s is None or (behind is None and "deadline" not in parsed.falls_back_on):
+        if deadline_s is None or (following is None and "deadline" not in parsed.falls_back_on):
             return unbounded
-        if behind is None:  # the models of the rest of the chain share what is left
+        if following is None:  # the models of the rest of the chain share what is left
             return lambda: max(deadline_s - self.calls.clock(), 0.0) * _SHARE_OF_CHAIN
 
         def until_s() -> float | None:
-            needed_s = behind.expected_s()
+            needed_s = following.expected_s()
             if not needed_s:  # not measured yet
                 return None
             needed_s += _RESERVE * (deadline_s - parsed.context.arrival_s)

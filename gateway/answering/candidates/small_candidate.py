@@ -15,11 +15,11 @@ from outrider.gateway.answering.jobs.route_report import cascade_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
-    Escalation,
-    HandOffError,
     Place,
     Responder,
     RouteReason,
+    StrongTier,
+    TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
@@ -35,15 +35,15 @@ from outrider.router.policy import Route, RouteConstraintError, RoutePolicy
 class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
     """The small model's server, which may answer one request. `strong` gets what is too hard."""
 
-    place: ClassVar[Place] = "server"
-    words: ClassVar[str] = "small model's server"
+    place: ClassVar[Place] = "small_upstream"
+    label: ClassVar[str] = "small model's server"
     router: RoutePolicy
-    strong: Escalation | None
+    strong: StrongTier | None
 
     async def open(self, origin: RouteReason) -> Responder:
         """Make a responder, not yet begun.
 
-        Raises HandOffError where the prompt alone says that it is too hard, and BadRequestError for
+        Raises TryNextPlace where the prompt alone says that it is too hard, and BadRequestError for
         a request whose constraints cannot be judged.
         """
         if origin.continues is not None or self.strong is None:
@@ -52,7 +52,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         route = self._route(self.strong)
         self._note(route)
         if route.tier != "small":
-            raise HandOffError(self._handed(route), is_own=route.is_own)
+            raise TryNextPlace(self._hand_off(route), is_own=route.is_own)
         origin = replace(origin, reason=origin.explain(route.reason), quality=route.quality)
         watch = await self._watch(route, self.strong)
         return await self.calls.responder(self.parsed, self.query, origin, watch=watch)
@@ -60,20 +60,20 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
     async def route_report(self, origin: RouteReason) -> RouteReport:
         """Return the report of a request that it begins; nothing is counted.
 
-        Raises HandOffError as `open` does.
+        Raises TryNextPlace as `open` does.
         """
         if self.strong is None:
             return await super().route_report(RouteReason())
         route = self._route(self.strong)
         if route.tier != "small":
-            raise HandOffError(self._handed(route))
+            raise TryNextPlace(self._hand_off(route))
         origin = RouteReason(reason=route.reason, quality=route.quality)
         plan = route.cascade
         hold_back_tokens = 0 if plan is None else plan.hold_back_tokens
         cascade = cascade_report(plan, hold_back_tokens=hold_back_tokens, mid_stream=False)
         return self.calls.route_report(self.parsed, self.query, origin, route, cascade)
 
-    def _route(self, strong: Escalation) -> Route:
+    def _route(self, strong: StrongTier) -> Route:
         parsed = self.parsed
         messages = parsed.document.get("messages")
         if isinstance(messages, list) and _is_tool_loop(messages):
@@ -91,8 +91,8 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
             ) from None
 
-    async def _watch(self, route: Route, strong: Escalation) -> SmallWatch | None:
-        small = self.calls.upstream.small
+    async def _watch(self, route: Route, strong: StrongTier) -> SmallWatch | None:
+        small = self.calls.upstreams.small
         assert small is not None, "a request for it has come"
         if route.cascade is None:
             return None
@@ -112,7 +112,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         if guard and route.is_own and not route.cascade and route.quality is not None:
             guard.saw(GuardOutcome(quality=route.quality, is_strong=route.tier == "large"))
 
-    def _handed(self, route: Route) -> RouteReason:
+    def _hand_off(self, route: Route) -> RouteReason:
         return RouteReason(
             hand_off="quality",
             reason=route.reason,
@@ -120,19 +120,19 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
             quality=route.quality,
         )
 
-    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+    def may_try_next(self, error: GatewayError | EngineError) -> bool:
         """Return whether another may answer: a larger tier may take what this server refuses."""
-        return isinstance(error, UpstreamRefusalError) or super().may_go_on(error)
+        return isinstance(error, UpstreamRefusalError) or super().may_try_next(error)
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried after this error."""
         if isinstance(error, UpstreamRefusalError):
-            return with_reason(origin, "capability", f"the {self.words} refuses it")
-        return after_failure(origin, self.words, error)
+            return with_reason(origin, "capability", f"the {self.label} refuses it")
+        return after_failure(origin, self.label, error)
 
     def by_itself(self) -> "SmallServerCandidate":
         """Return the server for all that it is sent, for when those behind it have failed."""
-        return msgspec.structs.replace(self, strong=None, patience_s=unbounded)
+        return msgspec.structs.replace(self, strong=None, start_timeout=unbounded)
 
 
 def _is_tool_loop(messages: list[Any]) -> bool:

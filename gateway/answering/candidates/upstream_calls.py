@@ -11,7 +11,7 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
-from outrider.gateway.answering.candidates.fallback import Patience
+from outrider.gateway.answering.candidates.fallback import StartTimeout
 from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch, WatchedResponder
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
@@ -25,7 +25,7 @@ from outrider.gateway.contract.answers.responder import (
     Place,
     Responder,
     RouteReason,
-    TakenOver,
+    StrongAnswer,
 )
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
@@ -46,7 +46,7 @@ from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.router.label_free import text_agreement
 from outrider.router.policy import Route
 
-# If no tier takes over, the held text must still be sent and the answer written to its end.
+# If no tier answers instead, the held text must still be sent and the answer written to its end.
 _SHARE_FOR_OTHERS: Final = 0.7
 _LOOK_FACTOR: Final = 2
 """The tokens of a second opinion for each one of the answer: it may put the same otherwise."""
@@ -60,7 +60,7 @@ _LONGEST_ANSWER: Final = 131_072
 class UpstreamCalls:
     """Makes upstream calls and their responders. `local_tiers` are those with a tokenizer."""
 
-    upstream: UpstreamParts
+    upstreams: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     routing: RoutingParts
@@ -95,14 +95,14 @@ class UpstreamCalls:
                 f"none is set; its operator sets tiers.{tier.name}.model."
             )
         meter = parsed.context.meter
-        document, credit = parsed.document, None
+        document, allowance = parsed.document, None
         affordable = self.checks.affordable(parsed, query)
         if affordable is not None:
             document = {**document, "max_completion_tokens": affordable}
         if meter is not None:
-            credit = await self._admitted(meter, parsed, query)
-            if credit is not None and not parsed.is_streamed and parsed.token_limit is None:
-                document = await _bounded(parsed, credit, affordable)
+            allowance = await self._admitted(meter, parsed, query)
+            if allowance is not None and not parsed.is_streamed and parsed.token_limit is None:
+                document = await _bounded(parsed, allowance, affordable)
             if origin.continues is not None:
                 meter.continued()
         call = UpstreamCall(
@@ -111,7 +111,7 @@ class UpstreamCalls:
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=parsed.context.arrival_s,
-            hops=(*parsed.context.hops, self.upstream.gateway_id),
+            hops=(*parsed.context.hops, self.upstreams.gateway_id),
             deadline_s=parsed.constraints.deadline_s,
             affinity=self._affinity(parsed, tier),
             prediction=prediction,
@@ -120,19 +120,19 @@ class UpstreamCalls:
             wants_logprobs=watch is not None and watch.tells_logprobs,
         )
         make = UpstreamResponder if watch is None else partial(WatchedResponder, watch=watch)
-        made = make(
+        responder = make(
             tier,
             call,
             origin,
-            secrets=self.upstream.secrets,
+            secrets=self.upstreams.secrets,
             on_answered=partial(self._answered, parsed, weak),
-            is_continuable=parsed.continues_elsewhere(self.upstream.rules),
+            is_continuable=parsed.continues_elsewhere(self.upstreams.rules),
             falls_back_on=parsed.falls_back_on,
-            credit=credit,
+            allowance=allowance,
             is_bounded=parsed.token_limit is not None,
         )
-        made.arm = parsed.context.arm
-        return made
+        responder.arm = parsed.context.arm
+        return responder
 
     async def _admitted(
         self, meter: RequestMeter, parsed: ParsedRequest, query: UpstreamQuery
@@ -159,56 +159,56 @@ class UpstreamCalls:
             )
         )
 
-    async def taken_over(
+    async def strong_answer(
         self,
         place: Place,
         parsed: ParsedRequest,
         weak: DraftAnswer,
         open_: Callable[[], Awaitable[Responder]],
-    ) -> TakenOver | None:
+    ) -> StrongAnswer | None:
         """Have a place's responder answer instead of a weak answer.
 
         None if it failed, or did not begin in the time that a deadline leaves.
         """
         deadline_s = parsed.constraints.deadline_s
-        patience_s = None
+        timeout_s = None
         if deadline_s is not None:
             left_s = max(deadline_s - self.clock(), 0.0)
-            patience_s = _SHARE_FOR_OTHERS * left_s
+            timeout_s = _SHARE_FOR_OTHERS * left_s
         parts = None
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 responder = await open_()
                 parts = responder.parts()
                 first = await anext(parts)
         except (GatewayError, EngineError, TimeoutError):
             if parts is not None:
                 await parts.aclose()
-            self.upstream.metrics.degraded()
+            self.upstreams.metrics.degraded()
             return None
         except BaseException:
             if parts is not None:
                 await parts.aclose()
             raise
         self.count_origin(weak.origin, responder.facts.tier)
-        return TakenOver(place, responder, parts, first)
+        return StrongAnswer(place, responder, parts, first)
 
     def count_origin(self, origin: RouteReason, tier: str) -> None:
         """Count why an answer has begun on this tier."""
         if origin.hand_off is not None:
-            self.upstream.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
+            self.upstreams.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
         if origin.is_degraded:
-            self.upstream.metrics.degraded()
+            self.upstreams.metrics.degraded()
 
     def mirror(self, parsed: ParsedRequest, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
-        mirror = self.upstream.mirror
+        mirror = self.upstreams.mirror
         if mirror is None or parsed.constraints.is_private:
             return
         if not parsed.context.principal.scopes.allows_tier(mirror.tier):
             return  # requests that may not be answered there are not mirrored there either
         try:
-            call = self.copy(parsed, self.upstream.tiers[mirror.tier], parsed.document, "")
+            call = self.copy(parsed, self.upstreams.tiers[mirror.tier], parsed.document, "")
         except BadRequestError:
             return  # the copy would differ from the request
         mirror.offer(call, answer)
@@ -223,7 +223,7 @@ class UpstreamCalls:
             model=model,
             request_id=parsed.context.request_id,
             arrival_s=self.clock(),
-            hops=(*parsed.context.hops, self.upstream.gateway_id),
+            hops=(*parsed.context.hops, self.upstreams.gateway_id),
             on_attempt=None if parsed.context.meter is None else parsed.context.meter.on_attempt,
         )
 
@@ -261,7 +261,7 @@ class UpstreamCalls:
             )
         return RouteReport(
             object="route",
-            model=query.meant.name,
+            model=query.resolved.name,
             tier=query.tier,
             model_id=query.model,
             reason=origin.explain("") or "requested",
@@ -287,12 +287,12 @@ class UpstreamCalls:
 class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """An upstream tier that may answer one request."""
 
-    place: ClassVar[Place] = "cloud"
-    words: ClassVar[str] = "upstream tier"
+    place: ClassVar[Place] = "upstream"
+    label: ClassVar[str] = "upstream tier"
     calls: UpstreamCalls
     parsed: ParsedRequest
     query: UpstreamQuery
-    patience_s: Patience
+    start_timeout: StartTimeout
 
     @property
     def tier(self) -> str:
@@ -318,12 +318,12 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
         """Return the report of a request that it answers."""
         return self.calls.route_report(self.parsed, self.query, origin)
 
-    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+    async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
         """Answer in the place of a weak answer, which the server may take as a prediction."""
         opened = partial(
             self.calls.responder, self.parsed, self.query, weak.origin, weak.text, weak=weak
         )
-        return await self.calls.taken_over(self.place, self.parsed, weak, opened)
+        return await self.calls.strong_answer(self.place, self.parsed, weak, opened)
 
     def second_opinion(self, kept: DraftAnswer) -> None:
         """Write the beginning of an answer that is kept, and compare."""
@@ -345,7 +345,7 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
         if not parsed.constraints.is_private:
             self.calls.routing.second_looks.offer(look)
 
-    def may_go_on(self, error: GatewayError | EngineError) -> bool:
+    def may_try_next(self, error: GatewayError | EngineError) -> bool:
         """Return whether another may answer: ours take what this server's API cannot express."""
         if isinstance(error, RateLimitError | BudgetError):
             return error.tier is not None  # a limit of that tier alone
@@ -353,7 +353,7 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried: without this one, the answer is degraded."""
-        return replace(after_failure(origin, self.words, error), is_degraded=True)
+        return replace(after_failure(origin, self.label, error), is_degraded=True)
 
     def by_itself(self) -> "UpstreamCandidate":
         """Return the same tier, which hands over to none."""
@@ -361,11 +361,11 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _bounded(
-    parsed: ParsedRequest, credit: TokenAllowance, at_most: int | None
+    parsed: ParsedRequest, allowance: TokenAllowance, at_most: int | None
 ) -> Mapping[str, Any]:
     """Bound a whole answer by the tenant's limits, as it cannot be ended part of the way."""
     count = num_answers(parsed)
-    num_tokens = await credit.stock_up(_LONG_ANSWER * count) // count
+    num_tokens = await allowance.stock_up(_LONG_ANSWER * count) // count
     if at_most is not None:
         num_tokens = min(num_tokens, at_most)
     # The dialect renames the field to the one that the server knows.

@@ -9,8 +9,8 @@ import msgspec
 from outrider.gateway.answering.candidates.failures import CutShortError
 from outrider.gateway.answering.streaming.sse import DONE, event, rounded
 from outrider.gateway.contract.answers.responder import (
+    AnswerEscalated,
     AnswerFacts,
-    HandedOverError,
     PartialAnswer,
     Place,
     RouteReason,
@@ -38,7 +38,7 @@ _CONTEXT_SLACK: Final = 16
 class UpstreamResponder:
     """Answers by an upstream tier."""
 
-    taken_over_by: Place | None = None
+    escalated_to: Place | None = None
 
     def __init__(  # noqa: PLR0913 - all but the first three by keyword
         self,
@@ -48,13 +48,13 @@ class UpstreamResponder:
         on_answered: Callable[["UpstreamResponder"], None] = lambda responder: None,
         is_continuable: bool = False,
         secrets: Collection[str] = (),
-        credit: TokenAllowance | None = None,
+        allowance: TokenAllowance | None = None,
         is_bounded: bool = False,
         falls_back_on: Collection[FallbackKind] = (),
     ) -> None:
         """is_continuable: another tier may continue the answer if it breaks off. A stream ends
-        where `credit` does. is_bounded: the client has set the answer's length, so all of that is
-        reserved.
+        where `allowance` does. is_bounded: the client has set the answer's length, so all of
+        that is reserved.
 
         `on_answered` is called once the whole answer was delivered; it must not block. `secrets`
         are redacted in the errors that servers report. `falls_back_on`: why another model is tried;
@@ -71,7 +71,7 @@ class UpstreamResponder:
         self._on_answered = on_answered
         self._secrets = secrets
         self._is_continuable = is_continuable
-        self._credit = credit
+        self._allowance = allowance
         self._is_bounded = is_bounded
         self._falls_back_on = falls_back_on if num_answers(call) == 1 else ()
         self._tally = Tally()
@@ -108,7 +108,7 @@ class UpstreamResponder:
                 self.texts = whole.texts
                 # A whole answer is bounded by what the tenant has left.
                 self._is_cut_by_limit = (
-                    self._credit is not None
+                    self._allowance is not None
                     and not self._is_bounded
                     and whole.finish_reason == "length"
                 )
@@ -122,7 +122,7 @@ class UpstreamResponder:
         except CutShortError:
             self._outcome = "stop"
             raise
-        except HandedOverError:
+        except AnswerEscalated:
             self._outcome = "handed_over"
             raise
         except Exception as error:
@@ -134,11 +134,11 @@ class UpstreamResponder:
             self._is_over = True
 
     def _chunks(self) -> AsyncGenerator[Chunk]:
-        """Return the chunks that may be sent. Raises HandedOverError where another tier answers."""
+        """Return the chunks that may be sent. Raises AnswerEscalated where another tier answers."""
         return self._answer.chunks()
 
     async def _judge_whole(self, whole: WholeAnswer) -> None:
-        """Raise HandedOverError where another tier answers instead."""
+        """Raise AnswerEscalated where another tier answers instead."""
 
     async def _stream(self) -> AsyncGenerator[bytes]:
         """Yield the parts of a stream that has begun."""
@@ -154,7 +154,7 @@ class UpstreamResponder:
                     yield part
 
     async def _until_cut_short(self) -> AsyncGenerator[bytes]:
-        """Yield the parts of a stream that another model takes over if its server ends it early.
+        """Yield the parts of a stream that another model continues if its server ends it early.
 
         What comes before the first text is held back with it, and so is the end. Raises
         CutShortError.
@@ -213,7 +213,7 @@ class UpstreamResponder:
         longer than any answer of that many tokens can be. A bound set by the gateway (the tokens
         that `max_cost_usd` pays for) is not reserved, so it does not count as such a length.
         """
-        if self._credit is None:
+        if self._allowance is None:
             return False
         self._tally.add(chunk)
         total = self._tally.least_tokens if self._is_bounded else self._tally.num_tokens
@@ -221,7 +221,7 @@ class UpstreamResponder:
         if num_tokens <= 0:
             return False
         self._num_credited = total
-        return await self._credit.take(num_tokens) < num_tokens
+        return await self._allowance.take(num_tokens) < num_tokens
 
     def _cut_off(self, chunk: Chunk) -> bytes:
         """The end of a stream where the tenant's limit ends, as at max_tokens."""
@@ -254,11 +254,11 @@ class UpstreamResponder:
             self._first = chunk
         if chunk.has_calls or chunk.reasoning or chunk.has_logprobs:
             self._is_continuable = False
-        before = self._origin.continues
-        if before is not None:
+        sent = self._origin.continues
+        if sent is not None:
             if not (says_something or chunk.usage):
                 return b""  # a role, or a comment
-            chunk = msgspec.structs.replace(chunk, raw=_behind(chunk, before.answer_id))
+            chunk = msgspec.structs.replace(chunk, raw=_behind(chunk, sent.answer_id))
         if chunk.is_usage_only:
             return self._usage_chunk(chunk.raw) if self._wants_usage else self._last_chunk()
         if self._last is not None and says_something:
@@ -322,11 +322,11 @@ class UpstreamResponder:
         """The sent text; None where more than plain text was sent."""
         if not self._is_continuable or self._first is None:
             return None
-        before, text = self._origin.continues, self._answer.delivered_text
+        sent, text = self._origin.continues, self._answer.delivered_text
         num_tokens = self._answer.usage.num_completion_tokens
-        if before is not None:
-            text, num_tokens = before.text + text, before.num_tokens + num_tokens
-        answer_id = id_of(self._first.raw) if before is None else before.answer_id
+        if sent is not None:
+            text, num_tokens = sent.text + text, sent.num_tokens + num_tokens
+        answer_id = id_of(self._first.raw) if sent is None else sent.answer_id
         return PartialAnswer(text=text, num_tokens=num_tokens, answer_id=answer_id or "")
 
     def _report(self) -> UpstreamReport:

@@ -35,7 +35,7 @@ from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled
 from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
 from outrider.gateway.settings.arm_overlay import MODEL, MODELS
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RequestWalk:
@@ -92,7 +92,7 @@ class RequestWalk:
             self._parsed = msgspec.structs.replace(
                 self._parsed,
                 falls_back_on=chain.falls_back_on(self._index),
-                models_behind=tuple(link.model for link in chain.links[self._index + 1 :]),
+                next_models=tuple(link.model for link in chain.links[self._index + 1 :]),
             )
         return self._parsed
 
@@ -162,15 +162,15 @@ class RequestWalk:
             return plain
         while True:
             failed = self._advance(error)
-            log.info("next model of the chain failed=%s why=%s", failed, name_of(error))
+            logger.info("next model of the chain failed=%s why=%s", failed, name_of(error))
             try:
                 read = await self.read()
             except (GatewayError, EngineError) as another:
                 error = another
                 continue
             why = f"{header_text(failed)}: {name_of(error)}"
-            before = RouteReason(hand_off="failure", reason=why)
-            return msgspec.structs.replace(read, before=before)
+            reason = RouteReason(hand_off="failure", reason=why)
+            return msgspec.structs.replace(read, chain_reason=reason)
 
     def _advance(self, error: GatewayError | EngineError) -> str:
         """Go to the next model; return the name of the one before.

@@ -13,12 +13,12 @@ from typing import Any, Final
 from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
 from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.contract.answers.responder import (
+    AnswerEscalated,
     AnswerFacts,
     DraftAnswer,
-    Escalation,
-    HandedOverError,
     PartialAnswer,
-    TakenOver,
+    StrongAnswer,
+    StrongTier,
 )
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.upstream.call import Chunk, WholeAnswer
@@ -35,7 +35,7 @@ class SmallWatch:
 
     plan: CascadePlan
     quality: float | None
-    strong: Escalation
+    strong: StrongTier
     tells_logprobs: bool
     """The server has log-probabilities. Without them the text alone is judged, beside what the
     router knows of the prompt."""
@@ -46,13 +46,13 @@ class SmallWatch:
 
 
 class WatchedResponder(UpstreamResponder):
-    """Answers by a server's small model, or passes on the answer of the tier that took over."""
+    """Answers by a server's small model, or passes on the strong tier's answer."""
 
     def __init__(self, *arguments: Any, watch: SmallWatch, **options: Any) -> None:
         """`arguments` and `options`: those of UpstreamResponder."""
         super().__init__(*arguments, **options)
         self._watch = watch
-        self._taken: TakenOver | None = None
+        self._strong_answer: StrongAnswer | None = None
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """Yield the body. Raises as UpstreamResponder does."""
@@ -60,21 +60,25 @@ class WatchedResponder(UpstreamResponder):
             async with aclosing(super().parts()) as own:
                 async for part in own:
                     yield part
-        except HandedOverError as handed:
-            self._taken, self.taken_over_by = handed.taken, handed.taken.place
-            async with aclosing(handed.taken.parts()) as others:
+        except AnswerEscalated as signal:
+            self._strong_answer, self.escalated_to = signal.answer, signal.answer.place
+            async with aclosing(signal.answer.parts()) as others:
                 async for part in others:
                     yield part
 
     @property
     def facts(self) -> AnswerFacts:
         """The facts of the responder that answers in the end."""
-        return super().facts if self._taken is None else self._taken.responder.facts
+        return super().facts if self._strong_answer is None else self._strong_answer.responder.facts
 
     @property
     def unfinished(self) -> PartialAnswer | None:
         """The sent text; None where more than plain text was sent."""
-        return super().unfinished if self._taken is None else self._taken.responder.unfinished
+        return (
+            super().unfinished
+            if self._strong_answer is None
+            else self._strong_answer.responder.unfinished
+        )
 
     async def _chunks(self) -> AsyncGenerator[Chunk]:
         """Yield the chunks once the watch has decided to keep them."""
@@ -92,11 +96,11 @@ class WatchedResponder(UpstreamResponder):
         await self._act(judging.of_whole(whole), judging)
 
     async def _act(self, judgement: Judgement, judging: "_Judging") -> None:
-        """Note the decision, and let another tier answer if that is it: raises HandedOverError."""
+        """Note the decision, and let another tier answer if that is it: raises AnswerEscalated."""
         watch, tier = self._watch, self._tier.name
         action: str = judgement.action
         reason = judgement.reason
-        taken = None
+        answer = None
         draft = DraftAnswer(
             text=judging.text,
             num_tokens=judging.num_tokens,
@@ -109,13 +113,13 @@ class WatchedResponder(UpstreamResponder):
         if action == "commit" and watch.plan.is_explored:
             watch.strong.second_opinion(draft)
         if action == "escalate":
-            taken = await watch.strong.take_over(draft)
-            if taken is None:
+            answer = await watch.strong.escalate(draft)
+            if answer is None:
                 action, reason = "refuse", f"{reason}; {_REFUSED}"
         watch.metrics.cascade_decided(action, tier, judging.held_s, judging.num_tokens)
-        if taken is not None:
+        if answer is not None:
             self._answer.discard()  # before its stream is closed, which books it
-            raise HandedOverError(taken)
+            raise AnswerEscalated(answer)
         is_refused = action == "refuse"
         self._origin = replace(
             self._origin,

@@ -22,10 +22,10 @@ from outrider.engine.request import (
 )
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
-from outrider.gateway.answering.text.answer_form import AnswerForm
+from outrider.gateway.answering.text.answer_form import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.tool_parser import ToolReading
-from outrider.gateway.contract.answers.responder import Escalation
+from outrider.gateway.contract.answers.responder import StrongTier
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Endpoint
@@ -116,7 +116,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The rules for reading calls, where there may be some."""
     grammar_param: str | None = None
     """The field that brought a grammar."""
-    form: AnswerForm | None = None
+    schema: AnswerSchema | None = None
     """What a whole answer is checked against."""
     second_looks: SecondLooks | None = None
     """Has the large model judge the small one's answer, though it may be kept."""
@@ -127,7 +127,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     With it goes one of `escalation` and `strong`."""
     escalation: EscalationTarget | None = None
-    strong: Escalation | None = None
+    strong: StrongTier | None = None
     """An upstream tier in the large model's part; there is one choice then."""
     on_prefill: Callable[[float], None] | None = None
     """Called with the seconds that a choice queued; must not block."""
@@ -139,7 +139,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The one named in the response, where the request named one."""
     arm: str = ""
     """The arms of experiments, as text."""
-    credit: TokenAllowance | None = None
+    allowance: TokenAllowance | None = None
     """The tokens that its tenant has left for it; None where they are not counted."""
     work: LocalWork | None = None
     """Receives the engine's account of what it did."""
@@ -200,7 +200,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSpec | None = None
     grammar_param: str | None = None
     """The field of the request that gives the answer its grammar."""
-    form: AnswerForm | None = None
+    schema: AnswerSchema | None = None
     """What a whole answer is checked against."""
     tools: ToolReading | None = None
     """The rules for reading calls."""

@@ -32,7 +32,7 @@ from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext, permitted
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptSlots, PromptWork
-from outrider.gateway.contract.answers.responder import Escalation, HandOffError
+from outrider.gateway.contract.answers.responder import StrongTier, TryNextPlace
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.routing import RouteReport
@@ -49,7 +49,7 @@ _SEED_BITS: Final = 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
+class BuiltJob:
     """A job, and how it came about."""
 
     job: Job
@@ -82,37 +82,36 @@ class JobBuilder:
             on_held=partial(self.metrics.stages.observe, "prompt"),
         )
 
-    async def job(
+    async def build(
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: Escalation | None = None,
-    ) -> Job:
-        """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
+        strong: StrongTier | None = None,
+    ) -> BuiltJob:
+        """Build the job of a conversation or of prompts. `strong` plays the large model's part.
 
-        Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
+        Raises GatewayError or EngineError, and TryNextPlace where the upstream tier is to answer.
         """
         try:
-            planned = await self._plan(request, context, upstream)
-        except HandOffError as handed:
-            self._count_hand_off(handed)
+            return await self._build(request, context, strong)
+        except TryNextPlace as signal:
+            self._count_hand_off(signal)
             raise
-        return self._counted(planned)
 
     async def route_report(
         self,
         request: ApiRequest,
         context: RequestContext,
-        upstream: Escalation | None = None,
+        strong: StrongTier | None = None,
     ) -> RouteReport:
         """Return the request's route; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
-        planned = await self._plan(request, context, upstream)
-        costs = await self.chooser.costs_usd(planned.prompts, planned.candidates)
+        built = await self._build(request, context, strong)
+        costs = await self.chooser.costs_usd(built.prompts, built.candidates)
         return describe_route(
-            request.model, planned.candidates, planned.choice, planned.job, costs, self.routing
+            request.model, built.candidates, built.choice, built.job, costs, self.routing
         )
 
     def _prompts(self, request: ApiRequest, principal: Principal) -> Prompts:
@@ -122,20 +121,20 @@ class JobBuilder:
         memory, salt = self.routing.memory, principal.cache_salt
         return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
-    async def _plan(
-        self, request: ApiRequest, context: RequestContext, upstream: Escalation | None
-    ) -> _Planned:
+    async def _build(
+        self, request: ApiRequest, context: RequestContext, strong: StrongTier | None
+    ) -> BuiltJob:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
         await self.models.until_known()
-        meant = await self.models.meant(request.model, context.principal.scopes)
-        candidates = permitted(context.principal, meant, prompts.options.tier)
+        named = await self.models.tiers_named(request.model, context.principal.scopes)
+        candidates = permitted(context.principal, named, prompts.options.tier)
         chosen_from_s = self.clock()
         info = await self.models.engine_info()
-        choice = await self.chooser.choose(prompts, candidates, upstream, info)
+        choice = await self.chooser.choose(prompts, candidates, strong, info)
         self._trace_route(context, choice, chosen_from_s)
-        job = await self._job(prompts, choice, context, upstream)
-        return _Planned(job=job, prompts=prompts, candidates=candidates, choice=choice)
+        job = await self._assemble(prompts, choice, context, strong)
+        return BuiltJob(job=job, prompts=prompts, candidates=candidates, choice=choice)
 
     def _objective(
         self, request: ApiRequest, num_prompt_tokens: int, context: RequestContext
@@ -166,12 +165,12 @@ class JobBuilder:
                 quality=None if choice.route is None else choice.route.quality,
             )
 
-    async def _job(
+    async def _assemble(
         self,
         prompts: Prompts,
         choice: TierChoice,
         context: RequestContext,
-        upstream: Escalation | None,
+        strong: StrongTier | None,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
         request = prompts.request
@@ -186,7 +185,7 @@ class JobBuilder:
         if seed is None and temperature > 0:
             seed = secrets.randbits(_SEED_BITS)
         plan = None
-        watches = choice.escalation is not None or choice.hands_over
+        watches = choice.escalation is not None or choice.escalates_upstream
         if choice.route is not None and watches:
             plan = choice.route.cascade
         frame = EngineRequestDefaults(
@@ -245,11 +244,11 @@ class JobBuilder:
             continues_text=continues_text(request, rendered.tokenizer),
             tools=rendered.tools,
             grammar_param=rendered.grammar_param,
-            form=rendered.form,
+            schema=rendered.schema,
             quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,
-            strong=upstream if choice.hands_over else None,
+            strong=strong if choice.escalates_upstream else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
             on_answer=self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,
@@ -257,24 +256,23 @@ class JobBuilder:
             arm=context.arm,
         )
 
-    def _counted(self, planned: _Planned) -> Job:
-        """Count the job, which will be answered, in the metrics and for the guard."""
-        job, route, parts = planned.job, planned.choice.route, self.routing
+    def count(self, built: BuiltJob) -> None:
+        """Count a job that is admitted, in the metrics and for the guard."""
+        job, route, parts = built.job, built.choice.route, self.routing
         self.metrics.routed(job.tier, job.reason)
         if any(choice.request.adapters for choice in job.choices):
-            self.metrics.adapted(planned.prompts.request.model)
+            self.metrics.adapted(built.prompts.request.model)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
         # A watched answer is reported by its watch.
         if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
             is_strong = job.tier == "large"
             for _ in job.choices:
                 parts.guard.saw(GuardOutcome(quality=route.quality, is_strong=is_strong))
-        return job
 
-    def _count_hand_off(self, handed: HandOffError) -> None:
+    def _count_hand_off(self, signal: TryNextPlace) -> None:
         """Tell the router's guard of requests that leave as well."""
-        guard, quality = self.routing.guard, handed.origin.quality
-        if guard is not None and handed.is_own and quality is not None:
+        guard, quality = self.routing.guard, signal.origin.quality
+        if guard is not None and signal.is_own and quality is not None:
             guard.saw(GuardOutcome(quality=quality, is_strong=True))
 
     def _learner(

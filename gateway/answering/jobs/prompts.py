@@ -200,14 +200,14 @@ class ChatPrompts(Prompts):
                 grammar=self._tools.grammar(tokenizer.dialect, tokenizer.reasoning, thinking),
                 tools=self._tools.reading(tokenizer.dialect),
                 grammar_param="tools",
-                form=self._tools.form(tokenizer.dialect),
+                schema=self._tools.answer_schema(tokenizer.dialect),
             )
         if self._structured is not None:
             return msgspec.structs.replace(
                 rendered,
                 grammar=self._structured.grammar(thinking, tokenizer.reasoning),
                 grammar_param=self._structured.param,
-                form=self._structured.form(),
+                schema=self._structured.answer_schema(),
             )
         return rendered
 
@@ -258,7 +258,7 @@ class CompletionPrompts(Prompts):
             rendered,
             grammar=structured.grammar(),
             grammar_param=structured.param,
-            form=structured.form(),
+            schema=structured.answer_schema(),
         )
 
 

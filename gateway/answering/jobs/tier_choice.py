@@ -14,9 +14,9 @@ from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import (
-    Escalation,
-    HandOffError,
     RouteReason,
+    StrongTier,
+    TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
@@ -37,7 +37,7 @@ class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The router's decision where it made one."""
     escalation: TierInfo | None = None
     """Where the route has a cascade, the tier that takes a weak answer over."""
-    hands_over: bool = False
+    escalates_upstream: bool = False
     """An upstream tier takes a weak answer over."""
     sticky: Tier | None = None
     """The tier that has the conversation in its cache."""
@@ -72,14 +72,14 @@ class TierChooser:
         self,
         prompts: Prompts,
         candidates: CandidateTiers,
-        upstream: Escalation | None,
+        strong: StrongTier | None,
         engine: EngineInfo,
     ) -> TierChoice:
         """Choose the tier of a request.
 
-        `candidates`: the tiers that its model means and its key allows. `upstream`: the upstream
+        `candidates`: the tiers that its model means and its key allows. `strong`: the upstream
         tier that plays the large model's part for this request. Raises BadRequestError,
-        TierUnavailableError or PromptTooLongError, and HandOffError where the request is for the
+        TierUnavailableError or PromptTooLongError, and TryNextPlace where the request is for the
         upstream tier.
         """
         candidates = _narrowed(prompts.options.tier, candidates, engine)
@@ -91,8 +91,8 @@ class TierChooser:
             return self._choice(info, "requested" if is_named else "cascade")
         if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
-            if upstream is not None and small is not None:
-                return await self._shared(prompts, small, upstream.tier)
+            if strong is not None and small is not None:
+                return await self._shared(prompts, small, strong.tier)
             return await self._routed(prompts, candidates)
         for name in ("min_quality", "threshold"):
             if getattr(prompts.options, name) is not None:
@@ -161,15 +161,15 @@ class TierChooser:
         fitted = await self._fitted(prompts, route, budget.affordable)
         return msgspec.structs.replace(fitted, sticky=sticky)
 
-    async def _shared(self, prompts: Prompts, small: TierInfo, upstream: str) -> TierChoice:
-        """Choose the small model where the router trusts it; else raise HandOffError."""
+    async def _shared(self, prompts: Prompts, small: TierInfo, strong_tier: str) -> TierChoice:
+        """Choose the small model where the router trusts it; else raise TryNextPlace."""
         await self._budget(prompts, (small,))
         dialogue = prompts.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, prompts, (small,), _Budget(affordable=(small,)))
-            reason = f"tool loop: {upstream}, the tier that made the calls is unknown"
-            raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
+            reason = f"tool loop: {strong_tier}, the tier that made the calls is unknown"
+            raise TryNextPlace(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         constraints = replace(
             requested_constraints(prompts.options),
@@ -181,9 +181,9 @@ class TierChooser:
             origin = RouteReason(
                 hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
             )
-            raise HandOffError(origin, is_own=route.is_own)
+            raise TryNextPlace(origin, is_own=route.is_own)
         choice = self._choice(small, route.reason, route)
-        return msgspec.structs.replace(choice, hands_over=route.cascade is not None)
+        return msgspec.structs.replace(choice, escalates_upstream=route.cascade is not None)
 
     async def _route(self, text: str, constraints: RouteConstraints) -> Route:
         """Return the router's decision, made in a turn of the event loop of its own.

@@ -112,7 +112,7 @@ class LiveModelCatalog:
                     )
                     for (name, tier), ids in zip(tiers.items(), listed, strict=True)
                 ],
-                handoff=self._upstream.rules.upstream,
+                handoff=self._upstream.rules.upstream_tier,
                 formats=self._formats,
                 aliases=self._aliases,
             )

@@ -80,7 +80,7 @@ class LocalModels:
         own, adapted = self._own_names, self.adapters.candidates(tiers)
         return own | {name: infos for name, infos in adapted.items() if name not in own}
 
-    async def meant(self, model: str, scopes: Scopes) -> tuple[TierInfo, ...]:
+    async def tiers_named(self, model: str, scopes: Scopes) -> tuple[TierInfo, ...]:
         """Return the checkpoints that may answer to a name. Raises ModelNotFoundError."""
         await self.engine_info()
         if (own := self._own_names.get(model)) is not None:  # by far the most requests

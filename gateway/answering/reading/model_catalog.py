@@ -118,26 +118,26 @@ class ModelCatalog:
         self._tiers = {models.tier: models for models in tiers}
         self._handoff = handoff
         self._local_tiers = tuple(tier for tier in TIERS if tier in local)
-        self._meant = {AUTO: ResolvedModel(name=AUTO, named="auto", local=local.get(AUTO, ()))}
+        self._resolved = {AUTO: ResolvedModel(name=AUTO, named="auto", local=local.get(AUTO, ()))}
         for name, infos in local.items():
             if name != AUTO:
-                self._meant[name] = ResolvedModel(name=name, named="local", local=infos)
+                self._resolved[name] = ResolvedModel(name=name, named="local", local=infos)
         self._add(self._remote(models.tier, models, models.usual) for models in tiers)
         aliases = aliases or {}
         for models in tiers:
             self._add(self._of_model(models, model) for model in _ids(models))
         for name, model in aliases.items():
-            meant = self._meant.get(model) or self._of_path(model)
-            if meant is not None:
-                self._meant[name] = replace(meant, name=name)
+            resolved = self._resolved.get(model) or self._of_path(model)
+            if resolved is not None:
+                self._resolved[name] = replace(resolved, name=name)
 
     def __contains__(self, name: object) -> bool:
         """True if it is listed. A name TIER/ID is understood even if it is not."""
-        return name in self._meant
+        return name in self._resolved
 
     def all(self) -> tuple[str, ...]:
         """The names, local ones first."""
-        return tuple(self._meant)
+        return tuple(self._resolved)
 
     def tiers(self) -> tuple[str, ...]:
         """The values of `outrider.tier`: the loaded local tiers, then the upstream ones."""
@@ -156,10 +156,10 @@ class ModelCatalog:
         Raises ModelNotFoundError, and BadRequestError for a tier that does not exist or contradicts
         the model.
         """
-        meant = self._meant.get(model) or self._of_path(model)
-        if meant is None:
+        resolved = self._resolved.get(model) or self._of_path(model)
+        if resolved is None:
             raise ModelNotFoundError(model, scopes.usable(self._tiers_behind()))
-        return meant if tier is None else self._narrowed(meant, tier, scopes)
+        return resolved if tier is None else self._narrowed(resolved, tier, scopes)
 
     def listed(self, name: str, scopes: Scopes = ANONYMOUS.scopes) -> ListedModel:
         """Return a name as GET /v1/models/NAME shows it. Raises ModelNotFoundError."""
@@ -167,20 +167,20 @@ class ModelCatalog:
 
     def all_listed(self) -> list[ListedModel]:
         """Return all names, as GET /v1/models lists them."""
-        return [self._listed(meant) for meant in self._meant.values()]
+        return [self._listed(resolved) for resolved in self._resolved.values()]
 
     def _add(self, found: Iterable[ResolvedModel | None]) -> None:
-        for meant in found:
-            if meant is not None:
-                self._meant.setdefault(meant.name, meant)
+        for resolved in found:
+            if resolved is not None:
+                self._resolved.setdefault(resolved.name, resolved)
 
     def _remote(self, name: str, models: TierModels, model: str | None) -> ResolvedModel:
-        return ResolvedModel(name=name, named="cloud", tier=models.tier, model=model)
+        return ResolvedModel(name=name, named="upstream", tier=models.tier, model=model)
 
     def _of_model(self, models: TierModels, model: str) -> ResolvedModel:
         """A server's model under its own name; where that is taken, under TIER/ID."""
         own = self._remote(model, models, model)
-        is_free = model not in RESERVED_NAMES and self._meant.get(model, own) == own
+        is_free = model not in RESERVED_NAMES and self._resolved.get(model, own) == own
         return own if is_free else self._remote(f"{models.tier}/{model}", models, model)
 
     def _of_path(self, name: str) -> ResolvedModel | None:
@@ -194,28 +194,32 @@ class ModelCatalog:
         """Return the tiers behind each name."""
         return {one.id: [behind.tier for behind in one.behind] for one in self.all_listed()}
 
-    def _narrowed(self, meant: ResolvedModel, tier: str, scopes: Scopes) -> ResolvedModel:
+    def _narrowed(self, resolved: ResolvedModel, tier: str, scopes: Scopes) -> ResolvedModel:
         """Restrict a resolved name to a tier."""
         if tier not in self.tiers():
             known = ", ".join(filter(scopes.allows_tier, self.tiers())) or "none"
             raise _bad_tier(f"unknown tier {tier!r}; available: {known}")
-        if meant.named == "auto" and tier in self._tiers:
-            return self._remote(meant.name, self._tiers[tier], self.usual_model(tier))
-        if meant.named != "auto" and tier not in _tiers_of(meant):
-            has = " or ".join(_tiers_of(meant))
+        if resolved.named == "auto" and tier in self._tiers:
+            return self._remote(resolved.name, self._tiers[tier], self.usual_model(tier))
+        if resolved.named != "auto" and tier not in _tiers_of(resolved):
+            has = " or ".join(_tiers_of(resolved))
             raise _bad_tier(f"{tier} contradicts the model, which means the {has} tier")
-        local = tuple(info for info in meant.local if info.tier == tier)
-        return meant if meant.named == "cloud" else replace(meant, named="local", local=local)
+        local = tuple(info for info in resolved.local if info.tier == tier)
+        return (
+            resolved
+            if resolved.named == "upstream"
+            else replace(resolved, named="local", local=local)
+        )
 
-    def _listed(self, meant: ResolvedModel) -> ListedModel:
+    def _listed(self, resolved: ResolvedModel) -> ListedModel:
         behind: list[TierCard | UpstreamCard] = [
-            self._formats[info.tier].card(info) for info in meant.local
+            self._formats[info.tier].card(info) for info in resolved.local
         ]
-        if meant.tier is not None:
-            behind.append(self._tiers[meant.tier].card(meant.model))
-        elif meant.named == "auto" and self._handoff is not None:
+        if resolved.tier is not None:
+            behind.append(self._tiers[resolved.tier].card(resolved.model))
+        elif resolved.named == "auto" and self._handoff is not None:
             behind.append(self._tiers[self._handoff].card(self.usual_model(self._handoff)))
-        return ListedModel(id=meant.name, owned_by=meant.tier or "outrider", behind=behind)
+        return ListedModel(id=resolved.name, owned_by=resolved.tier or "outrider", behind=behind)
 
 
 def local_tiers(names: Mapping[str, Sequence[TierInfo]]) -> dict[str, list[str]]:
@@ -223,11 +227,11 @@ def local_tiers(names: Mapping[str, Sequence[TierInfo]]) -> dict[str, list[str]]
     return {name: [info.tier for info in infos] for name, infos in names.items()}
 
 
-def _tiers_of(meant: ResolvedModel) -> tuple[str, ...]:
+def _tiers_of(resolved: ResolvedModel) -> tuple[str, ...]:
     """The tiers that a name means; a local tier's name implies it without a checkpoint."""
-    if meant.tier is not None:
-        return (meant.tier,)
-    return tuple(info.tier for info in meant.local) or (meant.name,)
+    if resolved.tier is not None:
+        return (resolved.tier,)
+    return tuple(info.tier for info in resolved.local) or (resolved.name,)
 
 
 def _ids(models: TierModels) -> list[str]:

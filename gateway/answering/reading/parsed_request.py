@@ -38,14 +38,16 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     is_private: bool
     places: tuple[Place, ...]
-    upstream: str | None
-    """The upstream tier that is meant where "cloud" is among the places; else None."""
+    upstream_tier: str | None
+    """The upstream tier that is resolved where "upstream" is among the places; else None."""
     strong: Place
     """The place for what the router finds too hard for the small model."""
     deadline_s: float | None
     """On the gateway's clock."""
     reason: str
     """Why the first place is the first, one line of ASCII."""
+    is_requested: bool = False
+    """The request names its model, and no policy."""
     small: str | None = None
     """The server's tier, where "server" is among the places."""
 
@@ -55,14 +57,14 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
             self,
             places=places,
             strong=self.strong if self.strong in places else places[0],
-            upstream=self.upstream if "cloud" in places else None,
-            small=self.small if "server" in places else None,
+            upstream_tier=self.upstream_tier if "upstream" in places else None,
+            small=self.small if "small_upstream" in places else None,
         )
 
     @property
-    def may_hand_over(self) -> bool:
-        """True if an answer may begin here and end upstream, or be handed over before."""
-        return self.places == ("local", "cloud")
+    def may_hand_off(self) -> bool:
+        """True if an answer may begin here and end upstream, or be handed off before."""
+        return self.places == ("local", "upstream")
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ class UpstreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     model: str | None
     """The model to request from the server; None while it has not said which ones it has."""
-    meant: ResolvedModel
+    resolved: ResolvedModel
     """The model or alias that the client named, resolved."""
     has_small_model: bool = False
     """It is the small model's server, for which the router decides."""
@@ -141,12 +143,12 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_limit: int | None = None
     origin: RouteReason = DIRECT
     """Why the first place is the first."""
-    before: RouteReason = DIRECT
+    chain_reason: RouteReason = DIRECT
     """Why the model before it in its chain did not answer."""
     assignment: Assignment | None = None
     falls_back_on: frozenset[FallbackKind] = frozenset()
     """Why the next model of its chain would be tried; empty where there is none."""
-    models_behind: tuple[str, ...] = ()
+    next_models: tuple[str, ...] = ()
     """The further models of its chain."""
 
     @property
@@ -220,46 +222,48 @@ def constraints_of(
     *,
     arrival_s: float,
     named: Named,
-    upstream: str | None = None,
+    upstream_tier: str | None = None,
 ) -> PlacementConstraints:
-    """Return the constraints of a request; `upstream` is the upstream tier that it names, if any.
+    """Return the constraints of a request; `upstream_tier` is the one that it names, if any.
 
     A model that is named answers alone, unless the request itself says prefer_local or
     prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
     that does not exist.
     """
-    tier = upstream if named == "cloud" else rules.upstream
+    tier = upstream_tier if named == "upstream" else rules.upstream_tier
     is_private = options.privacy == "private"
+    is_requested = named != "auto" and options.policy is None and not is_private
     if is_private:
-        _check_private(options, rules, named, upstream)
+        _check_private(options, rules, named, upstream_tier)
     policy = _policy(options, rules, named)
     if options.policy is not None:
-        _check_policy(options.policy, rules, named, upstream)
+        _check_policy(options.policy, rules, named, upstream_tier)
     stays_here = is_private or policy == "local_only"
     exists: dict[Place, bool] = {
-        "server": named == "auto"
+        "small_upstream": named == "auto"
         and rules.small is not None
         and (rules.is_small_on_device or not stays_here),
         "local": rules.has_local,
-        "cloud": tier is not None and (not is_private or tier in rules.on_device),
+        "upstream": tier is not None and (not is_private or tier in rules.on_device),
     }
     order = PLACES["prefer_local" if is_private else policy]
     places = tuple(place for place in order if exists[place])
-    if not places and exists["cloud"] and tier in rules.on_device:
-        places = ("cloud",)  # its server is on this device
-    if rules.strong == "cloud" and places == ("server", "local", "cloud"):
-        places = ("server", "cloud", "local")
+    if not places and exists["upstream"] and tier in rules.on_device:
+        places = ("upstream",)  # its server is on this device
+    if rules.strong == "upstream" and places == PLACES["prefer_local"]:
+        places = ("small_upstream", "upstream", "local")
     if not places:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
     return PlacementConstraints(
         policy=policy,
         is_private=is_private,
         places=places,
-        upstream=tier if "cloud" in places else None,
-        small=rules.small if "server" in places else None,
+        upstream_tier=tier if "upstream" in places else None,
+        small=rules.small if "small_upstream" in places else None,
         strong=rules.strong if named == "auto" and rules.strong in places else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
-        reason=_reason(options, policy, named, is_private),
+        reason=_reason(policy, is_private=is_private, is_requested=is_requested),
+        is_requested=is_requested,
     )
 
 
@@ -272,12 +276,12 @@ def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> P
             return rules.policy
         case "local":
             return "local_only"
-        case "cloud":
+        case "upstream":
             return "cloud_only"
 
 
 def _check_private(
-    options: OutriderOptions, rules: PlacementPolicy, named: Named, upstream: str | None
+    options: OutriderOptions, rules: PlacementPolicy, named: Named, upstream_tier: str | None
 ) -> None:
     """Raise BadRequestError where a private request names a place that is not this machine."""
     if options.policy == "cloud_only":
@@ -286,29 +290,31 @@ def _check_private(
             "a private request stays on this machine, which outrider.policy "
             "cloud_only does not allow",
         )
-    if named == "cloud" and upstream not in rules.on_device:
+    if named == "upstream" and upstream_tier not in rules.on_device:
         _contradicts(
             "privacy",
-            f"a private request stays on this machine, and the {upstream} tier is an upstream "
-            f"server that is not marked as local (tiers.{upstream}.local)",
+            f"a private request stays on this machine, and the {upstream_tier} tier is an upstream "
+            f"server that is not marked as local (tiers.{upstream_tier}.local)",
         )
     if not rules.answers_here:
         _contradicts("privacy", f"a private request stays on this machine, but {NO_LOCAL}")
 
 
 def _check_policy(
-    policy: Policy, rules: PlacementPolicy, named: Named, upstream: str | None
+    policy: Policy, rules: PlacementPolicy, named: Named, upstream_tier: str | None
 ) -> None:
     """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
-    is_here = upstream is not None and upstream in rules.on_device
-    if policy == "local_only" and named == "cloud" and not is_here:
-        _contradicts("policy", f"local_only contradicts the model, which means the {upstream} tier")
+    is_here = upstream_tier is not None and upstream_tier in rules.on_device
+    if policy == "local_only" and named == "upstream" and not is_here:
+        _contradicts(
+            "policy", f"local_only contradicts the model, which means the {upstream_tier} tier"
+        )
     if policy == "cloud_only" and named == "local":
         _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
     answers_first = rules.answers_here or (policy == "prefer_local" and rules.small is not None)
     if policy in ("local_only", "prefer_local") and not answers_first:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
-    if PLACES[policy][0] == "cloud" and rules.upstream is None and named != "cloud":
+    if PLACES[policy][0] == "upstream" and rules.upstream_tier is None and named != "upstream":
         _contradicts("policy", f"{policy}, but {_NO_UPSTREAM}")
 
 
@@ -323,12 +329,10 @@ def _deadline(options: OutriderOptions, rules: PlacementPolicy, arrival_s: float
     return None if lasts_s is None else arrival_s + lasts_s
 
 
-def _reason(options: OutriderOptions, policy: Policy, named: Named, is_private: bool) -> str:
+def _reason(policy: Policy, *, is_private: bool, is_requested: bool) -> str:
     if is_private:
         return "private"
-    if named != "auto" and options.policy is None:
-        return "requested"
-    return f"policy: {policy}"
+    return "requested" if is_requested else f"policy: {policy}"
 
 
 def check_model(principal: Principal, name: str) -> None:
@@ -370,8 +374,8 @@ def permitted_places(
         return constraints
     tiers: Mapping[Place, Sequence[str | None]] = {
         "local": local,
-        "server": (constraints.small,),
-        "cloud": (constraints.upstream,),
+        "small_upstream": (constraints.small,),
+        "upstream": (constraints.upstream_tier,),
     }
     places = tuple(
         place
@@ -379,7 +383,7 @@ def permitted_places(
         if any(scopes.allows_tier(tier or "") for tier in tiers[place])
     )
     if not places:
-        raise tier_not_allowed(constraints.upstream or constraints.small or " or ".join(local))
+        raise tier_not_allowed(constraints.upstream_tier or constraints.small or " or ".join(local))
     return constraints.restricted(places)
 
 

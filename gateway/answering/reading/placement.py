@@ -9,14 +9,14 @@ from outrider.gateway.contract.schema.kinds import Policy
 from outrider.gateway.settings.tiers import HandoffSettings
 from outrider.verifier.params import Tier
 
-Named = Literal["auto", "local", "cloud"]
+Named = Literal["auto", "local", "upstream"]
 """The meaning of a request's model: any that suits, a local model, or an upstream tier."""
 
 PLACES: Final[dict[Policy, tuple[Place, ...]]] = {
-    "local_only": ("server", "local"),
-    "prefer_local": ("server", "local", "cloud"),
-    "prefer_cloud": ("cloud", "server", "local"),
-    "cloud_only": ("cloud",),
+    "local_only": ("small_upstream", "local"),
+    "prefer_local": ("small_upstream", "local", "upstream"),
+    "prefer_cloud": ("upstream", "small_upstream", "local"),
+    "cloud_only": ("upstream",),
 }
 NO_LOCAL: Final = "no model is loaded on this machine, and no tier is marked as local"
 
@@ -27,7 +27,7 @@ class PlacementPolicy:
 
     policy: Policy = "prefer_local"
     """For requests that name none."""
-    upstream: str | None = None
+    upstream_tier: str | None = None
     """The tier that takes hand-offs; None without upstream tiers."""
     small: str | None = None
     """The tier in the small model's part."""
@@ -81,24 +81,22 @@ class PlacementPolicy:
             policy = settings.policy
         if policy in ("local_only", "prefer_local") and not (local or on_device or settings.small):
             raise ValueError(f"handoff.policy: {policy}, but {NO_LOCAL}")
-        if PLACES[policy][0] == "cloud" and upstream is None:
+        if PLACES[policy][0] == "upstream" and upstream is None:
             raise ValueError(f"handoff.policy: {policy}, but there is no upstream tier")
         if settings.strong == "cloud" and upstream is None:
             raise ValueError("handoff.strong: cloud, but there is no upstream tier")
         if settings.strong == "local" and not local:
             raise ValueError(f"handoff.strong: local, but {NO_LOCAL}")
-        strong: Place
-        if settings.strong == "auto":
-            strong = "local" if "large" in local or upstream is None else "cloud"
-        else:
-            strong = settings.strong
+        is_local = "large" in local or upstream is None
+        if settings.strong != "auto":
+            is_local = settings.strong == "local"
         return cls(
             policy=policy,
-            upstream=upstream,
+            upstream_tier=upstream,
             small=settings.small,
             on_device=frozenset(on_device),
             has_local=bool(local),
-            strong=strong,
+            strong="local" if is_local else "upstream",
             max_queue_s=_seconds(settings.max_queue_ms),
             deadline_s=_seconds(settings.deadline_ms),
             continue_on_failure=settings.continue_on_failure,

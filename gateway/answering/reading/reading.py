@@ -50,7 +50,7 @@ from outrider.gateway.contract.schema.envelope import ReadRequest, read_request
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.contract.schema.template_variables import FIELD, read_variables
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.contract.schema.unknown_fields import read_known
 from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment
 from outrider.gateway.experiments.experiments import Experiments
@@ -68,7 +68,7 @@ _MAX_HOPS: Final = 8
 class RequestReader:
     """Reads requests. Keeps nothing of them."""
 
-    upstream: UpstreamParts
+    upstreams: UpstreamParts
     names: LiveModelCatalog
     checks: TierChecks
     experiments: Experiments
@@ -83,13 +83,13 @@ class RequestReader:
 
         A request that cannot be served as its arm wants it is put in no arm.
         """
-        if self.upstream.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
+        if self.upstreams.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError(
                 "The request has come through this gateway before: its tiers point at each other."
-                if self.upstream.gateway_id in context.hops
+                if self.upstreams.gateway_id in context.hops
                 else f"The request has come through {len(context.hops)} gateways."
             )
-        if not self.upstream.tiers:
+        if not self.upstreams.tiers:
             return await self._read_for_local(endpoint, body, context)
         return await self._read_for_tiers(endpoint, body, context)
 
@@ -98,7 +98,7 @@ class RequestReader:
     ) -> ParsedRequest:
         """Parse a request where there are no upstream tiers."""
         request, ignored = read_known(_REQUESTS[endpoint], None, body.raw, self.ignores_unknown)
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         refuse_doubled_names(body.raw)
         _check_model(context, request.model)
         assignment = self._assigned(request, body, endpoint, context)
@@ -155,13 +155,13 @@ class RequestReader:
     ) -> ParsedRequest:
         read = read_request(body, endpoint)
         envelope = read.envelope
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         refuse_doubled_names(body.raw)
         if envelope.options.privacy is None:
             refuse_privacy_header(context.headers)
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         refuse_misplaced_options(read.document)
-        await end_turn(body.raw)
+        await yield_if_long(body.raw)
         read_variables(read.document.get(FIELD))
         _check_model(context, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
@@ -184,11 +184,11 @@ class RequestReader:
             options = assignment.overlay.merge(envelope.outrider) or options
             context = with_arms(context, assignment, envelope.outrider)
         self._serve_under(options, read.document, context)
-        meant = await self.names.resolve(envelope.model, options.tier, context.principal.scopes)
+        resolved = await self.names.resolve(envelope.model, options.tier, context.principal.scopes)
         parsed = ParsedRequest(
             endpoint=endpoint,
             context=context,
-            constraints=self._constraints(options, envelope.model, meant, context),
+            constraints=self._constraints(options, envelope.model, resolved, context),
             queries=(),
             body=body,
             outward=RequestJson(document=read.outward()),
@@ -198,37 +198,37 @@ class RequestReader:
             token_limit=envelope.token_limit,
             assignment=assignment,
         )
-        upstream = await self._upstream_queries(parsed.constraints, meant)
-        parsed = self._without_impossible(parsed, upstream)
-        await end_turn(body.raw)
+        upstream_queries = await self._upstream_queries(parsed.constraints, resolved)
+        parsed = self._without_impossible(parsed, upstream_queries)
+        await yield_if_long(body.raw)
         queries = tuple(
-            upstream.get(place) or self._local_query(parsed, body, read, meant)
+            upstream_queries.get(place) or self._local_query(parsed, body, read, resolved)
             for place in parsed.constraints.places
         )
         return msgspec.structs.replace(parsed, queries=queries)
 
     async def _upstream_queries(
-        self, constraints: PlacementConstraints, meant: ResolvedModel
+        self, constraints: PlacementConstraints, resolved: ResolvedModel
     ) -> dict[Place, UpstreamQuery]:
         """Return what the upstream tiers among the places are asked."""
         queries: dict[Place, UpstreamQuery] = {}
         tiers: dict[Place, str | None] = {
-            "server": constraints.small,
-            "cloud": constraints.upstream,
+            "small_upstream": constraints.small,
+            "upstream": constraints.upstream_tier,
         }
         for place, tier in tiers.items():
             if tier is not None:
                 names = await self.names.current()
                 queries[place] = UpstreamQuery(
                     tier=tier,
-                    model=meant.model if tier == meant.tier else names.usual_model(tier),
-                    meant=meant,
+                    model=resolved.model if tier == resolved.tier else names.usual_model(tier),
+                    resolved=resolved,
                     has_small_model=tier == constraints.small,
                 )
         return queries
 
     def _local_query(
-        self, parsed: ParsedRequest, body: RequestJson, read: ReadRequest, meant: ResolvedModel
+        self, parsed: ParsedRequest, body: RequestJson, read: ReadRequest, resolved: ResolvedModel
     ) -> LocalQuery:
         """Return what the local models are asked. Raises BadRequestError."""
         request, ignored = read_known(
@@ -236,7 +236,7 @@ class RequestReader:
         )
         if parsed.assignment is not None:
             request = overlaid(request, parsed.assignment)
-        if meant.tier is not None:  # a name that no local model has
+        if resolved.tier is not None:  # a name that no local model has
             request = _for_any(request)
         return LocalQuery(request=request, ignored_fields=ignored)
 
@@ -282,25 +282,24 @@ class RequestReader:
         self,
         options: OutriderOptions,
         model: str,
-        meant: ResolvedModel | None,
+        resolved: ResolvedModel | None,
         context: RequestContext,
     ) -> PlacementConstraints:
-        named = meant.named if meant else ("auto" if model == AUTO else "local")
-        upstream = meant.tier if meant else None
+        named = resolved.named if resolved else ("auto" if model == AUTO else "local")
         constraints = constraints_of(
             options,
-            self.upstream.rules,
+            self.upstreams.rules,
             arrival_s=context.arrival_s,
             named=named,
-            upstream=upstream,
+            upstream_tier=resolved.tier if resolved else None,
         )
         return permitted_places(context.principal, constraints, self.local_tiers)
 
     def _without_impossible(
-        self, parsed: ParsedRequest, upstream: Mapping[Place, UpstreamQuery]
+        self, parsed: ParsedRequest, upstream_queries: Mapping[Place, UpstreamQuery]
     ) -> ParsedRequest:
         """Leave out the places that cannot answer this request, as long as one is left."""
-        for place, query in upstream.items():
+        for place, query in upstream_queries.items():
             complaint = self.checks.complaint(parsed, query)
             if complaint is None:
                 continue
@@ -311,13 +310,13 @@ class RequestReader:
                 parsed, constraints=parsed.constraints.restricted(left)
             )
         constraints = parsed.constraints
-        if "local" in constraints.places and constraints.upstream is not None:
+        if "local" in constraints.places and constraints.upstream_tier is not None:
             needs = required_capabilities(parsed.document, parsed.endpoint)
-            supports = self.upstream.tiers[constraints.upstream].settings.supports
+            supports = self.upstreams.tiers[constraints.upstream_tier].settings.supports
             if needs and not lacking(needs, supports):
                 return msgspec.structs.replace(
                     parsed,
-                    constraints=constraints.restricted(("cloud",)),
+                    constraints=constraints.restricted(("upstream",)),
                     origin=RouteReason(hand_off="capability", reason=describe(needs)),
                 )
         return parsed

@@ -30,7 +30,7 @@ class TierChecks:
 
     def complaint(self, parsed: ParsedRequest, query: UpstreamQuery) -> GatewayError | None:
         """Return why the upstream tier cannot be sent this request; None where it can."""
-        if query.meant.tier is None and speaks_in_ids(parsed.document, parsed.endpoint):
+        if query.resolved.tier is None and speaks_in_ids(parsed.document, parsed.endpoint):
             return BadRequestError(
                 "Token ids mean something for the models of this machine only; name a model."
             )
@@ -62,11 +62,11 @@ class TierChecks:
             )
         if cost_usd <= most:
             return None
-        told = f"more than {most:.3g} USD"
+        bound = f"more than {most:.3g} USD"
         if parsed.context.principal.scopes.shown() == "costs":
-            told = f"{cost_usd:.3g} USD on the {tier.name} tier, not {most:.3g}"
+            bound = f"{cost_usd:.3g} USD on the {tier.name} tier, not {most:.3g}"
         return BadRequestError(
-            f"{param}: the request may cost {told}; a smaller max_tokens costs less.", param=param
+            f"{param}: the request may cost {bound}; a smaller max_tokens costs less.", param=param
         )
 
     def cost_usd(self, parsed: ParsedRequest, query: UpstreamQuery) -> float | None:

@@ -1,4 +1,4 @@
-"""The upstream tiers, and the rules by which requests are handed over to them."""
+"""The upstream tiers, and the rules by which requests are handed off to them."""
 
 import secrets
 from collections.abc import Collection, Mapping

@@ -34,7 +34,7 @@ from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.token_allowance import within_allowance
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -73,13 +73,13 @@ class ChoiceStream:
         self._metrics = metrics
         self._clock = clock
         self._last_token_s: float | None = None
-        self._record = _AnswerRecord() if job.on_answer or job.form else None
+        self._record = _AnswerRecord() if job.on_answer or job.schema else None
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Yield the text as it may be sent. Closing this aborts what still runs.
 
         Raises the engine's refusal, EngineLostError or GenerationError (also for an answer that
-        does not conform to its schema), and HandedOverError where an upstream tier answers in its
+        does not conform to its schema), and AnswerEscalated where an upstream tier answers in its
         place.
         """
         async with AsyncExitStack() as readers:
@@ -115,8 +115,8 @@ class ChoiceStream:
             on_end = job.work.follow(request.request_id, request.arrival_s)
         # The protocol promises that its iterator can be closed; only generators have a type for it.
         stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request, on_end))
-        if job.credit is not None:
-            stream = within_allowance(stream, job.credit, request.tier)
+        if job.allowance is not None:
+            stream = within_allowance(stream, job.allowance, request.tier)
         return await readers.enter_async_context(aclosing(EventReader(stream)))
 
     async def _next_deltas(self) -> list[Delta]:
@@ -174,14 +174,14 @@ class ChoiceStream:
 
     def _check_form(self, record: "_AnswerRecord", last: Sequence[Delta]) -> None:
         """Raise GenerationError for an answer that ends by itself and does not conform."""
-        form, is_cut = self._job.form, any(delta.stop is not None for delta in last)
-        if form is None or is_cut or self.choice.finish_reason == "length":
+        schema, is_cut = self._job.schema, any(delta.stop is not None for delta in last)
+        if schema is None or is_cut or self.choice.finish_reason == "length":
             return
-        verdict = form.verdict("".join(record.text), record.whole_calls)
+        verdict = schema.verdict("".join(record.text), record.whole_calls)
         self._metrics.structured_answers.labels(verdict).inc()
         if verdict == "differs":
             param = self._job.grammar_param
-            log.error("answer does not conform job_id=%s param=%s", self._job.job_id, param)
+            logger.error("answer does not conform job_id=%s param=%s", self._job.job_id, param)
             raise GenerationError(
                 f"The answer does not conform to the schema in {param}, which is a fault of the "
                 "server; try again, or simplify the schema.",

@@ -10,7 +10,7 @@ from outrider.gateway.answering.streaming.choice_stream import CascadeUsage, Cho
 from outrider.gateway.answering.streaming.delta import ChoiceUsage, Delta
 from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.watched_stream import WatchedStream
-from outrider.gateway.contract.answers.responder import HandedOverError
+from outrider.gateway.contract.answers.responder import AnswerEscalated
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.verifier.params import Tier
@@ -45,7 +45,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Yield the text of all choices as it comes. Closing this aborts what still runs.
 
-        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where
+        Raises the engine's refusal, EngineLostError or GenerationError, and AnswerEscalated where
         an upstream tier answers in its place.
         """
         streams = [stream.deltas() for stream in self._streams]
@@ -54,7 +54,7 @@ class Generation:
                 async for delta in merged:
                     yield delta
             self.outcome = "stop"
-        except HandedOverError:
+        except AnswerEscalated:
             self.outcome = "handed_over"
             raise
         except Exception as error:
@@ -108,7 +108,7 @@ class Generation:
 
     @property
     def is_degraded(self) -> bool:
-        """True if an upstream tier should have taken an answer over, and could not."""
+        """True if an upstream tier should have answered instead, and could not."""
         return self.job.cascade is not None and any(s.is_degraded for s in self._streams)
 
     @property
@@ -175,7 +175,7 @@ class Generation:
     @property
     def is_cut_by_limit(self) -> bool:
         """True if an answer ended where its tenant's limit did."""
-        return self.job.credit is not None and self.job.credit.is_used_up
+        return self.job.allowance is not None and self.job.allowance.is_used_up
 
     def duration_s(self) -> float:
         """Seconds since the request's arrival."""

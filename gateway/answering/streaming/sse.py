@@ -123,9 +123,9 @@ class ChunkWriter:
         self._with_trace = with_trace
         self._head = b""
         self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
-        before = origin.continues
-        self._answer_id = generation.job.job_id if before is None else before.answer_id
-        self._begun: set[int] = set() if before is None else {0}
+        sent = origin.continues
+        self._answer_id = generation.job.job_id if sent is None else sent.answer_id
+        self._begun: set[int] = set() if sent is None else {0}
         self._num_open = len(generation.choices)
 
     def chunk(self, delta: Delta) -> bytes:

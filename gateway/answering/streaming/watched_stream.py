@@ -31,10 +31,10 @@ from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.answering.streaming.trace import as_reused
 from outrider.gateway.contract.answers.responder import (
+    AnswerEscalated,
     DraftAnswer,
-    Escalation,
-    HandedOverError,
-    TakenOver,
+    StrongAnswer,
+    StrongTier,
 )
 from outrider.gateway.contract.errors.tree import EngineLostError
 from outrider.gateway.engines.backends.client import EngineClient
@@ -84,7 +84,7 @@ class WatchedStream(ChoiceStream):
         self._small: _SmallAnswer | None = None
         self._predicts_small = False
         self._is_over = False
-        self._taken: TakenOver | None = None
+        self._strong_answer: StrongAnswer | None = None
 
     @property
     def written(self) -> tuple[tuple[Tier, int], ...]:
@@ -99,7 +99,7 @@ class WatchedStream(ChoiceStream):
 
     async def _begin(self, readers: AsyncExitStack) -> list[Delta]:
         """Hold the answer until the watch has decided; return the deltas that may be sent."""
-        readers.push_async_exit(self._give_up_taken)  # called when the readers are closed
+        readers.push_async_exit(self._close_strong_answer)  # called when the readers are closed
         await super()._begin(readers)
         await self._decide(self._hold_back, readers)
         held, self._held = self._held, []
@@ -118,7 +118,12 @@ class WatchedStream(ChoiceStream):
         held_s = hold_back.held_s
         action: str = judgement.action
         if action == "escalate" and self._job.strong is not None:
-            await self._hand_over(self._job.strong, judgement, held_s)
+            self._strong_answer = await self._escalate_to(self._job.strong, judgement)
+            if self._strong_answer is not None:
+                self._metrics.cascade_decided(
+                    action, self.tier, held_s, self.cascade.num_held_tokens
+                )
+                raise AnswerEscalated(self._strong_answer)
             action = "refuse"
         elif action == "escalate" and not await self._escalate(readers):
             action = "refuse"
@@ -130,7 +135,7 @@ class WatchedStream(ChoiceStream):
         if action == "commit" and self._job.second_looks is not None and self._small_ids:
             self._explore(self._job.second_looks, judgement)
         if self.choice.finish_reason is None:
-            await self._engine.settle(self._request.request_id)
+            await self._engine.keep_on_tier(self._request.request_id)
         if self.choice.usage.num_tokens:
             self._observe(self.choice.usage.num_tokens)
 
@@ -161,21 +166,20 @@ class WatchedStream(ChoiceStream):
 
     # ---- to an upstream tier ------------------------------------------------------------------
 
-    async def _hand_over(self, strong: Escalation, judgement: Judgement, held_s: float) -> None:
-        """Let another tier answer: raises HandedOverError. Returns where it cannot.
+    async def _escalate_to(self, strong: StrongTier, judgement: Judgement) -> StrongAnswer | None:
+        """Return the strong tier's answer; None where it has none, and the small one is kept.
 
-        Meanwhile the engine goes on with the small answer, which is kept in that case.
+        Meanwhile the engine goes on with the small answer.
         """
         cascade = self.cascade
-        taken = self._taken = await strong.take_over(self._draft(judgement))
-        if taken is None:
+        answer = await strong.escalate(self._draft(judgement))
+        if answer is None:
             self.is_degraded = True
             cascade.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
-            return
-        cascade.escalated = True
-        cascade.num_retracted_tokens = self.choice.usage.num_tokens
-        self._metrics.cascade_decided("escalate", self.tier, held_s, cascade.num_held_tokens)
-        raise HandedOverError(taken)
+        else:
+            cascade.escalated = True
+            cascade.num_retracted_tokens = self.choice.usage.num_tokens
+        return answer
 
     def _draft(self, judgement: Judgement) -> DraftAnswer:
         assert self._job.cascade is not None, "it has judged"
@@ -208,10 +212,10 @@ class WatchedStream(ChoiceStream):
 
         looks.offer(look)
 
-    async def _give_up_taken(self, kind: object, error: object, traceback: object) -> None:
-        """Close the answer that took over: the client left while the local one was ended."""
-        if self._taken is not None and not isinstance(error, HandedOverError):
-            await self._taken.aclose()
+    async def _close_strong_answer(self, kind: object, error: object, traceback: object) -> None:
+        """Close the strong answer: the client left while the local one was ended."""
+        if self._strong_answer is not None and not isinstance(error, AnswerEscalated):
+            await self._strong_answer.aclose()
 
     # ---- to the large tier --------------------------------------------------------------------
 
@@ -231,7 +235,7 @@ class WatchedStream(ChoiceStream):
             event = await self._reader.next()
             if isinstance(event, TierSwitched):
                 self._note_switch()
-                self._start_over(target)
+                self._restart_on(target)
                 return True
             self._held += self._receive(event)
         return False
@@ -258,10 +262,10 @@ class WatchedStream(ChoiceStream):
         except (EngineError, EngineLostError):
             return False
         await self._reader.aclose()
-        if self._job.credit is not None:
-            self._job.credit.give_back(self.choice.usage.num_tokens)
+        if self._job.allowance is not None:
+            self._job.allowance.give_back(self.choice.usage.num_tokens)
         self._reader, self._request = reader, request
-        self._start_over(target)
+        self._restart_on(target)
         for event in events:
             self._held += self._answer_with(event)
         return True
@@ -270,7 +274,7 @@ class WatchedStream(ChoiceStream):
         if self._job.work is not None:
             self._job.work.switched(self._request.request_id)
 
-    def _start_over(self, target: EscalationTarget) -> None:
+    def _restart_on(self, target: EscalationTarget) -> None:
         """Read the large tier's events from here on."""
         small = self.choice
         if self._held_reason is not None and small.finish_reason is None:
@@ -304,7 +308,7 @@ class WatchedStream(ChoiceStream):
             if self._may_continue:
                 await self._watch_on(event)
         elif isinstance(event, AnswerHeld):
-            await self._engine.settle(self._request.request_id)
+            await self._engine.keep_on_tier(self._request.request_id)
         return deltas
 
     def _answer_with(self, event: EngineEvent) -> list[Delta]:

@@ -22,7 +22,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerForm:
+class AnswerSchema:
     """The form that an answer must have."""
 
     content: str | None = None

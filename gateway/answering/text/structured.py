@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.engine.request import GrammarKind, GrammarSpec
-from outrider.gateway.answering.text.answer_form import AnswerForm
+from outrider.gateway.answering.text.answer_form import AnswerSchema
 from outrider.gateway.answering.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
 from outrider.gateway.answering.text.thinking import behind_reasoning
 from outrider.gateway.contract.errors.tree import BadRequestError
@@ -44,11 +44,11 @@ class StructuredPlan:
         except ValueError as error:
             raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error
 
-    def form(self) -> AnswerForm | None:
+    def answer_schema(self) -> AnswerSchema | None:
         """Return the schema of the answer; None where it is no JSON, and the grammar alone says."""
         if self.kind not in {"json", "json_schema"}:
             return None
-        return AnswerForm(content=self.text or '{"type": "object"}')
+        return AnswerSchema(content=self.text or '{"type": "object"}')
 
     def _format(self) -> dict[str, Any]:
         """The grammar as a part of a larger one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.engine.request import GrammarSpec
-from outrider.gateway.answering.text.answer_form import AnswerForm
+from outrider.gateway.answering.text.answer_form import AnswerSchema
 from outrider.gateway.answering.text.reasoning_formats import ReasoningDialect, Thinking
 from outrider.gateway.answering.text.thinking import behind_reasoning
 from outrider.gateway.answering.text.tool_formats import ToolDialect
@@ -60,12 +60,12 @@ class ToolPlan:
         except ValueError as error:
             raise BadRequestError(f"tools: {error}.", param="tools") from error
 
-    def form(self, dialect: ToolDialect) -> AnswerForm | None:
+    def answer_schema(self, dialect: ToolDialect) -> AnswerSchema | None:
         """Return the schemas of the calls' arguments; None where they are no JSON as written."""
         if dialect.format.xml is not None:
             return None
         functions = [tool.function for tool in self.tools]
-        return AnswerForm(arguments={each.name: arguments_schema(each) for each in functions})
+        return AnswerSchema(arguments={each.name: arguments_schema(each) for each in functions})
 
     def reading(self, dialect: ToolDialect) -> ToolReading:
         """Return the rules for reading the answer."""

@@ -7,8 +7,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from outrider.gateway.contract.errors.tree import GatewayError
-
 HandOffKind = Literal["policy", "quality", "confidence", "load", "capability", "failure"]
 """policy: the request or the settings wanted it. quality: the router found it too hard for the
 local model. confidence: the local answer was too weak. load: the local models are too busy.
@@ -60,7 +58,7 @@ DIRECT = RouteReason()
 """No tier was tried before."""
 
 
-Place = Literal["server", "local", "cloud"]
+Place = Literal["small_upstream", "local", "upstream"]
 """A server with the small model, models that this process runs, or an upstream tier."""
 
 
@@ -92,8 +90,8 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Responder(Protocol):
     """One way to answer a request. Use once."""
 
-    taken_over_by: Place | None
-    """The place whose responder has taken the answer over; None where it is its own."""
+    escalated_to: Place | None
+    """The place whose responder answers in this one's place; None where it answers itself."""
 
     def parts(self) -> AsyncGenerator[bytes]:
         """Yield the body of the response: events of a stream, or all at once.
@@ -110,8 +108,8 @@ class Responder(Protocol):
         """The sent part of an answer that another tier can continue; None where none can."""
 
 
-class HandOffError(GatewayError):
-    """Raised by a responder to pass the request on to the next place. `origin` says why.
+class TryNextPlace(Exception):
+    """Hands the request off to the next place. `origin` says why.
 
     `is_own`: the server's own setting decided, not one that the request brought.
     """
@@ -145,7 +143,7 @@ class DraftAnswer:
 
     @property
     def origin(self) -> RouteReason:
-        """Return the reason of the responder that takes it over."""
+        """Return the reason of the responder that answers in its place."""
         return RouteReason(
             hand_off="confidence",
             reason=self.reason,
@@ -157,8 +155,8 @@ class DraftAnswer:
         )
 
 
-class TakenOver:
-    """A responder that has begun to answer in another one's place."""
+class StrongAnswer:
+    """A strong tier's answer in the place of a weak one; its responder has begun."""
 
     def __init__(
         self, place: Place, responder: Responder, rest: AsyncGenerator[bytes], first: bytes
@@ -181,22 +179,22 @@ class TakenOver:
         await self._rest.aclose()
 
 
-class HandedOverError(Exception):
-    """Not a failure: ends a local answer whose place another responder has taken."""
+class AnswerEscalated(Exception):
+    """Ends a small model's answer: the strong tier's takes its place."""
 
-    def __init__(self, taken: TakenOver) -> None:
-        super().__init__("another tier has taken the answer over")
-        self.taken = taken
+    def __init__(self, answer: StrongAnswer) -> None:
+        super().__init__("a strong tier answers instead")
+        self.answer = answer
 
 
-class Escalation(Protocol):
+class StrongTier(Protocol):
     """Models in the large one's part for a request: they get what is too hard for the small one."""
 
     @property
     def tier(self) -> str:
         """The name of their tier."""
 
-    async def take_over(self, weak: DraftAnswer) -> TakenOver | None:
+    async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
         """Answer in the place of a weak answer; None where it cannot, in the time that is left."""
 
     def second_opinion(self, kept: DraftAnswer) -> None:

@@ -64,7 +64,7 @@ class AbsentEngine:
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Do nothing: every id is unknown."""
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         """Do nothing: every id is unknown."""
 
     async def abort(self, request_id: str) -> None:

@@ -16,7 +16,7 @@ from outrider.engine.events import (
 from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OnEnd = Callable[[Finished | Failed | None], None]
 """Told how a request ended: the engine's last word, or None where it refused the request."""
@@ -33,7 +33,7 @@ def tell_end(on_end: OnEnd | None, request_id: str, ending: Finished | Failed | 
         on_end(ending)
     except Exception:
         # It is called by the reader of the engine's events, which all other streams need.
-        log.exception("on_end failed request_id=%s", request_id)
+        logger.exception("on_end failed request_id=%s", request_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,10 @@ class EngineClient(Protocol):
 
         The answer so far is retracted, or with `keeps_answer` continued; `TierSwitched` says when.
         Where the other tier cannot take the request there is no such event: the answer stays with
-        its tier, as after `settle`.
+        its tier, as after `keep_on_tier`.
         """
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         """The answer stays with its tier: it is no longer held at its end. Unknown: ignored."""
 
     async def abort(self, request_id: str) -> None:

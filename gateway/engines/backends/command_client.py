@@ -64,9 +64,9 @@ class CommandClient(ABC):
         """Hand a running request to another tier. Unknown ids are ignored."""
         self._streams.switch_tier(request_id, tier, keeps_answer=keeps_answer)
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         """Leave the answer with its tier. Unknown ids are ignored."""
-        self._streams.settle(request_id)
+        self._streams.keep_on_tier(request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request. Unknown ids are ignored."""
@@ -80,15 +80,15 @@ class CommandClient(ABC):
         """Return a snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""
         return await self._streams.call_stats()
 
-    def watch_blocks(self, on_blocks: OnBlocks) -> None:
+    def follow_block_events(self, on_blocks: OnBlocks) -> None:
         """Have the news of the prefix cache told, beginning with all that is kept (`BlocksReset`).
 
         Called again, the engine begins anew: for where a message is missing.
         """
         self._on_blocks = on_blocks
-        self._watch_again()
+        self._ask_for_blocks()
 
-    def _watch_again(self) -> None:
+    def _ask_for_blocks(self) -> None:
         """Ask an engine that has just come for its news, if they are wanted."""
         if self._on_blocks is not None:
             self._send(GetBlocks())

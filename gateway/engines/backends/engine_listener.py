@@ -42,12 +42,12 @@ from outrider.gateway.engines.backends.wire import (
     GetStats,
     Goodbye,
     Hello,
+    KeepOnTier,
     Ping,
     Pong,
     PrepareAdapter,
     Refused,
     Reply,
-    Settle,
     StatsReply,
     Stop,
     Submit,
@@ -61,7 +61,7 @@ from outrider.gateway.engines.backends.wire import (
 from outrider.gateway.settings.errors import SettingsError
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DRAINING_MESSAGE: Final = "This engine is being stopped and takes no new requests."
 
@@ -241,7 +241,7 @@ class EngineListener:
         match command:
             case Submit(request):
                 return self._admitted(gateway, request)
-            case SwitchTier() | Settle() | Abort():
+            case SwitchTier() | KeepOnTier() | Abort():
                 engine_id = gateway.engine_ids.get(command.request_id)
                 if engine_id is not None:
                     return [msgspec.structs.replace(command, request_id=engine_id)]
@@ -295,7 +295,7 @@ class EngineListener:
                 heard_s=self._clock(),
             )
             self._gateways[identity] = gateway
-            log.info("gateway connected number=%d", gateway.number)
+            logger.info("gateway connected number=%d", gateway.number)
             self._say(gateway, self._welcome)
             if self._drain_timeout_s is not None:
                 self._say(gateway, Draining())
@@ -307,7 +307,7 @@ class EngineListener:
         self._transmit(identity, Goodbye(reason, is_final))
 
     def _part_with(self, gateway: ConnectedGateway, reason: str) -> None:
-        log.info(
+        logger.info(
             "gateway has gone number=%d requests=%d reason=%s",
             gateway.number,
             len(gateway.engine_ids),

@@ -43,7 +43,7 @@ from outrider.gateway.engines.backends.wire import (
 )
 from outrider.gateway.telemetry.logs import configure_logging
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def _serve(spec: WorkerSpec, listener: EngineListener, report: Callable[[Report]
         engine = builder(spec.arguments, lambda stage, fraction: report(Loading(stage, fraction)))
         listener.open(engine.info(), {})  # its gateways read the same settings
     except Exception as error:
-        log.debug("engine failed to load", exc_info=True)
+        logger.debug("engine failed to load", exc_info=True)
         report(LoadFailed(pack_error(error)))
         return EXIT_REPORTED
     report(Ready(listener.endpoint))

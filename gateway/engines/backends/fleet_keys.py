@@ -15,7 +15,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from outrider.gateway.settings.errors import SettingsError
 from outrider.gateway.settings.loopback import is_loopback
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _AUTH_DOMAIN: Final = "fleet"
 
@@ -60,7 +60,7 @@ class _OnlyGateways:
 
 def start_guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: FleetKeys) -> ThreadAuthenticator:
     """Return an authenticator, running, that admits the fleet's gateways only; stop it."""
-    authenticator = ThreadAuthenticator(context, log=log)
+    authenticator = ThreadAuthenticator(context, log=logger)
     authenticator.start()
     authenticator.configure_curve_callback(_AUTH_DOMAIN, _OnlyGateways(keys))
     return authenticator
@@ -109,7 +109,7 @@ def read_fleet_keys(path: Path) -> FleetKeys:
             "each with the public and the secret key that belong together."
         ) from None
     if mode & 0o077:
-        log.warning(
+        logger.warning(
             "key file can be read by other users path=%s mode=%o advice=chmod 600", path, mode
         )
     return FleetKeys(**pairs)

@@ -19,7 +19,7 @@ from outrider.gateway.engines.backends.step_loop import (
 from outrider.gateway.engines.backends.streams import SHUT_DOWN_MESSAGE
 from outrider.gateway.engines.backends.wire import Command, Reply, Stop
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ENDED_MESSAGE = (
     "The engine failed, and it cannot restart alone because it runs in the gateway's own process. "
@@ -72,7 +72,7 @@ class InProcessEngineClient(CommandClient):
             await self.close()
             raise
         self._streams.is_open = True
-        self._watch_again()
+        self._ask_for_blocks()
 
     async def close(self) -> None:
         """Stop the engine after the step it is in. In-flight requests end with `Failed`."""
@@ -109,7 +109,9 @@ class InProcessEngineClient(CommandClient):
         try:
             run_step_loop(engine, _QueueChannel(self._commands, self._send_reply))
         except Exception:
-            log.exception("engine step failed; no further requests are taken, restart the gateway")
+            logger.exception(
+                "engine step failed; no further requests are taken, restart the gateway"
+            )
             self._call_in_loop(self._note_death)
 
     def _report_progress(self, stage: str, fraction: float) -> None:

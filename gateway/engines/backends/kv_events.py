@@ -23,7 +23,7 @@ from outrider.engine.errors import EngineError
 from outrider.engine.events import TierInfo
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys, guard, start_guard
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MEDIUM: Final = "GPU"  # their word for the memory that the model computes with
 _MOST_QUEUED: Final = 10_000
@@ -112,7 +112,7 @@ class KvEventPublisher:
         except EngineError:
             self._release(linger_ms=0)
             raise
-        log.info(
+        logger.info(
             "prefix cache is published endpoints=%s keys=%s",
             ",".join(self.endpoints),
             "no" if keys is None else "yes",
@@ -171,7 +171,7 @@ class KvEventPublisher:
             except queue.Empty:
                 pass
             except Exception:
-                log.exception("events of the prefix cache could not be published")
+                logger.exception("events of the prefix cache could not be published")
             self._answer_replays()
 
     def _send(self, changes: BlockChanges) -> None:

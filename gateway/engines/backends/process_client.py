@@ -31,21 +31,21 @@ from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_prog
 from outrider.gateway.engines.backends.watched_client import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
-    Patience,
-    WatchedClient,
+    ReconnectPolicy,
+    SupervisedClient,
 )
 from outrider.gateway.engines.backends.wire import WorkerSpec
 from outrider.gateway.engines.backends.worker import STOP_TIMEOUT_S, Worker
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STABLE_AFTER_S = 60.0
 """An engine that ran this long restarts without delay the next time."""
 
-_PATIENCE: Final = Patience()
+_DEFAULT_POLICY: Final = ReconnectPolicy()
 
 
-class ProcessEngineClient(WatchedClient):
+class ProcessEngineClient(SupervisedClient):
     """An `EngineClient` that spawns its engine and restarts it when it dies.
 
     Death is noticed at once: the connection is closed. Requests in flight wait for the next engine,
@@ -63,14 +63,14 @@ class ProcessEngineClient(WatchedClient):
         *,
         first: EngineProcess | None = None,
         on_progress: LoadingCallback = no_progress,
-        patience: Patience = _PATIENCE,
+        policy: ReconnectPolicy = _DEFAULT_POLICY,
     ) -> None:
         """`first`: a process that was made by the recipe already; others follow when it dies.
 
         With an importer in the recipe a process waits in reserve, which has imported all that it
         needs.
         """
-        super().__init__(patience)
+        super().__init__(policy)
         self._recipe = recipe
         self._first = first
         self._on_progress = on_progress
@@ -140,10 +140,10 @@ class ProcessEngineClient(WatchedClient):
         backoff_s = MIN_BACKOFF_S
         while True:
             started_s = time.monotonic()
-            reason = await self._end_worker(await self._watch())
+            reason = await self._end_worker(await self._until_lost())
             if time.monotonic() - started_s > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
-            log.error("engine process ended reason=%s restart_in_s=%.1f", reason, backoff_s)
+            logger.error("engine process ended reason=%s restart_in_s=%.1f", reason, backoff_s)
             while not self._streams.is_open:
                 await self._dispose_of_worker()
                 await asyncio.sleep(backoff_s)
@@ -151,8 +151,10 @@ class ProcessEngineClient(WatchedClient):
                 try:
                     await self._start_worker()
                 except EngineError as error:
-                    log.error("engine restart failed reason=%s retry_in_s=%.1f", error, backoff_s)
-            log.info("engine process is ready again pid=%s", self.pid)
+                    logger.error(
+                        "engine restart failed reason=%s retry_in_s=%.1f", error, backoff_s
+                    )
+            logger.info("engine process is ready again pid=%s", self.pid)
 
     async def _end_worker(self, link_reason: str) -> str:
         """End the process whose link has ended, and return why it did."""
@@ -169,7 +171,7 @@ class ProcessEngineClient(WatchedClient):
 
     def _note_lost(self) -> None:
         """The engine has died, or will; have its answers wait for the next."""
-        self._streams.died(resumes=self._patience.resume_within_s > 0)
+        self._streams.died(resumes=self._policy.resume_within_s > 0)
         self._give_up_later()
 
     def _processor_s(self) -> float | None:

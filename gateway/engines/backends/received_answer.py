@@ -22,7 +22,7 @@ from outrider.verifier.params import Tier
 class ReceivedAnswer:
     """Takes one request's events in, from one engine after the other.
 
-    is_settled: the answer stays with its tier. switch: a change of tier that no event has
+    stays_on_tier: the answer stays with its tier. switch: a change of tier that no event has
     confirmed. was_held: it has ended, and waits to be settled or switched.
     """
 
@@ -30,8 +30,8 @@ class ReceivedAnswer:
         "_before",
         "_has_prefill",
         "_seen",
-        "is_settled",
         "request",
+        "stays_on_tier",
         "switch",
         "tier",
         "token_ids",
@@ -43,7 +43,7 @@ class ReceivedAnswer:
         self.tier: Tier = request.tier
         self.token_ids = list(request.resumed_token_ids or ())
         self.switch: SwitchTier | None = None
-        self.is_settled = False
+        self.stays_on_tier = False
         self.was_held = False
         self._seen = SeenWork(request)
         self._before: RequestStats | None = None  # of engines that had it before
@@ -114,7 +114,7 @@ class ReceivedAnswer:
         request = replace(
             self.request,
             tier=self.tier,
-            may_escalate=self.request.may_escalate and not self.is_settled,
+            may_escalate=self.request.may_escalate and not self.stays_on_tier,
             resumed_token_ids=tuple(self.token_ids),
         )
         self._seen = SeenWork(request)

@@ -13,24 +13,24 @@ from outrider.gateway.engines.backends.replica_link import HandshakeError, Repli
 from outrider.gateway.engines.backends.watched_client import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
-    Patience,
-    WatchedClient,
+    ReconnectPolicy,
+    SupervisedClient,
 )
 from outrider.gateway.engines.backends.wire import Draining, Reply, Welcome
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-_PATIENCE: Final = Patience()
+_DEFAULT_POLICY: Final = ReconnectPolicy()
 _MOST_HANDSHAKES: Final = 3  # that fail in a row, before a start fails
 
 
-class RemoteEngineClient(WatchedClient):
+class RemoteEngineClient(SupervisedClient):
     """An `EngineClient` over a connection to an engine replica (`outrider engine`).
 
     A new connection shares nothing with the one before it. The replica aborts the old connection's
     requests, and late messages of it are ignored. Requests go on behind what their readers have
-    (`EngineRequest.resumed_token_ids`), or end with `Failed` where `Patience` does not let them
+    (`EngineRequest.resumed_token_ids`), or end with `Failed` where the policy does not let them
     wait. If the next replica that sends `Welcome` is another process, the requests have met a
     death.
     """
@@ -40,7 +40,7 @@ class RemoteEngineClient(WatchedClient):
         endpoint: str,
         keys: FleetKeys | None = None,
         *,
-        patience: Patience = _PATIENCE,
+        policy: ReconnectPolicy = _DEFAULT_POLICY,
         tokenizers: "Future[Mapping[Tier, str]] | None" = None,
         on_lost: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
@@ -51,7 +51,7 @@ class RemoteEngineClient(WatchedClient):
         is refused. `on_lost` is called when a connection has ended: the next replica's cache may
         be another.
         """
-        super().__init__(patience)
+        super().__init__(policy)
         self.endpoint = endpoint
         self._keys = keys
         self._rng = random.Random() if rng is None else rng
@@ -93,10 +93,10 @@ class RemoteEngineClient(WatchedClient):
 
     async def _supervise(self) -> None:
         while True:
-            self._reason = await self._watch()
-            log.error("engine is lost endpoint=%s reason=%s", self.endpoint, self._reason)
+            self._reason = await self._until_lost()
+            logger.error("engine is lost endpoint=%s reason=%s", self.endpoint, self._reason)
             await self._connect_until(may_fail=False)
-            log.info("engine is connected again endpoint=%s", self.endpoint)
+            logger.info("engine is connected again endpoint=%s", self.endpoint)
 
     async def _connect_until(self, *, may_fail: bool) -> None:
         """Return when a replica has welcomed us; `may_fail`: raise where it never will."""
@@ -106,7 +106,7 @@ class RemoteEngineClient(WatchedClient):
                 await self._connect()
             except EngineError as error:
                 if str(error) != self._reason:
-                    log.warning("engine cannot be used reason=%s", error)
+                    logger.warning("engine cannot be used reason=%s", error)
                 self._reason = str(error)
                 num_handshakes = num_handshakes + 1 if isinstance(error, HandshakeError) else 0
                 is_final = isinstance(error, ReplicaRefusedError)
@@ -120,7 +120,7 @@ class RemoteEngineClient(WatchedClient):
 
     async def _connect(self) -> None:
         """Make one connection to a replica of our models. Raises EngineError."""
-        welcome = await self._meet(self.endpoint, self._keys, self._patience.stall_timeout_s)
+        welcome = await self._meet(self.endpoint, self._keys, self._policy.stall_timeout_s)
         await self._check(welcome)
         if self._generation and welcome.generation != self._generation and not self._is_draining:
             self._streams.count_death()
@@ -142,12 +142,12 @@ class RemoteEngineClient(WatchedClient):
                 )
 
     def _note_lost(self) -> None:
-        self._streams.lost(resumes=self._patience.resume_within_s > 0)
+        self._streams.lost(resumes=self._policy.resume_within_s > 0)
         self._give_up_later()
         self._on_lost()
 
     def _handle(self, reply: Reply) -> None:
         if isinstance(reply, Draining):
-            log.info("engine is draining endpoint=%s", self.endpoint)
+            logger.info("engine is draining endpoint=%s", self.endpoint)
             self._is_draining = True
         super()._handle(reply)

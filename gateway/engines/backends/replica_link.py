@@ -26,7 +26,7 @@ from outrider.gateway.engines.backends.wire import (
     unpack_error,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NEVER_MS: Final = 24 * 3600 * 1000
 _MOST_AT_ONCE: Final = 64
@@ -193,7 +193,7 @@ class ReplicaLink:
         except zmq.Again:
             return
         except Exception:
-            log.exception("reply of an engine could not be handled endpoint=%s", self.endpoint)
+            logger.exception("reply of an engine could not be handled endpoint=%s", self.endpoint)
             self.kill("its reply could not be handled")
         else:
             self._loop.call_soon(self._read)

@@ -21,7 +21,7 @@ import msgspec
 from outrider.gateway.engines.backends.wire import WorkerSpec
 from outrider.gateway.telemetry.logs import LogFormat
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def send_spec(process: subprocess.Popen[bytes], spec: WorkerSpec) -> None:
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
-        log.warning("engine process ended before it was told what to do")
+        logger.warning("engine process ended before it was told what to do")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -20,10 +20,10 @@ from outrider.gateway.engines.backends.wire import (
     Events,
     GetBlocks,
     GetStats,
+    KeepOnTier,
     PrepareAdapter,
     Refused,
     Reply,
-    Settle,
     StatsReply,
     Stop,
     Submit,
@@ -33,7 +33,7 @@ from outrider.gateway.engines.backends.wire import (
 )
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 EXIT_REPORTED = 3
 """Exit status after `LoadFailed` or `Crashed`: the reason has been sent."""
@@ -63,7 +63,7 @@ class StepEngine(Protocol):
         Raises an EngineError when the tier cannot take it; it goes on where it is then.
         """
 
-    def settle(self, request_id: str) -> None:
+    def keep_on_tier(self, request_id: str) -> None:
         """Hold the answer no longer at its end; one that is held ends. Unknown ids are ignored."""
 
     def prepare_adapter(
@@ -119,7 +119,7 @@ def serve_loaded(engine: StepEngine, channel: Channel) -> int:
     try:
         run_step_loop(engine, channel)
     except Exception as error:
-        log.exception("engine step failed")
+        logger.exception("engine step failed")
         channel.send(Crashed(pack_error(error)))
         return EXIT_REPORTED
     finally:
@@ -199,7 +199,7 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
             except EngineError as error:
                 channel.send(Refused(request.request_id, pack_error(error)))
             except Exception as error:  # one request's own values must not end the others
-                log.exception("request could not be queued request_id=%s", request.request_id)
+                logger.exception("request could not be queued request_id=%s", request.request_id)
                 channel.send(Refused(request.request_id, pack_error(error)))
         case Abort(request_id):
             engine.abort(request_id)
@@ -209,10 +209,10 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
             except EngineError as error:
                 # switch_tier has no reply to carry the error. The request goes on where it is, and
                 # must not be held at its end: no later event would release it.
-                log.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
-                engine.settle(request_id)
-        case Settle(request_id):
-            engine.settle(request_id)
+                logger.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
+                engine.keep_on_tier(request_id)
+        case KeepOnTier(request_id):
+            engine.keep_on_tier(request_id)
         case GetStats(call_id):
             channel.send(StatsReply(call_id, engine.stats()))
         case PrepareAdapter(call_id, ref):

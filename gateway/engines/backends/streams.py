@@ -24,9 +24,9 @@ from outrider.gateway.engines.backends.wire import (
     Command,
     Events,
     GetStats,
+    KeepOnTier,
     PrepareAdapter,
     Refused,
-    Settle,
     StatsReply,
     Submit,
     SwitchTier,
@@ -34,7 +34,7 @@ from outrider.gateway.engines.backends.wire import (
 )
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DIED_MESSAGE = "The engine stopped while it worked on this request. Send the request again."
 SHUT_DOWN_MESSAGE = "The engine was shut down while it worked on this request."
@@ -140,7 +140,7 @@ class EventStreams:
                 "already. Try again soon."
             ) from None
         if not self.paused.num_now:
-            log.warning("new requests wait for the next engine")
+            logger.warning("new requests wait for the next engine")
         stream.is_waiting = stream.is_new = True
         self._streams[stream.request_id] = stream
         self._num_ever_paused += 1
@@ -152,11 +152,11 @@ class EventStreams:
             stream.answer.switch = command
         self._send(command)
 
-    def settle(self, request_id: str) -> None:
+    def keep_on_tier(self, request_id: str) -> None:
         """Leave the answer with its tier; unknown ids are ignored."""
         if stream := self._streams.get(request_id):
-            stream.answer.is_settled = True
-        self._send(Settle(request_id))
+            stream.answer.stays_on_tier = True
+        self._send(KeepOnTier(request_id))
 
     def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
@@ -281,7 +281,7 @@ class EventStreams:
         """End what waits for an engine, as none came in time, and hold nothing more."""
         self.is_holding = False
         waiting = [stream for stream in self._streams.values() if stream.is_waiting]
-        log.error("no engine came in time, what waits for one ends count=%d", len(waiting))
+        logger.error("no engine came in time, what waits for one ends count=%d", len(waiting))
         for stream in [each for each in waiting if each.is_new]:
             self.refuse(stream.request_id, EngineDiedError(NOT_BACK_MESSAGE))
         self._fail(

@@ -17,7 +17,7 @@ from outrider.gateway.engines.backends.replica_link import ReplicaLink
 from outrider.gateway.engines.backends.streams import SHUT_DOWN_MESSAGE
 from outrider.gateway.engines.backends.wire import Command, Submit, Welcome
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
@@ -29,7 +29,7 @@ _COMPUTING_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class ReconnectPolicy:
     """Limits on waiting for an engine."""
 
     stall_timeout_s: float = 120.0
@@ -44,12 +44,12 @@ class Patience:
     """New requests wait as well while fewer than this do."""
 
 
-class WatchedClient(CommandClient):
+class SupervisedClient(CommandClient):
     """A `CommandClient` whose engine may end, or go silent, and is followed by another."""
 
-    def __init__(self, patience: Patience) -> None:
-        super().__init__(patience.max_waiting)
-        self._patience = patience
+    def __init__(self, policy: ReconnectPolicy) -> None:
+        super().__init__(policy.max_waiting)
+        self._policy = policy
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._link: ReplicaLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -150,11 +150,11 @@ class WatchedClient(CommandClient):
         self._cancel_giving_up()
         num_new = self._streams.paused.num_now
         if num_resumed := self._streams.resume():
-            log.info("requests are resumed count=%d new=%d", num_resumed, num_new)
-        self._watch_again()
+            logger.info("requests are resumed count=%d new=%d", num_resumed, num_new)
+        self._ask_for_blocks()
 
     def _give_up_later(self) -> None:
-        within_s = self._patience.resume_within_s
+        within_s = self._policy.resume_within_s
         if within_s > 0 and self._info is not None and self._giving_up is None:
             loop = asyncio.get_running_loop()
             self._giving_up = loop.call_later(within_s, self._streams.give_up)
@@ -165,13 +165,13 @@ class WatchedClient(CommandClient):
             self._giving_up.cancel()
             self._giving_up = None
 
-    async def _watch(self) -> str:
+    async def _until_lost(self) -> str:
         """Return why the link has ended; end it when its engine has stopped answering."""
         assert self._link is not None
         link = self._link
-        quiet_intervals, patience = 0, self._patience
+        quiet_intervals, policy = 0, self._policy
         # Several intervals, not one deadline: a pause of the gateway itself counts as one.
-        least_s = min(patience.stall_timeout_s, patience.unready_after_s)
+        least_s = min(policy.stall_timeout_s, policy.unready_after_s)
         interval_s = min(least_s / 4, _MOST_PING_INTERVAL_S)
         used_s = self._processor_s()
         while not await link.wait_exit(interval_s):
@@ -183,9 +183,9 @@ class WatchedClient(CommandClient):
                 and before_s is not None
                 and used_s - before_s >= _COMPUTING_SHARE * interval_s
             )
-            self._note_quiet(is_quiet=quiet_s >= patience.unready_after_s and not computes)
-            if quiet_s >= patience.stall_timeout_s:
-                self._give_up_on(link, f"it did not answer for {patience.stall_timeout_s:g} s")
+            self._note_quiet(is_quiet=quiet_s >= policy.unready_after_s and not computes)
+            if quiet_s >= policy.stall_timeout_s:
+                self._give_up_on(link, f"it did not answer for {policy.stall_timeout_s:g} s")
                 await link.wait_exit(None)
                 break
             link.ping()
@@ -202,7 +202,7 @@ class WatchedClient(CommandClient):
     def _note_quiet(self, *, is_quiet: bool) -> None:
         """Take new requests or not, from now on."""
         if is_quiet and not self._is_quiet:
-            log.warning("engine does not answer quiet_s=%.1f", self._patience.unready_after_s)
+            logger.warning("engine does not answer quiet_s=%.1f", self._policy.unready_after_s)
         elif self._is_quiet and not is_quiet:
-            log.info("engine answers again")
+            logger.info("engine answers again")
         self._is_quiet = is_quiet

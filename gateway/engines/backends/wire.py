@@ -73,7 +73,7 @@ class SwitchTier(_Message, frozen=True, tag="switch_tier"):
     keeps_answer: bool = False
 
 
-class Settle(_Message, frozen=True, tag="settle"):
+class KeepOnTier(_Message, frozen=True, tag="settle"):
     """Hold an answer no longer at its end."""
 
     request_id: str
@@ -122,7 +122,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 Command = (
     Submit
     | SwitchTier
-    | Settle
+    | KeepOnTier
     | Abort
     | GetStats
     | PrepareAdapter

@@ -20,7 +20,7 @@ from outrider.gateway.engines.backends.wire import (
     unpack_error,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
 """Time for a process to finish its step when it is told to stop before it is killed."""
@@ -132,7 +132,7 @@ class Worker:
             for line in lines:
                 self._take(decode_report(line))
         except Exception:
-            log.exception("report of the engine process could not be handled")
+            logger.exception("report of the engine process could not be handled")
             self.kill("its report could not be handled")
         if not chunk:
             self._loop.remove_reader(self._pipe)

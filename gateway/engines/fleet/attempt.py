@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class ReplicaAttempt:
     """A request's time at one replica.
 
     It has an id of its own, so nothing of an earlier attempt can be taken for its events.

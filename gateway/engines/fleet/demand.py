@@ -12,7 +12,7 @@ from outrider.engine.errors import EngineNotStartedError, QueueFullError
 from outrider.gateway.engines.backends.client import PausedRequests
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Needs = frozenset[Tier]
 """The tiers that must be in one engine."""
@@ -77,7 +77,7 @@ class Demand:
         if num_waiting >= self._max_waiting:
             raise QueueFullError(num_waiting=num_waiting, retry_after_s=_RETRY_S)
         if not num_waiting:
-            log.warning("new requests wait for an engine needs=%s", " ".join(sorted(needs)))
+            logger.warning("new requests wait for an engine needs=%s", " ".join(sorted(needs)))
         self._waiting[needs] += 1
         self._num_ever_paused += 1
         self._news.set()

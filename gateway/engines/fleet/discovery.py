@@ -12,7 +12,7 @@ from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DiscoveredPool(EnginePool):
@@ -80,7 +80,7 @@ class DiscoveredPool(EnginePool):
                     entry, asked_for if before.startable else ()
                 )
             except OSError as error:
-                log.warning("engines cannot be looked up entry=%s reason=%s", entry, error)
+                logger.warning("engines cannot be looked up entry=%s reason=%s", entry, error)
                 self._found[entry] = Found(before.addresses)
         startable = frozenset[Needs]().union(*(each.startable for each in self._found.values()))
         self.note_startable(startable)

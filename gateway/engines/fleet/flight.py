@@ -30,7 +30,7 @@ from outrider.gateway.engines.backends.crash_suspects import EXPIRES_S, MAX_DEAT
 from outrider.gateway.engines.backends.received_answer import ReceivedAnswer
 from outrider.gateway.engines.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
 from outrider.gateway.engines.backends.wire import SwitchTier
-from outrider.gateway.engines.fleet.attempt import Attempt, Fleet, ended_by_itself, is_loss
+from outrider.gateway.engines.fleet.attempt import Fleet, ReplicaAttempt, ended_by_itself, is_loss
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.replica import Replica, needed_tiers, numerics_of
 from outrider.verifier.params import Tier
@@ -60,7 +60,7 @@ class Flight:
         self._answer = ReceivedAnswer(request)
         self._next = request  # what the next replica is sent, apart from a change of tier
         self._numerics: dict[Tier, str] = {}
-        self._attempt: Attempt | None = None
+        self._attempt: ReplicaAttempt | None = None
         self._began_s = time.monotonic()
         self._num_attempts = 0
         self._num_deaths = 0
@@ -85,11 +85,11 @@ class Flight:
         self._is_aborted = True
         await self._abort_attempt()
 
-    async def settle(self) -> None:
+    async def keep_on_tier(self) -> None:
         """Leave the answer with its tier."""
-        self._answer.is_settled = True
+        self._answer.stays_on_tier = True
         if (attempt := self._attempt) is not None:
-            await attempt.replica.client.settle(attempt.request.request_id)
+            await attempt.replica.client.keep_on_tier(attempt.request.request_id)
 
     async def move(self, reason: str) -> None:
         """Have the request go on at another replica."""
@@ -136,7 +136,7 @@ class Flight:
         if tier == answer.tier:
             return
         if keeps_answer and answer.was_held:  # there is nothing to go on with
-            await self.settle()
+            await self.keep_on_tier()
             return
         answer.switch = switch = SwitchTier(self.request_id, tier, keeps_answer)
         if attempt is None:
@@ -150,7 +150,7 @@ class Flight:
         else:
             self._fleet.demand.request_engine(frozenset((tier,)))  # for the next answer
             answer.switch = None
-            await self.settle()
+            await self.keep_on_tier()
 
     async def _abort_attempt(self) -> None:
         if (attempt := self._attempt) is not None:
@@ -195,12 +195,12 @@ class Flight:
             tell_end(self._on_end, self.request_id, None)
             raise
 
-    def _stream(self, attempt: Attempt) -> AsyncGenerator[EngineEvent, None]:
+    def _stream(self, attempt: ReplicaAttempt) -> AsyncGenerator[EngineEvent, None]:
         """Submit the request. The protocol promises that its iterator can be closed."""
         stream = attempt.replica.client.submit(attempt.request, partial(self._note_end, attempt))
         return cast("AsyncGenerator[EngineEvent, None]", stream)
 
-    async def _next_attempt(self) -> Attempt | None:
+    async def _next_attempt(self) -> ReplicaAttempt | None:
         """Choose a replica, or wait for one; None where the request ends without.
 
         Raises EngineError where there is none for a new request.
@@ -257,15 +257,17 @@ class Flight:
             self._report_end(None)
             raise
 
-    def _begin(self, replica: Replica, request: EngineRequest, *, is_switching: bool) -> Attempt:
+    def _begin(
+        self, replica: Replica, request: EngineRequest, *, is_switching: bool
+    ) -> ReplicaAttempt:
         self._num_attempts += 1
         num_tokens = self._fleet.num_uncached_tokens(request)
         if self._num_attempts > 1:
             request = replace(request, request_id=f"{self.request_id}~{self._num_attempts}")
-        if self._answer.is_settled and request.may_escalate:
+        if self._answer.stays_on_tier and request.may_escalate:
             request = replace(request, may_escalate=False)
         assert replica.info is not None
-        self._attempt = attempt = Attempt(
+        self._attempt = attempt = ReplicaAttempt(
             request, replica, replica.generation, replica.info, is_switching
         )
         replica.begin(request.request_id, num_tokens)
@@ -283,7 +285,7 @@ class Flight:
             retracted_token_ids=token_ids if switch.tier == "large" and not keeps else (),
         )
 
-    def _begin_on_other_tier(self, attempt: Attempt) -> TierSwitched:
+    def _begin_on_other_tier(self, attempt: ReplicaAttempt) -> TierSwitched:
         """Say, at the first sign of the other tier, that it has taken the answer over."""
         attempt.is_switching = False
         switch = self._answer.switch
@@ -295,7 +297,7 @@ class Flight:
         self._answer.request = replace(self._answer.request, may_escalate=False)
         return event
 
-    def _takes(self, attempt: Attempt, event: EngineEvent) -> bool:
+    def _takes(self, attempt: ReplicaAttempt, event: EngineEvent) -> bool:
         """Take in an event; return whether the reader gets it."""
         if isinstance(event, PrefillDone):
             attempt.replica.note_computed(attempt.request.request_id)
@@ -311,7 +313,7 @@ class Flight:
 
     # ---- after an attempt -----------------------------------------------------------------
 
-    def _note_end(self, attempt: Attempt, ending: Ending | None) -> None:
+    def _note_end(self, attempt: ReplicaAttempt, ending: Ending | None) -> None:
         """Hear a replica's last word, which the stream's reader may never read."""
         attempt.has_ended, attempt.ending = True, ending
         attempt.replica.end(attempt.request.request_id)
@@ -319,7 +321,7 @@ class Flight:
         if self._has_left:
             self._end_late(ending)
 
-    def _after(self, attempt: Attempt, last: Ending | None) -> Ending | None:
+    def _after(self, attempt: ReplicaAttempt, last: Ending | None) -> Ending | None:
         """Return the last event for the reader; None where another replica is to go on."""
         moves, self._moves_because = self._moves_because, None
         answer = self._answer
@@ -340,7 +342,7 @@ class Flight:
         self._resume(attempt, last, reason)
         return None
 
-    def _after_loss(self, attempt: Attempt, last: Ending | None) -> Ending | None:
+    def _after_loss(self, attempt: ReplicaAttempt, last: Ending | None) -> Ending | None:
         """Return the last event where two replicas died with the request; else None."""
         attempt.has_ended, attempt.ending = True, last
         if not attempt.is_counted:
@@ -356,7 +358,7 @@ class Flight:
         self._resume(attempt, last, "died")
         return None
 
-    def _after_refusal(self, attempt: Attempt, error: EngineError) -> Ending | None:
+    def _after_refusal(self, attempt: ReplicaAttempt, error: EngineError) -> Ending | None:
         """Return the last event after a refusal; None where another replica is asked.
 
         Raises the error where the request is new.
@@ -378,11 +380,11 @@ class Flight:
         self._report_end(None)
         raise error
 
-    def _refuse(self, attempt: Attempt, error: EngineError) -> None:
+    def _refuse(self, attempt: ReplicaAttempt, error: EngineError) -> None:
         self._refused |= {attempt.replica}
         self._refusal = error
 
-    def _resume(self, attempt: Attempt, last: Ending | None, reason: str) -> None:
+    def _resume(self, attempt: ReplicaAttempt, last: Ending | None, reason: str) -> None:
         """Make the request for the next replica, of which it must have the numerics."""
         self._fleet.note_failover(reason)
         self._next = self._answer.resumption(None if last is None else last.stats)
@@ -394,7 +396,7 @@ class Flight:
     def _stay(self) -> None:
         """The other tier cannot take the answer: it stays with its own."""
         self._answer.switch = None
-        self._answer.is_settled = True
+        self._answer.stays_on_tier = True
 
     def _unserved(self) -> Ending:
         """Return the last event of a request that no replica has."""

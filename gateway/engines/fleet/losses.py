@@ -45,11 +45,11 @@ class Losses:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._suspects = CrashSuspects(clock=clock)
-        self._unsettled: list[_Loss] = []
+        self._unconfirmed: list[_Loss] = []
 
     def check(self, request: EngineRequest) -> None:
         """Raise CrashSuspectError for a request that met too many deaths."""
-        self.settle()
+        self.take_back_survivors()
         self._suspects.check(request)
 
     def note_served(self, request: EngineRequest) -> None:
@@ -58,7 +58,7 @@ class Losses:
 
     def note(self, replica: Replica, generation: str | None, lost: Sequence[Lost]) -> None:
         """Count a replica's end for the requests that it had; `generation`: the process then."""
-        self.settle()
+        self.take_back_survivors()
         if replica.has_said_goodbye(generation):
             for each in lost:
                 each.note_departure()
@@ -67,18 +67,18 @@ class Losses:
         for each, is_suspect in zip(lost, flags, strict=True):
             each.note_death(is_suspect=is_suspect)
         if generation is not None:
-            self._unsettled.append(_Loss(replica, generation, lost, self._clock()))
+            self._unconfirmed.append(_Loss(replica, generation, lost, self._clock()))
 
-    def settle(self) -> None:
+    def take_back_survivors(self) -> None:
         """Take back the losses of replicas that are found again, alive."""
-        if not self._unsettled:
+        if not self._unconfirmed:
             return
         oldest_s = self._clock() - _FOUND_WITHIN_S
-        unsettled, self._unsettled = self._unsettled, []
-        for loss in unsettled:
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for loss in unconfirmed:
             if not loss.replica.client.is_ready:
                 if loss.at_s > oldest_s:
-                    self._unsettled.append(loss)
+                    self._unconfirmed.append(loss)
             elif loss.replica.generation == loss.generation:
                 self._suspects.uncount_death(each.request for each in loss.lost)
                 for each in loss.lost:

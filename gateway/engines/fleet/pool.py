@@ -122,7 +122,7 @@ class EnginePool:
         """Keep what is known of the replicas up to date."""
         while True:
             await self._roster.read_stats()
-            self._losses.settle()
+            self._losses.take_back_survivors()
             await asyncio.sleep(_WATCH_S)
 
     # ---- an engine client -----------------------------------------------------------------
@@ -236,10 +236,10 @@ class EnginePool:
         if (flight := self._flights.get(request_id)) is not None:
             await flight.switch_tier(tier, keeps_answer=keeps_answer)
 
-    async def settle(self, request_id: str) -> None:
+    async def keep_on_tier(self, request_id: str) -> None:
         """Leave the answer with its tier. Unknown ids are ignored."""
         if (flight := self._flights.get(request_id)) is not None:
-            await flight.settle()
+            await flight.keep_on_tier()
 
     async def abort(self, request_id: str) -> None:
         """End a request, wherever it is. Unknown ids are ignored."""

@@ -16,7 +16,7 @@ from outrider.gateway.engines.fleet.placement import LoadBoard
 from outrider.gateway.engines.fleet.replica import OtherModelsError, Replica
 from outrider.verifier.params import Tier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 10.0
@@ -144,15 +144,15 @@ class Roster:
             try:
                 await replica.client.start()
                 self._take_in(replica, await replica.client.info())
-                log.info("replica is up name=%s group=%s", replica.name, replica.group)
+                logger.info("replica is up name=%s group=%s", replica.name, replica.group)
             except EngineDiedError as error:
-                log.warning("replica=%s reason=%s retry_in_s=%g", replica.name, error, backoff_s)
+                logger.warning("replica=%s reason=%s retry_in_s=%g", replica.name, error, backoff_s)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
                 continue
             except EngineError as error:
                 replica.refusal = error
-                log.error("replica is not used name=%s reason=%s", replica.name, error)
+                logger.error("replica is not used name=%s reason=%s", replica.name, error)
             self.news.set()
             return
 
@@ -186,7 +186,7 @@ class Roster:
         except EngineDiedError:
             return False
         except EngineError as error:
-            log.error("replica is not used name=%s reason=%s", replica.name, error)
+            logger.error("replica is not used name=%s reason=%s", replica.name, error)
             replica.refusal = error
             return False
         return True
@@ -197,7 +197,7 @@ class Roster:
         """Wait until a replica has no more requests, then close it."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._drain_timeout_s
-        log.info("replica drains name=%s in_flight=%d", replica.name, replica.num_in_flight)
+        logger.info("replica drains name=%s in_flight=%d", replica.name, replica.num_in_flight)
         while replica.num_in_flight:  # of one that has ended, they end by themselves
             if loop.time() >= until_s:
                 await self._move_off(replica.name)
@@ -212,7 +212,7 @@ class Roster:
         self.candidates.forget()
         replica.leave()
         self._leaving.pop(replica, None)
-        log.info("replica has gone name=%s", replica.name)
+        logger.info("replica has gone name=%s", replica.name)
 
     def hold(self, group: str) -> list[Replica]:
         """Have a group take no new requests, also those of it that come later; return it.
@@ -245,7 +245,7 @@ class Roster:
     def _note_held(self, group: list[Replica]) -> None:
         for replica in group:
             replica.is_held = replica.group in self._held_groups
-            log.info("replica is_held=%s name=%s", replica.is_held, replica.name)
+            logger.info("replica is_held=%s name=%s", replica.is_held, replica.name)
         self.candidates.forget()
 
     # ---- watching -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.parsing import parse, refuse_doubled_names, validate
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.contract.schema.unknown_fields import read_tolerant
 
 Request = TypeVar("Request", bound=BaseModel)
@@ -38,16 +38,16 @@ async def read_body(
         raise BadRequestError(
             f"The body is not valid JSON: {error}.", code="invalid_json"
         ) from None
-    await end_turn(body)
+    await yield_if_long(body)
     ignored: tuple[str, ...] = ()
     try:
         request = validate(model, document, body)
     except BadRequestError:
         if not ignores_unknown:
             raise
-        await end_turn(body)
+        await yield_if_long(body)
         request, ignored = read_tolerant(model, body)
-    await end_turn(body)
+    await yield_if_long(body)
     refuse_doubled_names(body)
-    await end_turn(body)
+    await yield_if_long(body)
     return ReadBody(request=request, document=document, ignored=ignored)

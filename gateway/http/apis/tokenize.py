@@ -23,7 +23,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFound
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.structs import json_response
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.reading import read_body
 from outrider.gateway.http.apis.tokenize_schema import (
@@ -69,7 +69,7 @@ class Tokenizing:
     async def tokenize(self, body: bytes, principal: Principal) -> Response:
         """A prompt's tokens. Raises GatewayError or EngineError."""
         form = TokenizeMessages if _has_messages(body) else TokenizePrompt
-        await end_turn(body)
+        await yield_if_long(body)
         read = await read_body(form, body, ignores_unknown=self.ignores_unknown)
         request = read.request
         info = await self._info(request.model, principal)
@@ -110,7 +110,7 @@ class Tokenizing:
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
         chat_body = await self.messages_api.read_prompt(body)
-        await end_turn(body)
+        await yield_if_long(body)
         document = msgspec.json.decode(chat_body)
         info = await self._info(document["model"], principal)
         chat = self._chat(document)

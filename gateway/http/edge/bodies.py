@@ -16,7 +16,7 @@ from outrider.gateway.contract.errors.tree import (
     MediaTypeError,
 )
 from outrider.gateway.contract.schema.parsing import JsonBounds, check_exactly, may_exceed
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.edge.metrics import EdgeMetrics
 
 
@@ -121,9 +121,9 @@ async def read_json_body(
         raise MediaTypeError(media_type)
     read = await _read_bytes(request, limit_bytes=limit_bytes, held=held)
     if may_exceed(read, bounds):
-        await end_turn(read)
+        await yield_if_long(read)
         check_exactly(read, bounds)
-    await end_turn(read)
+    await yield_if_long(read)
     return read
 
 

@@ -10,7 +10,7 @@ from outrider.gateway.http.edge.uvicorn_parts import CONNECTION, SERVER, install
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.tree import SettingsError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WITHOUT_EFFECT: Final = (
     *("header_timeout_s", "body_timeout_s", "write_timeout_s", "max_header_bytes"),
@@ -32,7 +32,7 @@ def check_uvicorn(http: HttpSettings) -> None:
 def log_unbounded(http: HttpSettings) -> None:
     """Warn which bounds are the proxy's task, if uvicorn's own connections serve."""
     if not http.edge:
-        log.warning(
+        logger.warning(
             "connections are not bounded http.edge=false without_effect=%s: a proxy in front has "
             "to bound these, pipelining, trailers and upgrades, and to refuse ambiguous framing "
             "and repeated headers",

@@ -27,13 +27,13 @@ class Departure:
         self._has_happened = False
         self._on_left: OnLeft | None = None
 
-    def watch(self, on_left: OnLeft) -> Callable[[], object]:
-        """Have `on_left` called once; return the function that ends the watch."""
+    def notify(self, on_left: OnLeft) -> Callable[[], object]:
+        """Have `on_left` called once; return the function that cancels it."""
         self._read_on()
         if self._has_happened:
             return asyncio.get_running_loop().call_soon(on_left).cancel
         self._on_left = on_left
-        return self._end_watch
+        return self._forget
 
     def happen(self) -> None:
         """Tell that the client has left."""
@@ -42,18 +42,18 @@ class Departure:
             self._on_left = None
             on_left()
 
-    def _end_watch(self) -> None:
+    def _forget(self) -> None:
         self._on_left = None
 
 
-def watch_departure(scope: Scope, receive: Receive, on_left: OnLeft) -> Callable[[], object]:
-    """Call `on_left` once when the client leaves; return the function that ends the watch.
+def on_departure(scope: Scope, receive: Receive, on_left: OnLeft) -> Callable[[], object]:
+    """Call `on_left` once when the client leaves; return the function that cancels it.
 
     The request's body must be read already. Without our own connection below, a task waits.
     """
     offered: Departure | None = scope.get("extensions", {}).get(EXTENSION)
     if offered is not None:
-        return offered.watch(on_left)
+        return offered.notify(on_left)
     return asyncio.create_task(_wait(receive, on_left)).cancel
 
 

@@ -225,7 +225,7 @@ class EdgeProtocol(HttpToolsProtocol):
             "raw_path": url.path,
             "query_string": url.query or b"",
         }
-        before: EdgeCycle | None = self.cycle
+        previous: EdgeCycle | None = self.cycle
         self.cycle = EdgeCycle(
             scope=self.scope,
             transport=AnswerTransport(self.transport, self._close_behind_answer, self.loop),
@@ -239,7 +239,7 @@ class EdgeProtocol(HttpToolsProtocol):
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
-        if before is None or before.response_complete:
+        if previous is None or previous.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
             self.flow.pause_reading()

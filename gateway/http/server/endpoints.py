@@ -20,7 +20,7 @@ from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.parsing import naming
 from outrider.gateway.contract.schema.structs import json_response
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.api import Api
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.responses.api import ResponsesApi
@@ -29,8 +29,8 @@ from outrider.gateway.http.edge.bodies import BodyBudget, read_form_body, read_j
 from outrider.gateway.http.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, principal_of, request_id_of
-from outrider.gateway.http.server.request_watch import RequestWatch, Watched
-from outrider.gateway.http.server.responses import AnswerForm, AnswerResponse, WorkResponse
+from outrider.gateway.http.server.request_watch import RequestTrace, TracedRequest
+from outrider.gateway.http.server.responses import AnswerResponse, ClientFormat, WorkResponse
 from outrider.gateway.http.server.veil import veil_of
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context
@@ -78,7 +78,7 @@ class RequestIntake:
             sinks=sinks,
         )
 
-    def watch(self, request: Request, meter: RequestMeter, body: bytes) -> RequestWatch | None:
+    def trace(self, request: Request, meter: RequestMeter, body: bytes) -> RequestTrace | None:
         """Begin to follow a request for operators; its trace begins or goes on here.
 
         None where neither traces nor texts are recorded.
@@ -99,13 +99,13 @@ class RequestIntake:
         )
         if span.trace_id and (logged := log_context()) is not None:
             logged.trace_id = span.trace_id
-        watched = Watched(
+        traced = TracedRequest(
             request_id=request_id_of(request),
             key_id=meter.principal.key_id,
             endpoint=meter.endpoint,
             body=body,
         )
-        return RequestWatch(watched, span, self.capture, self.clock, self.wall_clock, meter)
+        return RequestTrace(traced, span, self.capture, self.clock, self.wall_clock, meter)
 
     async def with_body(
         self,
@@ -134,13 +134,13 @@ class RequestIntake:
                     if (model := model_in_path(request)) is not None:
                         body = naming(body, model)
                 result = await work(body)
-            await meter.finish("failed")
+            await meter.end_and_wait("failed")
         except Exception as error:
-            meter.failed_by(error)
-            await meter.finish("failed")
+            meter.note_error(error)
+            await meter.end_and_wait("failed")
             raise
         finally:
-            meter.end("failed")
+            meter.end_in_background("failed")
         return result
 
     async def counted(
@@ -160,7 +160,7 @@ class RequestIntake:
         async def answered(body: bytes) -> Response:
             response = await work(body, principal_of(request))
             response.headers.update(meter.headers)
-            await meter.finish("answered")
+            await meter.end_and_wait("answered")
             return response
 
         return await self.with_body(request, meter, answered, limit_bytes)
@@ -206,9 +206,9 @@ class AnswerEndpoints:
         return await self._answer("chat", request, self.messages_api)
 
     async def _answer(
-        self, endpoint: Endpoint, request: Request, surface: Api | None = None
+        self, endpoint: Endpoint, request: Request, api: Api | None = None
     ) -> Response:
-        name = endpoint if surface is None else surface.name
+        name = endpoint if api is None else api.name
         meter = self.intake.meter(request, name, self.intake.sinks)
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
@@ -216,7 +216,7 @@ class AnswerEndpoints:
             await self.intake.with_body(request, meter, partial(answer, scope, receive, send))
 
         async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-            make = partial(self._planned, endpoint, request, body, surface, meter)
+            make = partial(self._planned, endpoint, request, body, api, meter)
             if IDEMPOTENCY_KEY in request.headers:
                 principal = meter.principal
                 response = await self.idempotent.answer(
@@ -233,8 +233,8 @@ class AnswerEndpoints:
         try:
             await meter.enter()
         except GatewayError as error:
-            watch = self.intake.watch(request, meter, b"")
-            (meter if watch is None else watch).observe_end(None, "failed", None, error)
+            trace = self.intake.trace(request, meter, b"")
+            (meter if trace is None else trace).note_outcome(None, "failed", None, error)
             raise
 
     async def _planned(
@@ -242,17 +242,17 @@ class AnswerEndpoints:
         endpoint: Endpoint,
         request: Request,
         body: bytes,
-        surface: Api | None,
+        api: Api | None,
         meter: RequestMeter,
     ) -> Response:
         """Answer a request that is counted and read."""
-        watch = self.intake.watch(request, meter, body)
-        observer = meter if watch is None else watch
-        if watch is not None:
-            meter.span = watch.span
+        trace = self.intake.trace(request, meter, body)
+        observer = meter if trace is None else trace
+        if trace is not None:
+            meter.span = trace.span
         try:
-            translated = None if surface is None else await surface.read(body)
-            await end_turn(body)
+            translated = None if api is None else await api.read(body)
+            await yield_if_long(body)
             context = request_context(request, meter.arrival_s, meter)
             if translated is not None:
                 body = translated.chat_body
@@ -261,19 +261,19 @@ class AnswerEndpoints:
             planned = await self.planner.plan(endpoint, body, context)
             answering = self.cache.serve(planned)
         except BaseException as error:
-            observer.observe_end(None, "failed", None, error)
+            observer.note_outcome(None, "failed", None, error)
             raise
         meter.is_streamed = answering.is_streamed
-        if watch is not None:
-            watch.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
-        recording = None if watch is None else watch.recording
+        if trace is not None:
+            trace.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
+        recording = None if trace is None else trace.recording
         return AnswerResponse(
             answering,
             clock=self.clock,
             meter=meter,
-            form=AnswerForm(veil, None if translated is None else translated.writer),
+            format_=ClientFormat(veil, None if translated is None else translated.writer),
             on_part=() if recording is None else (recording.add,),
-            on_end=(observer.observe_end,),
+            on_end=(observer.note_outcome,),
         )
 
     async def route(self, request: Request) -> Response:
@@ -282,7 +282,7 @@ class AnswerEndpoints:
         async def report(body: bytes, principal: Principal) -> Response:
             context = request_context(request, self.clock())
             endpoint = _endpoint_of(body)
-            await end_turn(body)
+            await yield_if_long(body)
             told = await self.planner.route_report(endpoint, body, context)
             veil = veil_of(self.planner.chains, body, principal)
             return json_response(told if veil is None else veil.route(msgspec.to_builtins(told)))

@@ -63,10 +63,10 @@ class PassThroughEndpoints:
             try:
                 await self._while_key_lasts(meter, until_departure(scope, receive, passed()))
             except ClientDisconnect:
-                meter.end("cancelled")
+                meter.end_in_background("cancelled")
                 logger.info("client left request_id=%s", request_id_of(request))
                 return
-            await meter.finish("answered")
+            await meter.end_and_wait("answered")
             (response,) = made
             response.headers.update(meter.headers)
             await response(scope, receive, send)
@@ -98,7 +98,7 @@ class PassThroughEndpoints:
             if not errors:
                 task.cancel()
                 raise
-            meter.end("cancelled")
+            meter.end_in_background("cancelled")
             raise errors[0] from None
         except BaseException:
             task.cancel()

@@ -12,7 +12,7 @@ from outrider.gateway.tenancy.metering.meter import RequestMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class TracedRequest:
     """The identity of the request. `body` is as the client sent it, JSON in the API's format."""
 
     request_id: str
@@ -21,12 +21,12 @@ class Watched:
     body: bytes
 
 
-class RequestWatch:
+class RequestTrace:
     """Follows a request, whose end it passes on to the request's account."""
 
     def __init__(
         self,
-        watched: Watched,
+        request: TracedRequest,
         span: Span,
         capture: Capture,
         clock: Callable[[], float],
@@ -37,7 +37,7 @@ class RequestWatch:
         self.span = span
         self.recording: Recording | None = None
         """Gets every part of the answer, as chat or completion; None where text is not captured."""
-        self._watched = watched
+        self._request = request
         self._capture = capture
         self._clock = clock
         self._wall_clock = wall_clock
@@ -55,7 +55,7 @@ class RequestWatch:
         if self._is_kept or self._is_shown:
             self.recording = Recording()
 
-    def observe_end(
+    def note_outcome(
         self,
         facts: AnswerFacts | None,
         outcome: str,
@@ -63,19 +63,19 @@ class RequestWatch:
         error: BaseException | None = None,
     ) -> None:
         """Note the response's end. `status` is the one sent; `error` is the one that ended it."""
-        self._meter.observe_end(facts, outcome, status, error)
+        self._meter.note_outcome(facts, outcome, status, error)
         if self.span.is_recording:
             record_answer(self.span, _marks(facts, outcome, status, error))
         if not self._is_shown:
             self.span.end()
         if self.recording is not None:
-            watched = self._watched
+            request = self._request
             self._capture.offer(
                 Exchange(
-                    request_id=watched.request_id,
-                    endpoint=watched.endpoint,
+                    request_id=request.request_id,
+                    endpoint=request.endpoint,
                     ended_at=self._wall_clock(),
-                    request=watched.body,
+                    request=request.body,
                     answer=self.recording.answer,
                     is_private=False,
                     is_kept=self._is_kept,
@@ -83,7 +83,7 @@ class RequestWatch:
                     ended_s=self._clock(),
                     is_streamed=self._is_streamed,
                     is_cut=self.recording.is_cut,
-                    key_id=watched.key_id,
+                    key_id=request.key_id,
                     tier="" if facts is None else facts.tier,
                     outcome=outcome,
                 )

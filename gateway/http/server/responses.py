@@ -26,7 +26,7 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.header_text import header_text
 from outrider.gateway.http.apis.api import AnswerWriter
-from outrider.gateway.http.edge.departure import watch_departure
+from outrider.gateway.http.edge.departure import on_departure
 from outrider.gateway.http.server.veil import Veil
 from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
 from outrider.gateway.upstream.dialects.rewriting import splice
@@ -58,14 +58,14 @@ async def until_departure(scope: Scope, receive: Receive, work: Coroutine[Any, A
         has_left = True
         worker.cancel()
 
-    end_watch = watch_departure(scope, receive, leave)
+    stop_waiting = on_departure(scope, receive, leave)
     try:
         await work
     except (Exception, asyncio.CancelledError):
         if not has_left:
             raise
     finally:
-        end_watch()
+        stop_waiting()
     if has_left:
         if worker.uncancel() > num_cancels:
             raise asyncio.CancelledError  # the request was cancelled as well
@@ -94,7 +94,7 @@ class WorkResponse(LateResponse):
         await self._work(scope, receive, send)
 
 
-class OnEnd(Protocol):
+class OnResponseEnd(Protocol):
     """Receives the end of a request."""
 
     def __call__(
@@ -107,8 +107,8 @@ class OnEnd(Protocol):
         """Note it. `outcome` is "answered", "cancelled" or "failed"; `status` the one sent."""
 
 
-class AnswerForm:
-    """The form in which a client gets an answer: in its API's words, without what is hidden."""
+class ClientFormat:
+    """The format in which a client gets an answer: in its API's words, without what is hidden."""
 
     def __init__(self, veil: Veil | None = None, writer: AnswerWriter | None = None) -> None:
         self.hides_tiers = None if veil is None else veil.hides_tiers
@@ -146,7 +146,7 @@ class AnswerForm:
         return sse.event(body)
 
 
-_PLAIN: Final = AnswerForm()
+_PLAIN: Final = ClientFormat()
 
 
 class TimeLimit:
@@ -194,9 +194,9 @@ class AnswerResponse(LateResponse):
         *,
         clock: Callable[[], float],
         meter: RequestMeter | None = None,
-        form: AnswerForm = _PLAIN,
+        format_: ClientFormat = _PLAIN,
         on_part: Sequence[Callable[[bytes], None]] = (),
-        on_end: Sequence[OnEnd] = (),
+        on_end: Sequence[OnResponseEnd] = (),
     ) -> None:
         """`on_part` get every part, as chat or completion. `meter` is settled before the last."""
         super().__init__()
@@ -204,7 +204,7 @@ class AnswerResponse(LateResponse):
         """True if a stream has ended by an error."""
         self._answering = answering
         self._meter = meter
-        self._form = form
+        self._format = format_
         self._on_part = on_part
         self._on_end = on_end
         self._clock = clock
@@ -226,13 +226,13 @@ class AnswerResponse(LateResponse):
             self._ending = "cancelled"
             raise
         except Exception as error:
-            await self._settle("failed", error)
-            if self._form.hides_tiers is not None:
-                scope.setdefault("state", {})["hides_tiers"] = self._form.hides_tiers
+            await self._close_account("failed", error)
+            if self._format.hides_tiers is not None:
+                scope.setdefault("state", {})["hides_tiers"] = self._format.hides_tiers
             raise
         finally:
             if self._meter is not None:
-                self._meter.end(self._ending)
+                self._meter.end_in_background(self._ending)
             facts = self._facts or self._answering.facts
             for on_end in self._on_end:
                 on_end(facts, self._ending, self._status, self._error)
@@ -263,7 +263,7 @@ class AnswerResponse(LateResponse):
             body = b"".join([part async for part in parts])
         for on_part in self._on_part:
             on_part(body)
-        body = self._form.whole(body)
+        body = self._format.whole(body)
         await self._finish(limit)
         self._facts = self._answering.facts
         head = {"content-type": "application/json", "content-length": str(len(body))}
@@ -298,7 +298,7 @@ class AnswerResponse(LateResponse):
             await self._finish(limit)
         for on_part in self._on_part:
             on_part(part)
-        if part := self._form.part(part):
+        if part := self._format.part(part):
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _finish(self, limit: TimeLimit) -> None:
@@ -307,18 +307,18 @@ class AnswerResponse(LateResponse):
         From here on the deadline cannot end a whole answer: it is paid for, so it is sent.
         """
         await limit.lift(is_answered=True)
-        await self._settle("answered")
+        await self._close_account("answered")
 
-    async def _settle(self, ending: MeteredEnding, error: Exception | None = None) -> None:
+    async def _close_account(self, ending: MeteredEnding, error: Exception | None = None) -> None:
         self._ending, self._error = ending, error
         if self._meter is not None:
             if error is not None:
-                self._meter.failed_by(error)
-            await self._meter.finish(ending)
+                self._meter.note_error(error)
+            await self._meter.end_and_wait(ending)
 
     async def _end_badly(self, send: Send, error: Exception, ending: MeteredEnding) -> None:
         """Send an error event instead of [DONE]; what was sent stands, and no more follows."""
-        await self._settle(ending, error)
+        await self._close_account(ending, error)
         self.has_failed = True
         facts, problem = self._answering.facts, problem_of(error)
         logger.error(
@@ -327,7 +327,7 @@ class AnswerResponse(LateResponse):
             problem.code,
             type(error).__name__,
         )
-        await send(_last_body(self._form.ending_badly(problem, facts)))
+        await send(_last_body(self._format.ending_badly(problem, facts)))
 
     async def _start(self, send: Send, head: Mapping[str, str]) -> None:
         """Send the headers, which name the tier: of a stream, the one that gives the first text."""
@@ -339,7 +339,7 @@ class AnswerResponse(LateResponse):
             headers["x-outrider-arm"] = self._answering.arm
         if self._meter is not None:
             headers |= self._meter.headers
-        sent = self._form.headers(headers)
+        sent = self._format.headers(headers)
         await send(
             {
                 "type": "http.response.start",

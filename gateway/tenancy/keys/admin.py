@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
-from outrider.gateway.contract.errors.tree import NotFoundError, StorageError
+from outrider.gateway.contract.errors.tree import BadRequestError, NotFoundError, StorageError
 from outrider.gateway.tenancy.keys.admin_handlers import (
     AdminCall,
     AdminHandlers,
@@ -19,10 +19,12 @@ from outrider.gateway.tenancy.keys.admin_handlers import (
 from outrider.gateway.tenancy.keys.admin_schema import (
     MAX_PAGE,
     KeyCreate,
+    KeyLimits,
     KeyList,
     KeyReport,
     KeyRotate,
     KeyUpdate,
+    LimitsPatch,
     NewKeyReport,
     TeamCreate,
     TeamList,
@@ -32,6 +34,7 @@ from outrider.gateway.tenancy.keys.admin_schema import (
     name_set,
     new_key_report,
     team_report,
+    unknown_tiers,
 )
 from outrider.gateway.tenancy.keys.key_store import KeyStore, ShownKey
 from outrider.gateway.tenancy.keys.keys import KEY_ID
@@ -39,6 +42,7 @@ from outrider.gateway.tenancy.keys.merging import merged_changes
 from outrider.gateway.tenancy.keys.parts import KeyParts
 from outrider.gateway.tenancy.keys.records import KeyRecord
 from outrider.gateway.workers.siblings import Siblings
+from outrider.verifier.params import TIERS
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +64,14 @@ class AdminApi(AdminHandlers):
         read_body: Callable[[Request], Awaitable[bytes]],
         wall_clock: Callable[[], float] = time.time,
         siblings: Siblings | None = None,
+        upstream_tiers: Collection[str] = (),
     ) -> None:
         """siblings: this gateway's other processes, which read changed keys at once, too."""
         super().__init__(parts.authenticator, read_body)
         self._parts = parts
         self._wall_clock = wall_clock
         self._siblings = siblings
+        self._tiers = (*TIERS, *upstream_tiers)
 
     @admin("GET", "/admin/keys", "A page of the keys.", queries=(_AFTER, _LIMIT))
     async def list_keys(self, call: AdminCall) -> KeyList:
@@ -78,6 +84,7 @@ class AdminApi(AdminHandlers):
     async def create_key(self, call: AdminCall, wanted: KeyCreate) -> NewKeyReport:
         """Make a key, and show it once."""
         store = self._store
+        self._check_tiers(wanted.limits)
 
         def create() -> ShownKey:
             return store.create(wanted.order(_team_id(store, wanted.team)))
@@ -94,6 +101,7 @@ class AdminApi(AdminHandlers):
     @admin("PATCH", "/admin/keys/{key_id}", "The key as it is now.")
     async def update_key(self, call: AdminCall, wanted: KeyUpdate) -> KeyReport:
         """Change the permissions of a key."""
+        self._check_tiers(wanted.limits)
         store, key_id, given = self._store, _key_id(call), wanted.model_fields_set
 
         def update() -> KeyRecord:
@@ -144,6 +152,7 @@ class AdminApi(AdminHandlers):
     async def create_team(self, call: AdminCall, wanted: TeamCreate) -> TeamReport:
         """Make a team."""
         store = self._store
+        self._check_tiers(wanted.limits)
         record = await self._change(lambda: store.create_team(wanted.order()))
         logger.info("team created id=%s by=%s", record.team_id, call.by)
         return team_report(record)
@@ -156,6 +165,7 @@ class AdminApi(AdminHandlers):
     @admin("PATCH", "/admin/teams/{team}", "The team as it is now.", conflicts=True)
     async def update_team(self, call: AdminCall, wanted: TeamUpdate) -> TeamReport:
         """Change the permissions of a team."""
+        self._check_tiers(wanted.limits)
         store, words = self._store, call.name("team")
         changes = _plain_changes(wanted, wanted.model_fields_set)
         merge = partial(merged_changes, wanted=wanted)
@@ -171,6 +181,14 @@ class AdminApi(AdminHandlers):
                 code="no_database",
             )
         return self._parts.store
+
+    def _check_tiers(self, limits: KeyLimits | LimitsPatch | None) -> None:
+        """Raise BadRequestError for a limit of a tier that does not exist: it would limit none."""
+        for tier in unknown_tiers(limits, self._tiers):
+            raise BadRequestError(
+                f"limits.models: unknown tier {tier!r}; available: {', '.join(self._tiers)}.",
+                param="limits.models",
+            )
 
     async def _change(self, change: Callable[[], Answer]) -> Answer:
         """Change keys and refresh the registry at once, so that the answer shows the new state."""

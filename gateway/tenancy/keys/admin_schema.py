@@ -1,5 +1,6 @@
 """Request and answer bodies of /admin/keys and /admin/teams."""
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from msgspec.structs import asdict
@@ -26,6 +27,7 @@ MAX_PAGE = 1000
 LAST_SECOND = 253_402_300_799
 """The end of the year 9999."""
 
+_BY_TIER = "Further limits by tier, not by model: small, large or an upstream tier's name."
 _ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 
 AdminName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=_ONE_LINE)]
@@ -76,6 +78,7 @@ class KeyLimits(TierLimits):
     models: Annotated[
         dict[Words, TierLimits],
         Field(
+            description=_BY_TIER,
             max_length=256,
             json_schema_extra={
                 "propertyNames": {"minLength": 1, "maxLength": 256, "pattern": _ONE_LINE},
@@ -98,6 +101,7 @@ class LimitsPatch(TierLimits):
         Annotated[
             dict[Words, TierLimits | None],
             Field(
+                description=_BY_TIER,
                 max_length=256,
                 json_schema_extra={
                     "propertyNames": {"minLength": 1, "maxLength": 256, "pattern": _ONE_LINE},
@@ -106,6 +110,14 @@ class LimitsPatch(TierLimits):
         ]
         | None
     ) = None
+
+
+def unknown_tiers(
+    limits: KeyLimits | LimitsPatch | None, known: Collection[str]
+) -> tuple[str, ...]:
+    """Return the tiers to limit that are not known; deleting their limits names none."""
+    named = (limits and limits.models) or {}
+    return tuple(tier for tier, own in named.items() if own is not None and tier not in known)
 
 
 class KeyCreate(RequestModel):

@@ -128,7 +128,7 @@ class Authenticator:
         # The digest compared with for unknown keys, so that it takes the same time.
         self._nobody = KeyEntry(principal=ANONYMOUS, key_hash=bytes(32), is_revoked=True)
         if metrics is not None and registry is not None:
-            metrics.watch(lambda: len(registry))
+            metrics.report_keys(lambda: len(registry))
 
     @property
     def has_keys(self) -> bool:

@@ -38,6 +38,6 @@ class TenantMetrics:
         """Count a request that was refused."""
         self._failures.labels(reason).inc()
 
-    def watch(self, num_keys: Callable[[], int]) -> None:
+    def report_keys(self, num_keys: Callable[[], int]) -> None:
         """Ask this for the number of keys."""
         self._keys.set_function(num_keys)

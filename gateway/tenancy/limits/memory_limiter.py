@@ -163,7 +163,7 @@ class MemoryLimiter:
         self._open: set[MemoryReservation] = set()
         self._past: PastAmounts | None = None
         self._sweep_at = _MIN_SWEEP
-        self._metrics.watch(lambda: len(self._open))
+        self._metrics.report_open(lambda: len(self._open))
 
     async def start(self) -> None:
         """Load earlier usage. Raises the errors of the history."""

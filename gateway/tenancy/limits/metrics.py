@@ -43,7 +43,7 @@ class LimitMetrics:
             registry=registry,
         )
 
-    def watch_gateways(self, num_others: Callable[[], int]) -> None:
+    def report_gateways(self, num_others: Callable[[], int]) -> None:
         """Have the number of other gateways read at each scrape."""
         self._gateways.set_function(num_others)
 
@@ -55,7 +55,7 @@ class LimitMetrics:
         """Count an answer that was cut for lack of room."""
         self._growths_refused.labels(rule.name, rule.scope).inc()
 
-    def watch(self, num_open: Callable[[], int]) -> None:
+    def report_open(self, num_open: Callable[[], int]) -> None:
         """Read the number of open reservations at each scrape."""
         self._reservations.set_function(num_open)
 

@@ -50,7 +50,7 @@ class GatewayPresence:
         self._seen: dict[str, tuple[int, int]] = {}  # id → last beat, looks since it rose
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        metrics.watch_gateways(lambda: self.num_others)
+        metrics.report_gateways(lambda: self.num_others)
 
     async def start(self) -> None:
         """Begin to beat."""

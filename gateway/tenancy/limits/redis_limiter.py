@@ -155,7 +155,7 @@ class RedisLimiter:
         self._gateway_id = gateway_id or secrets.token_hex(8)
         self._num_made = 0
         self._plans: dict[str, LimitPlan] = {}
-        self._metrics.watch(lambda: len(self.leases))
+        self._metrics.report_open(lambda: len(self.leases))
 
     @classmethod
     def from_url(

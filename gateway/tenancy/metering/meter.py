@@ -37,7 +37,7 @@ from outrider.gateway.tenancy.metering.rows import (
 )
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
 """The way a response ended: complete, cancelled by the client, or failed by our error."""
@@ -91,7 +91,7 @@ class RequestMeter:
     _objective: LatencyObjective = NO_OBJECTIVE
     _usage: ReservedUsage | None = None
     _local_answers: list[_FollowedAnswer] = field(default_factory=list)
-    _attempts: list[Attempt] = field(default_factory=list)
+    _attempts: list[UpstreamAttempt] = field(default_factory=list)
     _cached: CachedUsage | None = None
     _ending: MeteredEnding | None = None
     _charged: asyncio.Event | None = None
@@ -167,7 +167,7 @@ class RequestMeter:
         """Record that another responder continues the answer: its beginning was delivered too."""
         self._is_continued = True
 
-    def on_attempt(self, attempt: Attempt) -> None:
+    def on_attempt(self, attempt: UpstreamAttempt) -> None:
         """Book an ended upstream request; losers of a race and copies end after the answer."""
         if attempt.kind == "continuation":
             self._is_continued = True
@@ -179,17 +179,17 @@ class RequestMeter:
 
     # ---- after --------------------------------------------------------------------------------
 
-    def failed_by(self, error: Exception) -> None:
+    def note_error(self, error: Exception) -> None:
         """Note the error of the request: one that is at fault itself stays counted."""
         self._is_requests_fault = is_requests_fault(error)
         self._is_unforeseen = not isinstance(error, GatewayError | EngineError)
 
-    def end(self, ending: MeteredEnding) -> None:
+    def end_in_background(self, ending: MeteredEnding) -> None:
         """End the response. Remaining work is done in the background."""
         if self._ending is None:
             self._begin_end(ending)
 
-    async def finish(self, ending: MeteredEnding) -> None:
+    async def end_and_wait(self, ending: MeteredEnding) -> None:
         """End the response, and return once the rest of the reservation is given back.
 
         The next request of the tenant then finds it. The only thing not waited for is an engine
@@ -209,16 +209,16 @@ class RequestMeter:
         if is_complete and self._usage is None:
             self._book(self._rows())
         elif is_complete and self._usage is not None and self._usage.never_waits:
-            self.tenancy.settlements.do(self._settle(ending))
+            self.tenancy.settlements.do(self._charge_and_book(ending))
         else:
             self._charged = asyncio.Event()
-            self.tenancy.settlements.add(self._settle(ending))
+            self.tenancy.settlements.add(self._charge_and_book(ending))
 
     @property
     def _is_work_complete(self) -> bool:
         return all(followed.work.is_complete for followed in self._local_answers)
 
-    async def _settle(self, ending: MeteredEnding) -> None:
+    async def _charge_and_book(self, ending: MeteredEnding) -> None:
         """Charge, give back, and book once the engine has reported the end of its work.
 
         The charge of a complete answer does not depend on those reports.
@@ -260,7 +260,7 @@ class RequestMeter:
 
     # ---- the outcome --------------------------------------------------------------------------
 
-    def observe_end(
+    def note_outcome(
         self,
         facts: AnswerFacts | None,
         outcome: str,
@@ -340,7 +340,7 @@ class RequestMeter:
         """Return whether a broken answer's beginning is part of an answer that was completed."""
         return self._is_continued and self._ending != "failed"
 
-    def _of_attempt(self, attempt: Attempt, *, was_handed_over: bool) -> Entry:
+    def _of_attempt(self, attempt: UpstreamAttempt, *, was_handed_over: bool) -> Entry:
         is_delivered = attempt.kind not in ("mirror", "probe") and self._booked is None
         match attempt.outcome:
             case "answered" | "limited":

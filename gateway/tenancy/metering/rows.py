@@ -9,7 +9,7 @@ import msgspec
 from outrider.engine.events import TierWork
 from outrider.gateway.contract.schema.kinds import Units
 from outrider.gateway.tenancy.ledger.row import LedgerRow, RowKind, RowOutcome
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 from outrider.verifier.params import Tier
 
@@ -203,7 +203,7 @@ def _drafted(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> dict[str, o
 
 
 def upstream_entry(
-    attempt: Attempt,
+    attempt: UpstreamAttempt,
     template: Template,
     *,
     is_delivered: bool,

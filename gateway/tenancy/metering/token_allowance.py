@@ -63,7 +63,7 @@ class TokenAllowance:
 
 
 async def within_allowance(
-    events: AsyncGenerator[EngineEvent], credit: TokenAllowance, tier: Tier
+    events: AsyncGenerator[EngineEvent], allowance: TokenAllowance, tier: Tier
 ) -> AsyncGenerator[EngineEvent]:
     """Yield the events of one choice until its allowance ends, as at `max_tokens`.
 
@@ -75,7 +75,7 @@ async def within_allowance(
         async for event in events:
             if isinstance(event, TokensEmitted):
                 num_tokens = len(event.token_ids)
-                granted = await credit.take(num_tokens)
+                granted = await allowance.take(num_tokens)
                 num_taken += granted
                 if granted < num_tokens:
                     if granted:
@@ -90,7 +90,7 @@ async def within_allowance(
             elif isinstance(event, TierSwitched):
                 tier = event.tier
                 if not event.keeps_answer:
-                    credit.give_back(num_taken)
+                    allowance.give_back(num_taken)
                     num_taken = 0
             yield event
 

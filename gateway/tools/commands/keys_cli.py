@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.tools.commands.database_cli import (
     DatabaseFlags,
     ShownDatabaseFlags,
@@ -21,7 +21,12 @@ from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.commands.keys_flags import NO_VALUE, ChangeFlags, NewFlags, ScopeFlags
 
 if TYPE_CHECKING:
-    from outrider.gateway.tenancy.keys.admin_schema import KeyReport, TeamReport
+    from outrider.gateway.tenancy.keys.admin_schema import (
+        KeyLimits,
+        KeyReport,
+        LimitsPatch,
+        TeamReport,
+    )
     from outrider.gateway.tenancy.keys.key_store import KeyStore, ShownKey
 
 app = typer.Typer(
@@ -90,6 +95,7 @@ def create(
             "expires_at": expires and int(expiry_s(expires, "--expires", time.time())),
         }
         order = checked(KeyCreate, wanted)
+        _warn_of_tiers(database, order.limits)
         team_id = None if team is None else store.find_team(team).team_id
         is_first = not store.load().has_any
         shown = store.create(order.order(team_id))
@@ -186,6 +192,7 @@ def update(
             ends = None if is_never else int(expiry_s(expires, "--expires", time.time()))
             plain["expires_at"] = ends
         patch = checked(KeyUpdate, plain | changes.patches())
+        _warn_of_tiers(database, patch.limits)
         record = store.update(
             store.find(key).key_id, plain, merge=lambda before: merged_changes(before, patch)
         )
@@ -207,6 +214,7 @@ def update_team(
 
         plain = changes.plain()
         patch = checked(TeamUpdate, plain | changes.patches())
+        _warn_of_tiers(database, patch.limits)
         record = store.update_team(team, plain, merge=lambda before: merged_changes(before, patch))
         report = team_report(record)
         echo_json(report) if database.as_json else _print_change("team", report)
@@ -225,7 +233,9 @@ def create_team(
         from outrider.gateway.tools.commands.keys_tables import visible
 
         wanted = {"name": name, **new.document()}
-        record = store.create_team(checked(TeamCreate, wanted).order())
+        order = checked(TeamCreate, wanted)
+        _warn_of_tiers(database, order.limits)
+        record = store.create_team(order.order())
         if database.as_json:
             echo_json(team_report(record))
         else:
@@ -255,6 +265,20 @@ def _store(flags: DatabaseFlags) -> "Iterator[KeyStore]":
         from outrider.gateway.tenancy.keys.parts import key_store
 
         yield key_store(settings, database)
+
+
+def _warn_of_tiers(flags: DatabaseFlags, limits: "KeyLimits | LimitsPatch | None") -> None:
+    """Warn of limits for tiers that these settings lack: a gateway without them limits none."""
+    from outrider.gateway.tenancy.keys.admin_schema import unknown_tiers
+    from outrider.verifier.params import TIERS
+
+    known = (*TIERS, *load_settings(config_file=flags.config).tiers)
+    for tier in unknown_tiers(limits, known):
+        typer.secho(
+            f"--model-limit: the settings have no tier {tier!r}, so it may limit nothing; "
+            f"available: {', '.join(known)}.",
+            err=True,
+        )
 
 
 def _print_change(what: str, report: "KeyReport | TeamReport") -> None:

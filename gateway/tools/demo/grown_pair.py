@@ -23,7 +23,7 @@ from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.hardware import available_memory_bytes
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 GROWN: Final = {"large": "150M", "small": "15M"}
 """Parameters of each model: as many times apart as the bundled ones, about ten."""
@@ -48,7 +48,7 @@ def with_grown_pair(settings: Settings, report: Callable[[str], None]) -> tuple[
     try:
         folder = kept_pair(report)
     except (OSError, BrokenProcessPool) as error:
-        log.warning("the bundled pair cannot be grown reason=%s", error)
+        logger.warning("the bundled pair cannot be grown reason=%s", error)
         return settings, f"{_AS_IT_IS} (it cannot be grown: {error})"
     models = settings.models.model_copy(
         update={

@@ -248,7 +248,7 @@ async def in_daemon(work: Callable[[], _Result]) -> _Result:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Result] = loop.create_future()
 
-    def settle(result: _Result | None, error: Exception | None) -> None:
+    def resolve(result: _Result | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -263,7 +263,7 @@ async def in_daemon(work: Callable[[], _Result]) -> _Result:
         except Exception as error:  # noqa: BLE001 - raised where it is awaited
             failure = error
         with suppress(RuntimeError):  # the loop is closed: it is awaited no more
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(resolve, result, failure)
 
     threading.Thread(target=run, name="credential", daemon=True).start()
     return await future

@@ -21,7 +21,7 @@ from outrider.gateway.wiring.ray.on_demand import MOST_BYTES, OnDemand
 from outrider.gateway.wiring.ray.plan import EnginePlan, FleetPlan
 from outrider.gateway.wiring.ray.scaling import LoadMeter
 
-log = logging.getLogger("ray.serve")
+logger = logging.getLogger("ray.serve")
 
 _LOAD_TIMEOUT_S: Final = 1800.0
 _LOOK_BACK_S: Final = 15.0  # longer than Serve takes between two figures
@@ -75,11 +75,11 @@ class Directory:
 
     async def _call(self, name: str) -> None:
         """Call an engine's deployment: Serve starts a replica for a call that finds none."""
-        log.info("requests wait for an engine name=%s", name)
+        logger.info("requests wait for an engine name=%s", name)
         try:
             await self._engines[name].wake.remote()
         except Exception as error:  # noqa: BLE001 - whoever waits asks again
-            log.warning("engine is not started name=%s error=%s", name, error)
+            logger.warning("engine is not started name=%s error=%s", name, error)
 
 
 async def _small_body(request: Request) -> bytes:
@@ -115,7 +115,7 @@ class EngineReplica:
         except BaseException:
             self._child.stop(0.0)
             raise
-        log.info("engine serves endpoint=%s pid=%d", self._endpoint, self._child.pid)
+        logger.info("engine serves endpoint=%s pid=%d", self._endpoint, self._child.pid)
         threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
 
     def _keep_lease(self) -> None:
@@ -126,7 +126,7 @@ class EngineReplica:
                 renewal = directory.renew.remote(self._name, self._engine, self._endpoint)
                 renewal.result(timeout_s=RENEW_S)
             except Exception as error:  # noqa: BLE001 - the lease runs out; Ray asks check_health
-                log.warning("lease is not renewed error=%s", error)
+                logger.warning("lease is not renewed error=%s", error)
             self._is_ending.wait(RENEW_S)
 
     def check_health(self) -> None:
@@ -156,7 +156,7 @@ class EngineReplica:
         try:
             await serve.get_app_handle(self._application).end.remote(self._name)
         except Exception as error:  # noqa: BLE001 - the directory may be gone; the lease runs out
-            log.warning("lease is not ended error=%s", error)
+            logger.warning("lease is not ended error=%s", error)
         finally:
             if self._client is not None:
                 await self._client.close()

@@ -16,14 +16,16 @@ from outrider.draft.device.device_growth import DeviceGrowth, GrownDrafts
 from outrider.draft.device.device_trees import DeviceTrees
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.draft.trees import tree_batch
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.engine.core import Engine
 from outrider.engine.protocols import DraftLogits, Trees
 from outrider.engine.request import SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trees.forest import ForestReadback, HostForest
 from outrider.kernels.sampling.sample import SamplingTable, TopTokens
-from outrider.kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeState
+from outrider.kernels.trees.choose_frontier import FrontierRows
+from outrider.kernels.trees.select_trees import SelectedTrees
+from outrider.kernels.trees.tree_state import TreeState
 from outrider.verifier.params import Source
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 from outrider.verifier.verdict import ForestVerdicts
@@ -172,13 +174,13 @@ def test_text_guesses_are_in_the_forest_and_retracted_ones_stay_marked(
 ) -> None:
     """Sources of what was known before are seen in the forest's trees."""
     candidates = [
-        Candidate(token_id=7, parent=-1, depth=0, offset=0, mask=1),
-        Candidate(token_id=8, parent=0, depth=1, sources=SOURCE_BIT["prediction"],
+        TreeCandidate(token_id=7, parent=-1, depth=0, offset=0, mask=1),
+        TreeCandidate(token_id=8, parent=0, depth=1, sources=SOURCE_BIT["prediction"],
                   text_confidence=0.9, confidence=0.9, edge_prob=0.9, path_prob=0.9,
                   is_recalled=True),
-        Candidate(token_id=200, parent=1, depth=2, sources=SOURCE_BIT["suffix"], path_prob=0.8),
-        Candidate(token_id=9, parent=2, depth=3, sources=SOURCE_BIT["suffix"], path_prob=0.7),
-        Candidate(token_id=10, parent=1, depth=2, sources=SOURCE_BIT["suffix"], path_prob=0.6),
+        TreeCandidate(token_id=200, parent=1, depth=2, sources=SOURCE_BIT["suffix"], path_prob=0.8),
+        TreeCandidate(token_id=9, parent=2, depth=3, sources=SOURCE_BIT["suffix"], path_prob=0.7),
+        TreeCandidate(token_id=10, parent=1, depth=2, sources=SOURCE_BIT["suffix"], path_prob=0.6),
     ]  # fmt: skip
     kept = device_trees._known_to_both(candidates, 131)
     assert [(c.token_id, c.parent) for c in kept] == [(7, -1), (8, 0), (10, 1)]

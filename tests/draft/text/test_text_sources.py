@@ -261,10 +261,10 @@ def test_another_tiers_answer_is_another_text() -> None:
     asked = ("suffix", "prediction")
     sequence = make_sequence(numbers(40, 1), [5, 6, 7, 8])
     assert sources.guess(sequence, asked, 16) == {}
-    sequence.start_over("small", sequence.noise)
+    sequence.restart_on("small", sequence.noise)
     sequence.token_ids += [5, 1, 7, 8, 9]
     assert sources.guess(sequence, asked, 16) == {}
-    sequence.start_over("large", sequence.noise)
+    sequence.restart_on("large", sequence.noise)
     sequence.token_ids += [5, 1, 7, 8]
     found = sources.guess(sequence, asked, 16)
     assert found == TextSources().guess(sequence, asked, 16)
@@ -276,8 +276,8 @@ def test_an_answer_retracted_and_made_up_for_before_anybody_asked() -> None:
     sources = TextSources()
     sequence = make_sequence(numbers(40, 1), [1, 2, 8, 1, 2, 8])
     assert repeated(sources, sequence, 2)[0].token_ids == [1, 2]
-    sequence.start_over("small", sequence.noise)
-    sequence.start_over("large", sequence.noise)
+    sequence.restart_on("small", sequence.noise)
+    sequence.restart_on("large", sequence.noise)
     sequence.token_ids += [3, 8, 1, 4, 5, 8, 1]
     assert repeated(sources, sequence, 2)[0].token_ids == [4, 5]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.draft.trees.candidate import Candidate
+from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.compiled_tree import CompiledTree
 from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.draft.trees.tree_batch import DraftTree
@@ -52,7 +52,7 @@ def make_view() -> KVView:
     return KVView(pool, root=root_hash(""))
 
 
-def path_of(candidates: list[Candidate], node: int) -> Path:
+def path_of(candidates: list[TreeCandidate], node: int) -> Path:
     path: list[int] = []
     while node:
         path.append(candidates[node].token_id)

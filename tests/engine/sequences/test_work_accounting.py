@@ -78,7 +78,7 @@ class Accounts:
             self.step()
             if number % 500 == 499:  # a cascade may wait for the small blocks that these keep
                 for sequence in list(self.engine.scheduler.held):
-                    self.engine.settle(sequence.request_id)
+                    self.engine.keep_on_tier(sequence.request_id)
         raise AssertionError("the requests do not end")
 
 
@@ -150,7 +150,7 @@ def check_case(number: int) -> Counter[str]:
             accounts.compare()
     accounts.run()
     for name in list(engine._sequences):  # what is held now
-        engine.settle(name) if rng.random() < 0.5 else engine.switch_tier(name, "large")
+        engine.keep_on_tier(name) if rng.random() < 0.5 else engine.switch_tier(name, "large")
     accounts.run()
     assert set(accounts.ended) == set(tiers)
     return total(work for ending in accounts.ended.values() for work in ending.work)

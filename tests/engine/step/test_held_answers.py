@@ -73,7 +73,7 @@ def test_a_held_answer_is_no_work_and_keeps_its_blocks() -> None:
 def test_settled_it_ends_as_it_was() -> None:
     engine = make_engine(tiny_pair())
     answers = hold(engine, watched())
-    engine.settle("r")
+    engine.keep_on_tier("r")
     assert engine.has_work
     step_once(engine, answers)
     assert answers["r"].finish_reason == "length"
@@ -82,7 +82,7 @@ def test_settled_it_ends_as_it_was() -> None:
     assert answers["r"].token_ids == plain_answer("small")
     assert answers["r"].stats.num_output_tokens == 12
     assert_idle(engine)
-    engine.settle("r")  # unknown by now
+    engine.keep_on_tier("r")  # unknown by now
     assert not engine.has_work
 
 
@@ -101,7 +101,9 @@ def test_an_answer_ended_by_a_stop_token_is_held() -> None:
 def test_settled_before_its_end_it_is_not_held() -> None:
     engine = make_engine(tiny_pair())
     answers = serve(
-        engine, [watched()], on_step=lambda number, _: engine.settle("r") if number == 4 else None
+        engine,
+        [watched()],
+        on_step=lambda number, _: engine.keep_on_tier("r") if number == 4 else None,
     )
     assert answers["r"].held is None
     assert answers["r"].finish_reason == "length"
@@ -132,7 +134,7 @@ def test_held_answers_take_nobodys_place() -> None:
     answers = serve(engine, [make_request("c", PROMPT, max_tokens=4)])
     assert answers["c"].finish_reason == "length"
     for name in ("a", "b"):
-        engine.settle(name)
+        engine.keep_on_tier(name)
     engine.step()
     assert_idle(engine)
 
@@ -170,7 +172,7 @@ def test_a_tier_that_is_not_there_changes_nothing() -> None:
     answers = hold(engine, watched())
     with pytest.raises(TierUnavailableError):
         engine.switch_tier("r", "large")
-    engine.settle("r")
+    engine.keep_on_tier("r")
     step_once(engine, answers)
     assert answers["r"].token_ids == plain_answer("small")
     assert_idle(engine)

@@ -19,7 +19,7 @@ from outrider.gateway.upstream import response as response_module
 from outrider.gateway.upstream import transport as transport_module
 from outrider.gateway.upstream.connection_errors import error_of
 from outrider.gateway.upstream.transport import Transport, UpstreamResponse
-from outrider.gateway.upstream.waits import ExchangeLimits, Watch
+from outrider.gateway.upstream.waits import ExchangeLimits, WaitTimer
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
     LAST_CHUNK,
@@ -729,7 +729,7 @@ class CountingLoop:
 def test_a_thousand_waits_take_few_timers() -> None:
     loop = CountingLoop()
     late: list[float] = []
-    watch = Watch(loop, lambda: late.append(loop.now_s))  # type: ignore[arg-type]
+    watch = WaitTimer(loop, lambda: late.append(loop.now_s))  # type: ignore[arg-type]
     watch.wait_until(60.0)
     for _ in range(1000):
         watch.rest()

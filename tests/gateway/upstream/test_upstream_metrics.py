@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
@@ -23,7 +23,7 @@ def metrics(registry: CollectorRegistry) -> UpstreamMetrics:
     return UpstreamMetrics(registry)
 
 
-def attempt(**changes: Any) -> Attempt:
+def attempt(**changes: Any) -> UpstreamAttempt:
     whole: dict[str, Any] = {
         "request_id": "r",
         "tier": "cloud",
@@ -34,7 +34,7 @@ def attempt(**changes: Any) -> Attempt:
         "ended_s": 12.0,
         "first_token_s": 10.25,
     }
-    return Attempt(**(whole | changes))
+    return UpstreamAttempt(**(whole | changes))
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -125,7 +125,7 @@ def test_health_is_read_at_the_scrape(
         has_prefix_cache=False,
     )
     tier = Tier(replicas)
-    metrics.watch({"cloud": tier})
+    metrics.observe({"cloud": tier})
 
     def states(replica: str) -> dict[str, float | None]:
         labels = {"tier": "cloud", "replica": replica}

@@ -14,7 +14,7 @@ from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.settings.server_traits import TRAITS
 from outrider.gateway.settings.tiers import UpstreamSettings
 from outrider.gateway.upstream.answer import UpstreamAnswer
-from outrider.gateway.upstream.attempts import Attempt, AttemptKind
+from outrider.gateway.upstream.attempts import AttemptKind, UpstreamAttempt
 from outrider.gateway.upstream.call import Chunk, UpstreamCall
 from outrider.gateway.upstream.dialects import dialect_for
 from outrider.gateway.upstream.replicas import ReplicaSet
@@ -32,7 +32,7 @@ class Bench:
 
     tier: UpstreamTier
     mocks: tuple[MockUpstream, ...]
-    booked: list[Attempt] = field(default_factory=list)
+    booked: list[UpstreamAttempt] = field(default_factory=list)
 
     @property
     def outcomes(self) -> list[tuple[str, str, str | None]]:
@@ -100,7 +100,7 @@ async def bench(
     urls = tuple(mock.url for mock in mocks)
     timeouts = {**TIMEOUTS, **settings.pop("timeouts", {})}
     options = UpstreamSettings(url=urls, timeouts=timeouts, **settings)
-    booked: list[Attempt] = []
+    booked: list[UpstreamAttempt] = []
     rng = rng or random.Random(1)
     traits = TRAITS[options.server]
     parts = TierParts(

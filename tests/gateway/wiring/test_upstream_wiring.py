@@ -21,7 +21,7 @@ from outrider.gateway.contract.errors.tree import UpstreamError
 from outrider.gateway.engines.backends.absent import AbsentEngine
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
-from outrider.gateway.upstream.attempts import Attempt
+from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.wiring import build as wiring
@@ -85,7 +85,7 @@ async def test_an_absent_engine_is_ready_and_refuses() -> None:
     with pytest.raises(TierUnavailableError, match="large tier is not loaded"):
         await anext(events)
     await engine.abort("a")
-    await engine.settle("a")
+    await engine.keep_on_tier("a")
     await engine.switch_tier("a", "small")
     await engine.close()
     assert not engine.is_ready
@@ -199,7 +199,7 @@ def test_tiers_keep_their_order() -> None:
 
 
 def test_a_tier_is_wired_to_its_servers(tokenizer_folder: Path) -> None:
-    attempts: list[Attempt] = []
+    attempts: list[UpstreamAttempt] = []
 
     async def main() -> None:
         script = MockScript(pieces=("Hello", " there"), reported_usage=(99, 77))
@@ -286,7 +286,7 @@ def test_all_parts_of_the_cloud_are_wired(metrics: UpstreamMetrics) -> None:
     )
     cloud = build_upstream(settings, {}, ("small", "large"), metrics)
     assert list(cloud.tiers) == ["first", "second"]
-    assert cloud.rules.upstream == "second"
+    assert cloud.rules.upstream_tier == "second"
     assert cloud.rules.policy == "prefer_local"
     assert cloud.mirror is not None
     registry = CollectorRegistry()
@@ -299,4 +299,4 @@ def test_without_tiers_there_is_no_cloud(metrics: UpstreamMetrics) -> None:
     cloud = build_upstream(load_settings(environ={}), {}, ("small", "large"), metrics)
     assert not cloud.tiers
     assert cloud.mirror is None
-    assert cloud.rules.policy == "local_only" or cloud.rules.upstream is None
+    assert cloud.rules.policy == "local_only" or cloud.rules.upstream_tier is None

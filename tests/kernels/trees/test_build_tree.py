@@ -5,17 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.kernels.trees.build_tree import (
-    InitialTree,
-    SelectedTrees,
-    TreeState,
-    capacity_for,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    select_trees,
-)
-from outrider.kernels.trees.tree_state import CandidateFields
+from outrider.kernels.trees.choose_frontier import choose_frontier
+from outrider.kernels.trees.expand_tree import expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, capacity_for, init_trees
+from outrider.kernels.trees.select_trees import SelectedTrees, select_trees
+from outrider.kernels.trees.tree_state import CandidateFields, TreeState
 from outrider.verifier.token_tree import RECALLED_BIT
 from tests.kernels.growing import (
     Growth,

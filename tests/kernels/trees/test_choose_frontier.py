@@ -7,15 +7,10 @@ import torch
 from hypothesis import example, given
 
 from outrider.draft.budget.budget import MOST_BELIEVED
-from outrider.kernels.trees.build_tree import (
-    FrontierRows,
-    InitialTree,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    keep_rows,
-    parent_rows,
-)
+from outrider.kernels.trees.choose_frontier import FrontierRows, choose_frontier
+from outrider.kernels.trees.expand_tree import expand_tree
+from outrider.kernels.trees.initial_trees import InitialTree, init_trees
+from outrider.kernels.trees.parent_rows import keep_rows, parent_rows
 from outrider.verifier.token_tree import RECALLED_BIT
 from tests.kernels.growing import (
     FEW,

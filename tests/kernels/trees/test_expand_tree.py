@@ -7,9 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.kernels.trees.build_tree import (
-    expand_tree,
-)
+from outrider.kernels.trees.expand_tree import expand_tree
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 from tests.kernels.growing import (
     FEW,

@@ -7,11 +7,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.kernels.trees.build_tree import (
-    SelectedTrees,
-    TreeState,
-    select_trees,
-)
+from outrider.kernels.trees.select_trees import SelectedTrees, select_trees
+from outrider.kernels.trees.tree_state import TreeState
 from tests.kernels.growing import (
     AHEAD,
     FEW,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.kernels.trees.verify_tree import ForestPaths, verify_forest
+from outrider.kernels.trees.verify_tree import ForestPaths, verify_tree
 from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 
 CHOICES = [
@@ -98,7 +98,7 @@ class Case:
         torch.use_deterministic_algorithms(choice == "triton")  # what is allocated is poisoned
         try:
             with use_kernels(choice):
-                return verify_forest(
+                return verify_tree(
                     *(part.to(device) for part in self.tensors),
                     num_trees=len(self.paths),
                     max_depth=self.max_depth + slack,
@@ -173,7 +173,7 @@ def test_256_nodes_a_tree(device: torch.device, choice: str, sizes: list[int]) -
 def test_a_chain_is_accepted_to_its_end(device: torch.device, choice: KernelChoice) -> None:
     tokens = torch.arange(256, device=device)
     with use_kernels(choice):
-        paths = verify_forest(
+        paths = verify_tree(
             tokens + 1, tokens, tokens - 1, tokens, tokens * 0, num_trees=1, max_depth=255
         )
     assert paths.accepted_path.tolist() == [list(range(1, 256))]
@@ -193,7 +193,7 @@ def test_a_right_guess_below_a_wrong_one_is_not_accepted(
         torch.tensor([0, 0, 0, 0]),
     ]
     with use_kernels(choice):
-        verdicts = verify_forest(*(part.to(device) for part in parts), num_trees=1, max_depth=2)
+        verdicts = verify_tree(*(part.to(device) for part in parts), num_trees=1, max_depth=2)
     assert verdicts.is_accepted.tolist() == [True, False, False, True]
     assert verdicts.next_token.tolist() == [8]
 
@@ -203,7 +203,7 @@ def test_a_place_without_a_token_ends_the_path(device: torch.device, choice: Ker
     # a cascade that cannot say chooses -1; the node below it is not accepted
     parts = ([5, -1, 3], [4, 5, 6], [-1, 0, 1], [0, 1, 2], [0, 0, 0])
     with use_kernels(choice):
-        paths = verify_forest(
+        paths = verify_tree(
             *(torch.tensor(part, device=device) for part in parts), num_trees=1, max_depth=2
         )
     assert paths.accepted_path.tolist() == [[1, -1]]

@@ -6,7 +6,7 @@ import msgspec
 
 from outrider.gateway.answering.reading.misplaced_options import refuse_misplaced_options
 from outrider.gateway.contract.errors.http import Problem
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.api import TranslatedRequest
 from outrider.gateway.http.apis.messages.answers import MessagesError
 from outrider.gateway.http.apis.messages.problems import error_detail
@@ -40,7 +40,7 @@ class MessagesApi:
         read = await read_body(MessagesRequest, body, ignores_unknown=self._ignores_unknown)
         if self._has_upstream_tiers:
             refuse_misplaced_options(read.document)
-            await end_turn(body)
+            await yield_if_long(body)
         fields = chat_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
         writer = MessageWriter(shows_thinking=shows_thinking(read.request))
         return TranslatedRequest(chat_body=_encode(fields), writer=writer, ignored=read.ignored)

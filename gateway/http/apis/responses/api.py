@@ -10,7 +10,7 @@ import msgspec
 from outrider.gateway.answering.reading.misplaced_options import refuse_misplaced_options
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.errors.tree import BadRequestError
-from outrider.gateway.contract.schema.turns import end_turn
+from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.api import TranslatedRequest
 from outrider.gateway.http.apis.reading import read_body
 from outrider.gateway.http.apis.responses.paths import in_own_words
@@ -64,7 +64,7 @@ class ResponsesApi:
         request, document = read.request, read.document
         if self._has_upstream_tiers:
             refuse_misplaced_options(document)
-            await end_turn(body)
+            await yield_if_long(body)
         given = document.get("tools") or []
         skipped = left_out(given)
         if skipped and not self._ignores_unknown:
@@ -76,7 +76,7 @@ class ResponsesApi:
             clock=self._clock,
             new_id=self._new_id,
         )
-        await end_turn(body)
+        await yield_if_long(body)
         return TranslatedRequest(
             chat_body=_encode(chat_document(request, document, tools)),
             writer=writer,

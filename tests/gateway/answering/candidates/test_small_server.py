@@ -145,6 +145,15 @@ def test_the_large_model_here_takes_over(make: Make) -> None:
         assert not world.cloud.requests
 
 
+def test_a_second_look_is_no_decision_of_the_router(make: Make) -> None:
+    watch = PlannedWatch("commit", at=1)
+    with make(watch, local=("large",), handoff={"strong": "local"}) as world:
+        world.policy.is_explored = True
+        assert world.chat().json()["choices"][0]["message"]["content"] == DEVICE_TEXT
+        wait_for(lambda: bool(world.engine.submitted))
+        assert not any('tier="large"' in decision for decision in world.decisions())
+
+
 def test_the_router_sends_hard_prompts_past_the_server(make: Make) -> None:
     with make() as world:
         world.policy.tier = "large"

@@ -59,7 +59,7 @@ BOTH = ModelCatalog(LOCAL, (CLOUD, SPARE), handoff="cloud", formats=FORMATS)
 
 
 def cloud(meant: ResolvedModel) -> tuple[str | None, str | None]:
-    assert meant.named == "cloud"
+    assert meant.named == "upstream"
     assert meant.local == ()
     return meant.tier, meant.model
 

@@ -127,9 +127,8 @@ def job_of(tokenizer: ChatTokenizer, change: Callable[[EngineInfo], EngineInfo])
     parts = parts_over(engine, tokenizer)
     body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
     request = ChatRequest.model_validate({**body, "outrider": {"quality": CASCADE}})
-    return asyncio.run(
-        build_jobs(parts).job(request, RequestContext(arrival_s=0.0, request_id="r"))
-    )
+    context = RequestContext(arrival_s=0.0, request_id="r")
+    return asyncio.run(build_jobs(parts).build(request, context)).job
 
 
 @pytest.mark.parametrize("drafters", [(), ("eagle3",)])

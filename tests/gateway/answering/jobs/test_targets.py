@@ -79,7 +79,9 @@ class World:
         self.builder = build_jobs(parts)
 
     def job(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> Job:
-        return asyncio.run(self.builder.job(chat(messages, **fields), INCOMING))
+        built = asyncio.run(self.builder.build(chat(messages, **fields), INCOMING))
+        self.builder.count(built)
+        return built.job
 
     def report(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> RouteReport:
         made = asyncio.run(self.builder.route_report(chat(messages, **fields), INCOMING))

@@ -15,39 +15,41 @@ from outrider.gateway.contract.schema.kinds import Policy
 from outrider.gateway.settings.tiers import HandoffSettings
 from outrider.verifier.params import Tier
 
-BOTH = PlacementPolicy(upstream="cloud")
+BOTH = PlacementPolicy(upstream_tier="cloud")
 LOCAL_ONLY = PlacementPolicy()
-CLOUD_ONLY = PlacementPolicy(policy="cloud_only", upstream="cloud", has_local=False, strong="cloud")
+CLOUD_ONLY = PlacementPolicy(
+    policy="cloud_only", upstream_tier="cloud", has_local=False, strong="upstream"
+)
 
 POLICIES: tuple[Policy | None, ...] = (None, *get_args(Policy))
 NAMED: tuple[Named, ...] = get_args(Named)
 
 # What comes of (what the model means, the request's policy), with a model here and a tier there.
 PLACES = {
-    ("auto", None): ("local", "cloud"),
+    ("auto", None): ("local", "upstream"),
     ("auto", "local_only"): ("local",),
-    ("auto", "prefer_local"): ("local", "cloud"),
-    ("auto", "prefer_cloud"): ("cloud", "local"),
-    ("auto", "cloud_only"): ("cloud",),
+    ("auto", "prefer_local"): ("local", "upstream"),
+    ("auto", "prefer_cloud"): ("upstream", "local"),
+    ("auto", "cloud_only"): ("upstream",),
     ("local", None): ("local",),
     ("local", "local_only"): ("local",),
-    ("local", "prefer_local"): ("local", "cloud"),
-    ("local", "prefer_cloud"): ("cloud", "local"),
+    ("local", "prefer_local"): ("local", "upstream"),
+    ("local", "prefer_cloud"): ("upstream", "local"),
     ("local", "cloud_only"): None,
-    ("cloud", None): ("cloud",),
-    ("cloud", "local_only"): None,
-    ("cloud", "prefer_local"): ("local", "cloud"),
-    ("cloud", "prefer_cloud"): ("cloud", "local"),
-    ("cloud", "cloud_only"): ("cloud",),
+    ("upstream", None): ("upstream",),
+    ("upstream", "local_only"): None,
+    ("upstream", "prefer_local"): ("local", "upstream"),
+    ("upstream", "prefer_cloud"): ("upstream", "local"),
+    ("upstream", "cloud_only"): ("upstream",),
 }
 
 
 def constraints(
     rules: PlacementPolicy, named: Named = "auto", **options: object
 ) -> PlacementConstraints:
-    cloud = "other" if named == "cloud" else None
+    cloud = "other" if named == "upstream" else None
     parsed = OutriderOptions.model_validate(options)
-    return constraints_of(parsed, rules, arrival_s=100.0, named=named, upstream=cloud)
+    return constraints_of(parsed, rules, arrival_s=100.0, named=named, upstream_tier=cloud)
 
 
 def refusal(rules: PlacementPolicy, named: Named = "auto", **options: object) -> BadRequestError:
@@ -69,9 +71,9 @@ def test_places(named: Named, policy: Policy | None) -> None:
     made = constraints(BOTH, named, policy=policy)
     assert made.places == places
     assert not made.is_private
-    tier = "other" if named == "cloud" else "cloud"
-    assert made.upstream == (tier if "cloud" in places else None)
-    assert made.may_hand_over == (places == ("local", "cloud"))
+    tier = "other" if named == "upstream" else "cloud"
+    assert made.upstream_tier == (tier if "upstream" in places else None)
+    assert made.may_hand_off == (places == ("local", "upstream"))
 
 
 @pytest.mark.slow_cases
@@ -89,8 +91,8 @@ def test_private_requests_never_name_the_cloud(
     has_local: bool,
     cloud: str | None,
 ) -> None:
-    rules = PlacementPolicy(policy=default, upstream=cloud, has_local=has_local, strong=strong)
-    if not has_local or named == "cloud" or policy == "cloud_only":
+    rules = PlacementPolicy(policy=default, upstream_tier=cloud, has_local=has_local, strong=strong)
+    if not has_local or named == "upstream" or policy == "cloud_only":
         assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.privacy"
         return
     if policy == "prefer_cloud" and cloud is None:
@@ -99,9 +101,9 @@ def test_private_requests_never_name_the_cloud(
     made = constraints(rules, named, policy=policy, privacy="private")
     assert made.is_private
     assert made.places == ("local",)
-    assert made.upstream is None
+    assert made.upstream_tier is None
     assert made.strong == "local"
-    assert not made.may_hand_over
+    assert not made.may_hand_off
     assert made.reason == "private"
 
 
@@ -109,8 +111,8 @@ def test_private_requests_never_name_the_cloud(
     ("rules", "named", "policy", "words"),
     [
         (BOTH, "auto", "cloud_only", "cloud_only does not allow"),
-        (BOTH, "cloud", None, "the other tier is an upstream server"),
-        (BOTH, "cloud", "prefer_local", "the other tier is an upstream server"),
+        (BOTH, "upstream", None, "the other tier is an upstream server"),
+        (BOTH, "upstream", "prefer_local", "the other tier is an upstream server"),
         (CLOUD_ONLY, "auto", None, "no model is loaded"),
     ],
 )
@@ -123,8 +125,8 @@ def test_private_contradictions(
 
 
 def test_private_overrules_the_configured_policy_only() -> None:
-    rules = PlacementPolicy(policy="cloud_only", upstream="cloud", strong="cloud")
-    assert constraints(rules).places == ("cloud",)
+    rules = PlacementPolicy(policy="cloud_only", upstream_tier="cloud", strong="upstream")
+    assert constraints(rules).places == ("upstream",)
     assert constraints(rules, privacy="private").places == ("local",)
     assert constraints(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
 
@@ -147,18 +149,18 @@ def test_without_a_local_model(policy: Policy) -> None:
     error = refusal(CLOUD_ONLY, policy=policy)
     assert error.param == "outrider.policy"
     assert "no model is loaded" in str(error)
-    assert constraints(CLOUD_ONLY).places == ("cloud",)
-    for named in ("auto", "cloud"):
-        assert constraints(CLOUD_ONLY, named, policy="prefer_cloud").places == ("cloud",)
+    assert constraints(CLOUD_ONLY).places == ("upstream",)
+    for named in ("auto", "upstream"):
+        assert constraints(CLOUD_ONLY, named, policy="prefer_cloud").places == ("upstream",)
 
 
 @pytest.mark.parametrize("default", get_args(Policy))
 def test_the_configured_policy_is_for_auto(default: Policy) -> None:
-    rules = PlacementPolicy(policy=default, upstream="cloud")
+    rules = PlacementPolicy(policy=default, upstream_tier="cloud")
     assert constraints(rules).places == PLACES["auto", default]
     assert constraints(rules).policy == default
     assert constraints(rules, "local").places == ("local",)
-    assert constraints(rules, "cloud").places == ("cloud",)
+    assert constraints(rules, "upstream").places == ("upstream",)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +169,8 @@ def test_the_configured_policy_is_for_auto(default: Policy) -> None:
         ("auto", {}, "policy: prefer_local"),
         ("auto", {"policy": "prefer_cloud"}, "policy: prefer_cloud"),
         ("local", {}, "requested"),
-        ("cloud", {}, "requested"),
-        ("cloud", {"policy": "prefer_local"}, "policy: prefer_local"),
+        ("upstream", {}, "requested"),
+        ("upstream", {"policy": "prefer_local"}, "policy: prefer_local"),
         ("local", {"privacy": "private"}, "private"),
     ],
 )
@@ -185,12 +187,12 @@ def test_the_deadline_is_the_requests_own_else_the_configured_one() -> None:
 
 
 def test_the_strong_place_is_one_of_the_places() -> None:
-    rules = PlacementPolicy(upstream="cloud", strong="cloud")
-    assert constraints(rules).strong == "cloud"
-    assert constraints(rules, policy="prefer_cloud").strong == "cloud"
+    rules = PlacementPolicy(upstream_tier="cloud", strong="upstream")
+    assert constraints(rules).strong == "upstream"
+    assert constraints(rules, policy="prefer_cloud").strong == "upstream"
     assert constraints(rules, policy="local_only").strong == "local"
     assert constraints(rules, "local", policy="prefer_local").strong == "local"  # it is named
-    assert constraints(BOTH, policy="cloud_only").strong == "cloud"
+    assert constraints(BOTH, policy="cloud_only").strong == "upstream"
     assert constraints(BOTH, policy="prefer_cloud").strong == "local"
 
 
@@ -200,12 +202,12 @@ def test_the_strong_place_is_one_of_the_places() -> None:
 def test_rules_of_the_settings() -> None:
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_local", upstream="cloud", has_local=True, strong="local"
+        policy="prefer_local", upstream_tier="cloud", has_local=True, strong="local"
     )
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=["small"])
-    assert (made.policy, made.strong) == ("prefer_local", "cloud")
+    assert (made.policy, made.strong) == ("prefer_local", "upstream")
     made = PlacementPolicy.of(HandoffSettings(), tiers=[], local=["small"])
-    assert (made.upstream, made.strong) == (None, "local")
+    assert (made.upstream_tier, made.strong) == (None, "local")
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=[])
     assert made == CLOUD_ONLY
     settings = HandoffSettings(
@@ -214,8 +216,8 @@ def test_rules_of_the_settings() -> None:
     )  # fmt: skip
     made = PlacementPolicy.of(settings, tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_cloud", upstream="other", strong="cloud", max_queue_s=0.5, deadline_s=2.0,
-        continue_on_failure=True,
+        policy="prefer_cloud", upstream_tier="other", strong="upstream", max_queue_s=0.5,
+        deadline_s=2.0, continue_on_failure=True,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.chaos.fuzzed_schemas import random_schema
-from outrider.gateway.answering.text.answer_form import AnswerForm
+from outrider.gateway.answering.text.answer_form import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.engine.grammar.test_fuzz import hostile_schema
 from tests.gateway.conftest import Server, scripted_server
@@ -130,7 +130,7 @@ def test_an_answer_cut_at_its_length_is_no_error(server: Server, http: httpx.Cli
 
 
 def verdict(schema: Any, value: Any) -> str:
-    return AnswerForm(content=json.dumps(schema)).verdict(json.dumps(value), [])
+    return AnswerSchema(content=json.dumps(schema)).verdict(json.dumps(value), [])
 
 
 def test_a_long_check_is_given_up() -> None:
@@ -149,7 +149,7 @@ def test_a_long_check_is_given_up() -> None:
     assert verdict(wide, [499] * 100) == "unchecked"
     assert verdict({"items": {"$ref": "#/items"}}, [1]) == "unchecked"
     for text in ("[" * 100_000, "1" * 10_000):
-        assert AnswerForm(content="{}").verdict(text, []) == "unchecked"
+        assert AnswerSchema(content="{}").verdict(text, []) == "unchecked"
 
 
 def test_no_schema_holds_the_loop() -> None:
@@ -164,7 +164,7 @@ def test_no_schema_holds_the_loop() -> None:
         many = [value + index if isinstance(value, int) else value for index in range(2000)]
         assert verdict({"items": schema}, many) == "unchecked"
     wide = {"type": "object", "anyOf": [{"required": ["b"]} for _ in range(4000)] + [True]}
-    tools = AnswerForm(arguments={"f": wide})
+    tools = AnswerSchema(arguments={"f": wide})
     assert tools.verdict("", [("f", "{}")]) == "conforms"
     assert tools.verdict("", [("f", "{}")] * 60) == "unchecked"
     assert time.process_time() - start_s < 1.5
@@ -247,7 +247,7 @@ def test_the_check_ends_for_every_schema_that_compiles() -> None:
             if is_refused(schema):
                 continue
             for value in ("name", 3, None, [], [1, "x"], {"name": 1, "x": [2]}):
-                AnswerForm(content=json.dumps(schema)).verdict(json.dumps(value), ())
+                AnswerSchema(content=json.dumps(schema)).verdict(json.dumps(value), ())
                 num_checked += 1
     assert num_checked > 500
 

@@ -198,11 +198,11 @@ async def test_a_held_answer_waits_for_its_settlement(make_client: MakeClient) -
     async with started(make_client("{}")) as client:
         held = await until_held(client, "a")
         assert tokens(await collect(client, "b", max_tokens=2)) == [30, 31]
-        await client.settle("a")
+        await client.keep_on_tier("a")
         (end,) = [event async for event in held]
         assert isinstance(end, Finished)
         assert (end.tier, end.finish_reason) == ("small", "length")
-        await client.settle("never heard of")
+        await client.keep_on_tier("never heard of")
         assert await used_blocks(client) == 0
 
 
@@ -215,7 +215,7 @@ async def test_settled_before_its_end_an_answer_is_not_held(make_client: MakeCli
         async for event in client.submit(request):
             events.append(event)
             if len(events) == 3:
-                await client.settle(name)
+                await client.keep_on_tier(name)
         return events
 
     async with started(make_client(STEP_MS)) as client:

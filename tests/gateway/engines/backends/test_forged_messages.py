@@ -23,7 +23,7 @@ from outrider.gateway.engines.backends.wire import (
     Abort,
     Crashed,
     Events,
-    Settle,
+    KeepOnTier,
     Stop,
     Submit,
     SwitchTier,
@@ -54,7 +54,7 @@ def forged_messages() -> Iterator[bytes]:
     messages: list[Any] = [
         Stop(),
         Abort(VICTIM),
-        Settle(VICTIM),
+        KeepOnTier(VICTIM),
         SwitchTier(VICTIM, "small"),
         Submit(make_request("forged")),
         Events.pack([stolen]),

@@ -38,7 +38,7 @@ from outrider.gateway.engines.backends.fleet_keys import (
 )
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.replica_link import ReplicaRefusedError
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.engines.backends.wire import (
     PROTOCOL_VERSION,
     Abort,
@@ -65,7 +65,7 @@ from tests.gateway.scripted_engine import (
 )
 
 KEYS = FleetKeys(server=KeyPair.new(), client=KeyPair.new())
-HASTY = Patience(resume_within_s=0)
+HASTY = ReconnectPolicy(resume_within_s=0)
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ async def test_answers_go_on_with_the_next_engine_at_the_address(ends: str) -> N
 @pytest.mark.slow
 async def test_without_patience_a_lost_engine_ends_the_answer_at_once() -> None:
     engine = Replica(STEP_MS).start()
-    async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
+    async with started(RemoteEngineClient(engine.endpoint, policy=HASTY)) as client:
         stream = client.submit(make_request("a", max_tokens=10**6))
         await anext(stream)
         await asyncio.to_thread(engine.stop)
@@ -200,7 +200,7 @@ async def test_a_request_that_two_engines_died_with_is_refused_and_a_cut_line_is
         await becomes(lambda: client.is_ready)
 
     async def crash(endpoint: str) -> None:
-        async with started(RemoteEngineClient(endpoint, patience=HASTY)) as other:
+        async with started(RemoteEngineClient(endpoint, policy=HASTY)) as other:
             await collect(other, "crash", prompt=(CRASH_IN_STEP,))
 
     engine = Replica(STEP_MS).start()
@@ -225,7 +225,7 @@ async def test_a_request_that_two_engines_died_with_is_refused_and_a_cut_line_is
 @pytest.mark.slow
 async def test_while_it_drains_an_engine_ends_what_it_has_and_takes_nothing_new() -> None:
     engine = Replica(STEP_MS).start()
-    async with started(RemoteEngineClient(engine.endpoint, patience=HASTY)) as client:
+    async with started(RemoteEngineClient(engine.endpoint, policy=HASTY)) as client:
         stream = client.submit(make_request("a", prompt=(1,), max_tokens=300))
         await anext(stream)
         stopping = asyncio.create_task(asyncio.to_thread(engine.stop, 60.0))
@@ -240,9 +240,9 @@ async def test_while_it_drains_an_engine_ends_what_it_has_and_takes_nothing_new(
 
 @pytest.mark.slow
 async def test_an_engine_that_is_silent_is_given_up() -> None:
-    patience = Patience(unready_after_s=0.1, stall_timeout_s=0.3, resume_within_s=0)
+    policy = ReconnectPolicy(unready_after_s=0.1, stall_timeout_s=0.3, resume_within_s=0)
     with replica('{"step_s": 1.0}') as engine:
-        async with started(RemoteEngineClient(engine.endpoint, patience=patience)) as client:
+        async with started(RemoteEngineClient(engine.endpoint, policy=policy)) as client:
             events = await collect(client, "a", max_tokens=3)
             assert isinstance(events[-1], Failed)
             assert not client.is_ready

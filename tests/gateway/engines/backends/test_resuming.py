@@ -181,13 +181,13 @@ async def test_what_left_before_the_death_is_not_resumed() -> None:
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("is_told_meanwhile", [True, False])
-@pytest.mark.parametrize("action", ["settle", "switch", "keep"])
+@pytest.mark.parametrize("action", ["keep_on_tier", "switch", "keep"])
 async def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhile: bool) -> None:
     """Whether the decision comes before the death, lost with the engine, or while none is there."""
 
     async def decide(client: ProcessEngineClient) -> None:
-        if action == "settle":
-            await client.settle("a")
+        if action == "keep_on_tier":
+            await client.keep_on_tier("a")
         else:
             await client.switch_tier("a", "large", keeps_answer=action == "keep")
 
@@ -207,12 +207,12 @@ async def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhil
         small = [30 + SMALL_SHIFT + k for k in range(8)]
         large = [30 + k for k in range(8)]
         switches = [event for event in reader.events if isinstance(event, TierSwitched)]
-        assert len(switches) == (action != "settle")
+        assert len(switches) == (action != "keep_on_tier")
         standing = tokens(reader.events)
         if action == "switch":
             standing = tokens(reader.events[reader.events.index(switches[0]) :])
             assert standing == large
-        elif action == "settle":
+        elif action == "keep_on_tier":
             assert standing == small
         else:
             num_small = sum(token >= 30 + SMALL_SHIFT for token in standing)
@@ -225,8 +225,7 @@ async def test_a_watched_answer_meets_its_decision(action: str, is_told_meanwhil
         assert num_written == len(tokens(reader.events))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ["settle", "switch"])
+@pytest.mark.parametrize("action", ["keep_on_tier", "switch"])
 async def test_an_answer_that_is_held_at_the_death_is_held_again(action: str) -> None:
     async with started(process()) as client:
         reader = Reader(client, make_request("a", max_tokens=3, may_escalate=True))
@@ -234,12 +233,16 @@ async def test_an_answer_that_is_held_at_the_death_is_held_again(action: str) ->
         pid = client.pid
         kill(client)
         await becomes(lambda: client.is_ready and client.pid != pid)
-        await (client.settle("a") if action == "settle" else client.switch_tier("a", "large"))
+        await (
+            client.keep_on_tier("a")
+            if action == "keep_on_tier"
+            else client.switch_tier("a", "large")
+        )
         ending = await reader.rest()
         assert isinstance(ending, Finished)
         assert reader.count(AnswerHeld) == 1
         assert ending.stats.num_output_tokens == 3
-        assert reader.count(TokensEmitted) == (3 if action == "settle" else 6)
+        assert reader.count(TokensEmitted) == (3 if action == "keep_on_tier" else 6)
 
 
 # ---- the process in reserve --------------------------------------------------------------------

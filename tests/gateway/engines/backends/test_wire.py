@@ -199,7 +199,7 @@ tier_infos = st.builds(
 commands: st.SearchStrategy[wire.Command] = st.one_of(
     st.builds(wire.Submit, requests),
     st.builds(wire.SwitchTier, ids, tiers, st.booleans()),
-    st.builds(wire.Settle, ids),
+    st.builds(wire.KeepOnTier, ids),
     st.builds(wire.Abort, ids),
     st.builds(wire.GetStats, counts),
     st.just(wire.Ping()),

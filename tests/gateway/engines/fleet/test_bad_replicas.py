@@ -13,7 +13,7 @@ from outrider.engine.cache.block_pool import BlockPool
 from outrider.engine.events import Finished
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys, KeyPair
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.block_index import BlockIndex, block_keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
@@ -72,10 +72,10 @@ class Wire:
 async def test_a_partition_that_heals_sends_nothing_twice() -> None:
     with replicas.replica(STEP_MS) as far, replicas.replica(STEP_MS) as near:
         async with Wire(far.endpoint).open() as wire:
-            hasty = Patience(unready_after_s=0.5, stall_timeout_s=1.0, resume_within_s=0)
-            calm = Patience(resume_within_s=0)
+            hasty = ReconnectPolicy(unready_after_s=0.5, stall_timeout_s=1.0, resume_within_s=0)
+            calm = ReconnectPolicy(resume_within_s=0)
             pool = EnginePool(
-                [Replica("far", RemoteEngineClient(wire.endpoint, patience=hasty))],
+                [Replica("far", RemoteEngineClient(wire.endpoint, policy=hasty))],
                 resume_within_s=100.0,
             )
             async with started(pool):
@@ -83,7 +83,7 @@ async def test_a_partition_that_heals_sends_nothing_twice() -> None:
                 await reader.read(5)
                 rest = asyncio.create_task(reader.rest())
                 wire.cut()
-                pool.add(Replica("near", RemoteEngineClient(near.endpoint, patience=calm)))
+                pool.add(Replica("near", RemoteEngineClient(near.endpoint, policy=calm)))
                 await becomes(lambda: bool(near.engine.running))  # it goes on there
                 assert wire.num_held, "the engine wrote on behind the cut"
                 wire.heal()
@@ -144,7 +144,7 @@ async def test_an_index_out_of_step_asks_anew_and_is_right_again() -> None:
     engine = replicas.Replica(STEP_MS)
     engine.engine.blocks = BlockFeed([BlockNews(blocks)])
     index = LossyIndex(max_blocks=1000, max_lanes=2)
-    replica = _make_replica(index, None, None, Patience(), engine.endpoint)
+    replica = _make_replica(index, None, None, ReconnectPolicy(), engine.endpoint)
     pool = EnginePool([replica], CacheAware(index))
     try:
         engine.start()

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from outrider.engine.events import Finished
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.addresses import Found, Wanted, resolve
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
@@ -46,7 +46,7 @@ async def test_replicas_are_those_that_a_name_has_now() -> None:
     index = BlockIndex(max_lanes=4)
     pool = DiscoveredPool(
         [NAME],
-        partial(_make_replica, index, None, None, Patience()),
+        partial(_make_replica, index, None, None, ReconnectPolicy()),
         CacheAware(index),
         resolve=names.resolve,
         interval_s=3600,

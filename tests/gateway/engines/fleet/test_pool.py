@@ -259,7 +259,7 @@ async def test_closing_ends_what_is_in_flight() -> None:
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("is_together", [True, False])
-@pytest.mark.parametrize("action", ["settle", "switch", "keep"])
+@pytest.mark.parametrize("action", ["keep_on_tier", "switch", "keep"])
 @pytest.mark.parametrize("dies", ["no", "before", "after"])
 async def test_a_watched_answer_meets_its_decision(
     action: str, is_together: bool, dies: str
@@ -277,8 +277,8 @@ async def test_a_watched_answer_meets_its_decision(
         first = made[replica_of(pool, "a")][1]
         if dies == "before":
             first.is_doomed = True
-        if action == "settle":
-            await pool.settle("a")
+        if action == "keep_on_tier":
+            await pool.keep_on_tier("a")
         else:
             await pool.switch_tier("a", "large", keeps_answer=action == "keep")
         if dies == "after":
@@ -292,25 +292,25 @@ def check_decided(reader: Reader, ending: Finished | Failed, action: str) -> Non
     assert reader.count(AnswerHeld) == 0
     assert sum(isinstance(event, Finished) for event in reader.events) == 1
     switches = [event for event in reader.events if isinstance(event, TierSwitched)]
-    assert len(switches) == (action != "settle")
+    assert len(switches) == (action != "keep_on_tier")
     standing = tokens(reader.events)
     if action == "switch":
         standing = tokens(reader.events[reader.events.index(switches[0]) :])
         assert standing == LARGE
-    elif action == "settle":
+    elif action == "keep_on_tier":
         assert standing == SMALL
     else:
         num_small = sum(token >= 30 + SMALL_SHIFT for token in standing)
         assert num_small >= 4
         assert standing == SMALL[:num_small] + LARGE[num_small:]
-    assert ending.tier == ("small" if action == "settle" else "large")
+    assert ending.tier == ("small" if action == "keep_on_tier" else "large")
     assert ending.stats.num_output_tokens == MOST
     num_written = sum(work.num_output_tokens for work in ending.work)
     assert num_written - sum(work.num_discarded_tokens for work in ending.work) == MOST
     assert num_written == len(tokens(reader.events))
 
 
-@pytest.mark.parametrize("action", ["settle", "switch", "keep"])
+@pytest.mark.parametrize("action", ["keep_on_tier", "switch", "keep"])
 async def test_an_answer_that_is_held_is_settled_or_goes_to_another_replica(action: str) -> None:
     small, _ = mortal("s", tiers=("small",))
     large, engine = mortal("l", tiers=("large",))
@@ -318,8 +318,8 @@ async def test_an_answer_that_is_held_is_settled_or_goes_to_another_replica(acti
         await all_up(pool)
         reader = Reader(pool, make_request("a", max_tokens=3, may_escalate=True))
         await reader.until(AnswerHeld)
-        if action == "settle":
-            await pool.settle("a")
+        if action == "keep_on_tier":
+            await pool.keep_on_tier("a")
         else:
             await pool.switch_tier("a", "large", keeps_answer=action == "keep")
         ending = await reader.rest()

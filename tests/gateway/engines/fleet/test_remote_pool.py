@@ -7,7 +7,7 @@ import pytest
 
 from outrider.engine.events import Failed, Finished, PrefillDone
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
-from outrider.gateway.engines.backends.watched_client import Patience
+from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
 from tests.gateway.engines.backends.clients import becomes, collect, run, started, tokens
@@ -25,9 +25,9 @@ MOST = 60
 def test_answers_of_a_stopped_replica_end_there_or_go_on_at_the_other(has_time: bool) -> None:
     async def main(stack: ExitStack) -> None:
         listening = [stack.enter_context(replica('{"step_s": 0.004}')) for _ in range(2)]
-        patience = Patience(resume_within_s=0)
+        policy = ReconnectPolicy(resume_within_s=0)
         pool = EnginePool(
-            Replica(each.endpoint, RemoteEngineClient(each.endpoint, patience=patience))
+            Replica(each.endpoint, RemoteEngineClient(each.endpoint, policy=policy))
             for each in listening
         )
         async with started(pool):
@@ -56,7 +56,7 @@ def test_answers_of_a_stopped_replica_end_there_or_go_on_at_the_other(has_time: 
 def test_a_connection_that_is_cut_is_no_death_of_its_replica() -> None:
     async def main(stack: ExitStack) -> None:
         listening = stack.enter_context(replica('{"step_s": 0.002}'))
-        client = RemoteEngineClient(listening.endpoint, patience=Patience(resume_within_s=0))
+        client = RemoteEngineClient(listening.endpoint, policy=ReconnectPolicy(resume_within_s=0))
         pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
         async with started(pool):
             await all_up(pool)
@@ -80,16 +80,16 @@ def test_a_connection_that_is_cut_is_no_death_of_its_replica() -> None:
 
 @pytest.mark.slow
 async def test_a_replica_that_comes_back_as_another_process_has_died() -> None:
-    patience, step_s = Patience(resume_within_s=0), '{"step_s": 0.002}'
+    policy, step_s = ReconnectPolicy(resume_within_s=0), '{"step_s": 0.002}'
     engine = ListeningReplica(step_s).start()
-    client = RemoteEngineClient(engine.endpoint, patience=patience)
+    client = RemoteEngineClient(engine.endpoint, policy=policy)
     pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
     async with started(pool):
         await all_up(pool)
         reader = Reader(pool, make_request("a", (100,), max_tokens=10**5))
         for number in range(1, 3):
             await reader.read(20 * number)
-            async with started(RemoteEngineClient(engine.endpoint, patience=patience)) as other:
+            async with started(RemoteEngineClient(engine.endpoint, policy=policy)) as other:
                 await collect(other, "crash", prompt=(CRASH_IN_STEP,))
             await asyncio.to_thread(engine.stop)
             engine = ListeningReplica(step_s, endpoint=engine.endpoint).start()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.gateway.http.edge.departure import EXTENSION, Departure, watch_departure
+from outrider.gateway.http.edge.departure import EXTENSION, Departure, on_departure
 
 
 class Flow:
@@ -50,7 +50,7 @@ def test_the_departure_is_told_once(way: Any) -> None:
     async def leave() -> list[str]:
         flow, told = Flow(), list[str]()
         scope, happen, receive = await way(flow)
-        watch_departure(scope, receive, lambda: told.append("left"))
+        on_departure(scope, receive, lambda: told.append("left"))
         await some_turns()
         assert flow.is_read
         assert not told
@@ -68,7 +68,7 @@ def test_one_that_has_happened_is_told_once_the_work_waits(way: Any) -> None:
         told: list[str] = []
         scope, happen, receive = await way(Flow())
         happen()
-        watch_departure(scope, receive, lambda: told.append("left"))
+        on_departure(scope, receive, lambda: told.append("left"))
         assert not told, "the work would be cancelled by itself"
         await some_turns()
         return told
@@ -84,8 +84,8 @@ def test_work_that_is_over_is_not_told(way: Any, is_early: bool) -> None:
         scope, happen, receive = await way(Flow())
         if is_early:
             happen()
-        end_watch = watch_departure(scope, receive, lambda: told.append("left"))
-        end_watch()
+        stop_waiting = on_departure(scope, receive, lambda: told.append("left"))
+        stop_waiting()
         happen()
         await some_turns()
         return told

@@ -50,10 +50,13 @@ def test_no_limit_is_a_number_that_is_none(opened: Open) -> None:
         bad += [f'"limits": {{"models": {{"large": {{"{counts[0]}": {v}}}}}}}' for v in NO_COUNTS]
         bad += [f'"weight": {value}' for value in NO_WEIGHTS]
         bad += ['"limits": {"tokens_per_hour": 1}', '"limits": {"models": {"": {}}}']
+        of_tier = '"limits": {"models": {"%s": {"tokens_per_day": 9}}}'
+        bad += [of_tier % "lagre"]
         for fields in bad:
             response = create(fields)
             assert response.status_code == 400, (fields, response.text)
         assert len(http.get("/admin/keys").json()["data"]) == 1
+        assert create(of_tier % "cloud").status_code == 200
         good = create('"limits": {"tokens_per_minute": 9007199254740992, "usd_per_day": 1e9}')
         assert good.status_code == 200
         key = {"authorization": f"Bearer {good.json()['key']}"}

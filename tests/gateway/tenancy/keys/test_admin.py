@@ -301,6 +301,25 @@ def test_a_change_holds_though_it_could_not_be_read_again(http: TestClient, worl
     assert world.authenticator.authenticate(None, key["key"], None).key_id == key["id"]
 
 
+@pytest.mark.parametrize("kind", ["keys", "teams"])
+def test_a_limit_of_an_unknown_tier_is_refused(world: World, kind: str) -> None:
+    api = AdminApi(world.parts, read_small_body, upstream_tiers=("cloud",))
+    bad, good = ({"models": {tier: {"tokens_per_day": 5}}} for tier in ("lagre", "cloud"))
+    with TestClient(app_of(world, api), headers=BOSS) as http:
+        made = http.post(f"/admin/{kind}", json={"name": "a", "limits": good}).json()
+        path = f"/admin/{kind}/{made['id']}"
+        for refused in (
+            http.post(f"/admin/{kind}", json={"name": "b", "limits": bad}),
+            http.patch(path, json={"limits": bad}),
+        ):
+            error = error_of(refused, 400)
+            assert error["param"] == "limits.models"
+            assert "unknown tier 'lagre'; available: small, large, cloud" in error["message"]
+        assert http.get(path).json()["limits"] == good
+        gone = {"models": {"lagre": None}}  # of a tier that was there once
+        assert http.patch(path, json={"limits": gone}).status_code == 200
+
+
 def test_without_a_database_there_is_nothing_to_administrate(world: World) -> None:
     parts = open_parts()
     api = AdminApi(parts, read_small_body)

@@ -6,6 +6,8 @@ import pytest
 from benchmarks.shared.mock_upstream import MockScript, Toxic
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.router.dial import Setting
+from outrider.router.guard import RouteGuard
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy
 from tests.gateway.scripted_client import Script, Step
 from tests.gateway.tenancy.metering.tenants import Open
@@ -292,6 +294,19 @@ def test_auto_is_answered_by_a_tier_that_is_left(opened: Open, tier: str) -> Non
     assert first.headers["x-outrider-tier"] == "large"
     assert (second.status_code, second.headers["x-outrider-tier"]) == (200, "small")
     assert named.status_code == 429
+
+
+def test_an_answer_counts_once_however_many_tiers_were_used_up(opened: Open) -> None:
+    limits = LimitSpec(models={"large": LimitSpec(requests_per_minute=0)})
+    guard = RouteGuard(current_setting=lambda: Setting(threshold=0.5))
+    policy = TestPolicy(tier="large")
+    with opened(limits=limits, policy=policy, guard=guard) as made:
+        answered, refused = made.world.chat(), made.world.chat(model="large")
+        decisions = made.world.decisions()
+    assert (answered.status_code, refused.status_code) == (200, 429)
+    assert answered.headers["x-outrider-tier"] == "small"
+    assert list(decisions.values()) == [1.0], decisions
+    assert guard.numbers().num_outcomes == 0, "the router's own tier did not answer"
 
 
 def test_a_used_up_upstream_tier_leaves_the_local_models(opened: Open) -> None:

@@ -129,11 +129,11 @@ def test_what_is_reserved_covers_what_is_charged(
             is_enforced_upstream=True,
         )
         try:
-            credit = await usage.admit(estimate)
+            allowance = await usage.admit(estimate)
         except BudgetError:
             return
-        assert credit is not None
-        written = [await credit.take(num) for num in request["takes"]]
+        assert allowance is not None
+        written = [await allowance.take(num) for num in request["takes"]]
         first, rest = sum(written[:-1]), written[-1]
         num_prompt = request["prompt"]
         num_cached = int(num_prompt * request["cached_share"])

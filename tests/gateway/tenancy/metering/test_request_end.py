@@ -70,7 +70,7 @@ def book(meter: RequestMeter) -> None:
 
 
 def end(meter: RequestMeter) -> None:
-    meter.observe_end(FACTS, "answered", 200)
+    meter.note_outcome(FACTS, "answered", 200)
 
 
 @pytest.mark.parametrize("steps", [(book, end), (end, book), (end, book, end, book)])
@@ -117,18 +117,18 @@ def test_how_it_ended(
     meter: RequestMeter, told: Told, outcome: str, error: Exception | None, ending: str
 ) -> None:
     book(meter)
-    meter.observe_end(FACTS, outcome, None, error)
+    meter.note_outcome(FACTS, outcome, None, error)
     assert told[0].ending == ending
     assert not told[0].is_attained
     assert (told[0].status is None) is (error is None)
 
 
 def test_faulty_requests_have_no_outcome(meter: RequestMeter, told: Told) -> None:
-    meter.observe_end(None, "failed", None, BadRequestError("no"))
+    meter.note_outcome(None, "failed", None, BadRequestError("no"))
     book(meter)
     assert told == []
 
 
 def test_a_request_without_work_is_reported_without_rows(meter: RequestMeter, told: Told) -> None:
-    meter.observe_end(None, "failed", None, QueueFullError(num_waiting=3, retry_after_s=1.0))
+    meter.note_outcome(None, "failed", None, QueueFullError(num_waiting=3, retry_after_s=1.0))
     assert told[0].cost_nanos == 0

@@ -84,6 +84,18 @@ def test_a_key_with_everything(keys: Invoke, url: str) -> None:
     database.close()
 
 
+@pytest.mark.parametrize("make", [("create",), ("team", "create")])
+def test_a_limit_of_an_unknown_tier_is_warned_of(keys: Invoke, make: tuple[str, ...]) -> None:
+    named = (*make, "--name", "a", "--model-limit")
+    warned = keys(*named, "lagre:tokens_per_day=5")
+    assert "the settings have no tier 'lagre'" in warned.stderr
+    assert "available: small, large" in warned.stderr
+    assert (
+        "no tier"
+        not in keys(*make, "--name", "b", "--model-limit", "large:tokens_per_day=5").stderr
+    )
+
+
 def test_the_key_is_shown_once_to_people_too(keys: Invoke) -> None:
     made = keys("create", "--name", "app")
     assert made.exit_code == 0
