@@ -22,7 +22,8 @@ print(*sys.modules)
 """
 DATA = (
     *("gateway/settings/*.json", "gateway/http/server/static/*.html"),
-    *("gateway/tools/*/*/*.html", "gateway/storage/migrations/script.py.mako"),
+    *("gateway/tools/reports/report.html", "gateway/tools/reports/report.css"),
+    "gateway/storage/migrations/script.py.mako",
     *("draft/pair/*/model.safetensors", "draft/pair/*/tokenizer.json"),
 )
 
