@@ -9,20 +9,13 @@ import torch
 from outrider.engine.cache.block_news import BlockFeed
 from outrider.engine.config import EngineConfig
 from outrider.engine.errors import (
-    InvalidGrammarError,
     InvalidRequestError,
-    NotFiniteError,
     TierUnavailableError,
-    as_utf8,
 )
 from outrider.engine.events import (
-    AnswerHeld,
     EngineEvent,
     EngineInfo,
     EngineStats,
-    Failed,
-    Finished,
-    FinishReason,
 )
 from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.passes.runner import ModelRunner
@@ -39,6 +32,7 @@ from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.drafting import Drafting
+from outrider.engine.step.endings import Endings
 from outrider.engine.step.large_pass import LargePass
 from outrider.engine.step.snapshot import StepCounts, snapshot
 from outrider.engine.step.tier_switch import TierSwitcher
@@ -107,6 +101,14 @@ class Engine:
         self._events: list[EngineEvent] = []
         self._speculation = SpeculationCounts()
         self._steps = StepCounts()
+        self._endings = Endings(
+            sequences=self._sequences,
+            events=self._events,
+            scheduler=self.scheduler,
+            preparation=self._preparation,
+            gate=self._gate,
+            counts=self._steps,
+        )
         self._passes = TimedPasses(
             runners=self._runners,
             scheduler=self.scheduler,
@@ -178,7 +180,7 @@ class Engine:
             raise
         self._sequences[request.request_id] = sequence
         if is_prepared:
-            self._end_if_resumed_whole(sequence)
+            self._endings.end_if_resumed_whole(sequence)
 
     def prepare_adapter(self, ref: AdapterRef, on_prepared: OnPrepared) -> None:
         """Read and check an adapter, which is resident then; `on_prepared` is called in a step."""
@@ -187,7 +189,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
         if (sequence := self._sequences.get(request_id)) is not None:
-            self._finish(sequence, "abort")
+            self._endings.finish(sequence, "abort")
 
     def keep_on_tier(self, request_id: str) -> None:
         """An answer that may escalate stays with its tier; one that is held ends now.
@@ -198,7 +200,7 @@ class Engine:
         if sequence is not None:
             sequence.stays_on_tier = True
             if sequence.held_reason is not None:
-                self._finish(sequence, sequence.held_reason)
+                self._endings.finish(sequence, sequence.held_reason)
 
     def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Hand a request to another tier: it starts its answer anew, the old one as a draft.
@@ -225,7 +227,7 @@ class Engine:
             )
             self._events.append(switched)
         if sequence.failure is not None:
-            self._fail(sequence)
+            self._endings.fail(sequence)
 
     # ---- the step -------------------------------------------------------------------------
 
@@ -277,7 +279,8 @@ class Engine:
             on_events(self._take_events())
 
     def _take_events(self) -> list[EngineEvent]:
-        events, self._events = self._events, []
+        events = self._events.copy()
+        self._events.clear()  # the endings add to the same list
         return events
 
     def _end_step(self, plan: PassPlan, done: VerifiedPass | None) -> None:
@@ -291,7 +294,7 @@ class Engine:
                 num_answers = len(done.verdicts)
                 times.pace.note(num_answers=num_answers, num_tokens=num_tokens, elapsed_s=elapsed_s)
         for sequence in [s for s in self._sequences.values() if s.failure is not None]:
-            self._fail(sequence)  # no verdict was reached for it in this step
+            self._endings.fail(sequence)  # no verdict was reached for it in this step
 
     @property
     def _has_runnable(self) -> bool:
@@ -312,10 +315,10 @@ class Engine:
         for sequence, error in self._preparation.take_ready():
             if error is None:
                 self.scheduler.add(sequence)
-                self._end_if_resumed_whole(sequence)
+                self._endings.end_if_resumed_whole(sequence)
                 continue
             sequence.status = SequenceStatus.FINISHED
-            self._forget(sequence, code=error.code, message=str(error))
+            self._endings.forget(sequence, code=error.code, message=str(error))
 
     # ---- after a pass ---------------------------------------------------------------------
 
@@ -333,7 +336,7 @@ class Engine:
         """Append what was emitted, report it, and finish the sequence where it ends."""
         sequence = item.sequence
         if sequence.failure is not None:
-            self._fail(sequence)
+            self._endings.fail(sequence)
             return
         if not sequence.prefill_was_reported:
             sequence.prefill_was_reported = True
@@ -362,79 +365,7 @@ class Engine:
             self.scheduler.times.note_answer(sequence, now_s)
         self._events.append(event)
         if reason is not None:
-            self._end(sequence, reason)
-
-    def _end_if_resumed_whole(self, sequence: Sequence) -> None:
-        """End a sequence that has just been queued, if all of its answer was there before."""
-        if sequence.num_resumed_tokens:
-            most, stops = sequence.request.sampling.max_tokens, sequence.stop_token_ids
-            _, reason = cut_at_end(sequence.output_token_ids, stops, most)
-            if reason is not None:
-                self._end(sequence, reason)
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Finish an answer that has ended by itself, or hold it where it may be escalated."""
-        if not sequence.is_watched:
-            self._finish(sequence, reason)
-            return
-        sequence.held_reason = reason
-        self.scheduler.hold(sequence)
-        self._events.append(AnswerHeld(request_id=sequence.request_id, finish_reason=reason))
-
-    def _fail(self, sequence: Sequence) -> None:
-        """End a sequence whose own part of the step could not be done."""
-        sequence.finish_reason = "abort"
-        self._take_out(sequence)
-        if isinstance(sequence.failure, InvalidGrammarError | NotFiniteError):
-            if isinstance(sequence.failure, NotFiniteError):
-                self._steps.note_not_finite(sequence.tier)
-            self._forget(sequence, code=sequence.failure.code, message=str(sequence.failure))
-            return
-        self._forget(
-            sequence,
-            code="request_failed",
-            message=(
-                "The grammar or the sampling parameters of this request could not be followed "
-                f"({type(sequence.failure).__name__}). The same request would fail again: change "
-                "the grammar or the parameters."
-            ),
-        )
-
-    def _forget(self, sequence: Sequence, *, code: str, message: str) -> None:
-        """Drop a sequence that the scheduler does not have any more, and say why."""
-        self._gate.forget(sequence)
-        self._preparation.forget(sequence)
-        del self._sequences[sequence.request_id]
-        self._events.append(
-            Failed(
-                request_id=sequence.request_id,
-                code=code,
-                message=as_utf8(message),
-                stats=sequence.stats(),
-            )
-        )
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        sequence.finish_reason = reason
-        self._gate.forget(sequence)
-        self._take_out(sequence)
-        self._preparation.forget(sequence)
-        del self._sequences[sequence.request_id]
-        self._events.append(
-            Finished(
-                request_id=sequence.request_id,
-                tier=sequence.tier,
-                finish_reason=reason,
-                stats=sequence.stats(),
-            )
-        )
-
-    def _take_out(self, sequence: Sequence) -> None:
-        """Take a sequence from the queue that has it, and give back what it holds."""
-        if self._preparation.discard(sequence.request_id):
-            sequence.status = SequenceStatus.FINISHED
-        else:
-            self.scheduler.remove(sequence)
+            self._endings.end(sequence, reason)
 
     # ---- what is going on -----------------------------------------------------------------
 
