@@ -46,7 +46,7 @@ class GrammarSpec:
 
     json: any JSON object (`text` is empty). json_schema: a JSON schema. regex. choice: a JSON list
     of strings. grammar: in the notation of Lark or of llama.cpp (GBNF). parts: free text with
-    constrained parts, as JSON (engine/grammar/parts.py).
+    constrained parts, as JSON (engine/grammar/grammar_parts.py).
     """
 
     kind: GrammarKind

@@ -22,7 +22,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.edge.connection_class import connection_class
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 

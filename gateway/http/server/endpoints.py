@@ -18,8 +18,8 @@ from outrider.gateway.answering.reading.parsed_request import RequestContext
 from outrider.gateway.contract.answers.outcomes import OutcomeSink
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import naming
-from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.api import Api
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.responses.api import ResponsesApi
@@ -27,10 +27,10 @@ from outrider.gateway.http.apis.tokenize import Tokenizing
 from outrider.gateway.http.edge.bodies import BodyBudget, read_form_body, read_json_body
 from outrider.gateway.http.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
+from outrider.gateway.http.server.answer_response import AnswerResponse, ClientFormat, WorkResponse
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, principal_of, request_id_of
 from outrider.gateway.http.server.json_response import json_response
-from outrider.gateway.http.server.request_watch import RequestTrace, TracedRequest
-from outrider.gateway.http.server.responses import AnswerResponse, ClientFormat, WorkResponse
+from outrider.gateway.http.server.request_trace import RequestTrace, TracedRequest
 from outrider.gateway.http.server.veil import veil_of
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context

@@ -21,9 +21,9 @@ from outrider.gateway.experiments.statistics.report_text import (
 )
 from outrider.gateway.tools.commands.report_page import filled_page
 from outrider.gateway.tools.commands.user_errors import EXIT_FAILED, complain
+from outrider.gateway.tools.measuring.bench.bench_tables import Grid
 from outrider.gateway.tools.measuring.bench.plots import Axis, IntervalRow, spans
 from outrider.gateway.tools.measuring.bench.report_charts import figure
-from outrider.gateway.tools.measuring.bench.tables import Grid
 
 _MARGIN: Final = 1.15
 

@@ -13,7 +13,11 @@ from outrider.gateway.tools.learning.routers.plots import (
     cost_quality_figure,
     quality_figure,
 )
-from outrider.gateway.tools.learning.routers.tables import cost_figures, setting_text, spread_points
+from outrider.gateway.tools.learning.routers.router_tables import (
+    cost_figures,
+    setting_text,
+    spread_points,
+)
 from outrider.router.calibration import OperatingPoint, Prices, measure
 from outrider.router.evaluation import BootstrapInterval, RouterReport
 from outrider.router.mistakes import Mistake, MistakeGroup, find_mistakes

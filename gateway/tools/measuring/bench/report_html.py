@@ -9,15 +9,7 @@ from html import escape
 from pathlib import Path
 
 from outrider.gateway.tools.commands.report_page import filled_page
-from outrider.gateway.tools.measuring.bench.compare import RunComparison
-from outrider.gateway.tools.measuring.bench.report_charts import comparison_figures, run_figures
-from outrider.gateway.tools.measuring.bench.results import (
-    BenchResult,
-    Quantities,
-    ResultError,
-    Summary,
-)
-from outrider.gateway.tools.measuring.bench.tables import (
+from outrider.gateway.tools.measuring.bench.bench_tables import (
     category_grid,
     comparison_grid,
     conditions_grid,
@@ -27,6 +19,14 @@ from outrider.gateway.tools.measuring.bench.tables import (
     latency_grid,
     search_grid,
     share_text,
+)
+from outrider.gateway.tools.measuring.bench.compare import RunComparison
+from outrider.gateway.tools.measuring.bench.report_charts import comparison_figures, run_figures
+from outrider.gateway.tools.measuring.bench.results import (
+    BenchResult,
+    Quantities,
+    ResultError,
+    Summary,
 )
 
 

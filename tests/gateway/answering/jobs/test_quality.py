@@ -16,7 +16,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.responses import ChatCompletion
 from outrider.gateway.wiring.application import build_jobs
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.verifier.params import CascadeParams
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import LengthPolicy, Server

@@ -18,7 +18,7 @@ from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.structured import MAX_REGEX_CHARS
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.grammars import shipped_compiler, shipped_token_bytes

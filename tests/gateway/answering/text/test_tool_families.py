@@ -21,7 +21,7 @@ from outrider.gateway.answering.text.tool_parser import ToolParser, ToolReading
 from outrider.gateway.answering.text.tool_prompt import write_calls
 from outrider.gateway.contract.schema.kinds import ToolFormatName
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from tests.gateway.answering.text.tool_cases import (
     CALLED,
     HELLO,

@@ -28,7 +28,7 @@ from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.build import build_client, build_parts
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.answering.text.tool_cases import (

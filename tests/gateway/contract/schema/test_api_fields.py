@@ -25,7 +25,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, serve
 from tests.gateway.field_trials import (
     CHAT,

@@ -18,7 +18,7 @@ from outrider.gateway.settings.adapters import AdapterSettings, NamedAdapter, pa
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.policy import Route, RouteConstraints
 from tests.adapters import make_adapter
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair

@@ -10,7 +10,7 @@ from outrider.gateway.engines.fleet.fleet_stats import FleetStats
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 

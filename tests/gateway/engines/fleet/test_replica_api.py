@@ -11,7 +11,7 @@ from outrider.gateway.engines.fleet.admin import ReplicaList
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from tests.engines import PAIR_FOLDER
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import wait_for

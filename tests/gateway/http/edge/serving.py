@@ -14,7 +14,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.http.edge.bounds import ConnectionBounds
-from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.edge.protocol import edge_protocol
 
 

@@ -28,7 +28,7 @@ from outrider.gateway.contract.schema.responses import (
 )
 from outrider.gateway.engines.backends.client import PausedRequests
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient

@@ -12,7 +12,7 @@ from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
 from outrider.router.guard import RouteGuard

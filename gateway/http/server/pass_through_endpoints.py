@@ -17,9 +17,9 @@ from outrider.gateway.answering.candidates.pass_through import (
     PassThrough,
 )
 from outrider.gateway.contract.errors.tree import AuthenticationError
+from outrider.gateway.http.server.answer_response import WorkResponse, until_departure
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, request_id_of
 from outrider.gateway.http.server.endpoints import RequestIntake, request_context
-from outrider.gateway.http.server.responses import WorkResponse, until_departure
 from outrider.gateway.http.server.veil import veil_for
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 
