@@ -189,21 +189,21 @@ class ModelCatalog:
         )
 
     def _card(self, resolved: ResolvedModel) -> dict[str, Any]:
-        behind: list[dict[str, Any]] = [
+        tiers: list[dict[str, Any]] = [
             {field: getattr(info, field) for field in _LOCAL_FIELDS}
             | self._formats[info.tier].fields()
             for info in resolved.local
         ]
         if resolved.tier is not None:
-            behind.append(_tier_card(self._tiers[resolved.tier], resolved.model))
+            tiers.append(_tier_card(self._tiers[resolved.tier], resolved.model))
         elif resolved.named == "auto" and self._handoff is not None:
-            behind.append(_tier_card(self._tiers[self._handoff], self.usual_model(self._handoff)))
+            tiers.append(_tier_card(self._tiers[self._handoff], self.usual_model(self._handoff)))
         return {
             "id": resolved.name,
             "object": "model",
             "created": _CREATED,
             "owned_by": resolved.tier or "outrider",
-            "outrider": behind,
+            "outrider": tiers,
         }
 
 

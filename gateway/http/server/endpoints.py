@@ -284,9 +284,9 @@ class AnswerEndpoints:
             context = request_context(request, self.clock())
             endpoint = _endpoint_of(body)
             await yield_if_long(body)
-            told = await self.planner.route_report(endpoint, body, context)
+            found = await self.planner.route_report(endpoint, body, context)
             veil = veil_of(self.planner.chains, body, principal)
-            return json_response(told if veil is None else veil.route(msgspec.to_builtins(told)))
+            return json_response(found if veil is None else veil.route(msgspec.to_builtins(found)))
 
         return await self.intake.counted(request, report)
 
@@ -316,9 +316,9 @@ def request_context(
 ) -> RequestContext:
     """Build the context of a body."""
     headers = request.headers
-    told = headers.getlist(HOPS_HEADER)
+    passed = headers.getlist(HOPS_HEADER)
     # A malformed gateway id is not passed on: the header goes to upstream servers.
-    parts = ",".join(told).split(",") if told else ()
+    parts = ",".join(passed).split(",") if passed else ()
     hops = tuple(hop for part in parts if _HOP.fullmatch(hop := part.strip()))
     return RequestContext(
         arrival_s=arrival_s,

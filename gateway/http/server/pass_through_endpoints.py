@@ -52,13 +52,13 @@ class PassThroughEndpoints:
 
         async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
             context = request_context(request, meter.arrival_s, meter)
-            made: list[Response] = []
+            responses: list[Response] = []
 
             async def passed() -> None:
                 content_type = request.headers.get("content-type", "")
                 model = model_in_path(request)
                 found = await self.passing.answer(route, content_type, body, context, model)
-                made.append(self._response(found, meter))
+                responses.append(self._response(found, meter))
 
             try:
                 await self._while_key_lasts(meter, until_departure(scope, receive, passed()))
@@ -67,7 +67,7 @@ class PassThroughEndpoints:
                 logger.info("client left request_id=%s", request_id_of(request))
                 return
             await meter.end_and_wait("answered")
-            (response,) = made
+            (response,) = responses
             response.headers.update(meter.headers)
             await response(scope, receive, send)
 
